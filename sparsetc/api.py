@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.codegen import cache
@@ -46,14 +47,14 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 @overload
-def einsum(*args: Any, reduce: Reduction = "sum", **settings: Unpack[ToDense]) -> torch.Tensor: ...
+def einsum(*args: Any, reduce: Reduction = "sum", **settings: Unpack[ToDense]) -> Tensor: ...
 @overload
 def einsum(*args: Any, reduce: Reduction = "sum", **settings: Unpack[ToSparse]) -> SparseTensor: ...
 @overload
-def einsum(*args: Any, reduce: Reduction = "sum", **settings: Unpack[Auto]) -> torch.Tensor | SparseTensor: ...
+def einsum(*args: Any, reduce: Reduction = "sum", **settings: Unpack[Auto]) -> Tensor | SparseTensor: ...
 def einsum(
     *args: Any, output: str = "auto", drop_zeros: bool = False, reduce: str = "sum", **settings: Any
-) -> torch.Tensor | SparseTensor:
+) -> Tensor | SparseTensor:
     """Evaluate an einsum with one or more sparse operands.
 
     The first call for an equation and a pattern compiles a kernel; later calls find it again. The kernel is kept with
@@ -140,8 +141,8 @@ def sharded_of(args: tuple[Any, ...]) -> Any:
 def _run(made: Contraction, operands: Operands, drop_zeros: bool) -> Result:
     """Return the result of a contraction."""
     patterns = list[Pattern]()
-    values = list[torch.Tensor]()
-    dense = list[torch.Tensor]()
+    values = list[Tensor]()
+    dense = list[Tensor]()
     for operand in operands:
         if isinstance(operand, SparseTensor):
             patterns.append(operand._pattern)
@@ -254,7 +255,7 @@ def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Work
         raise EquationError(f"compile_many takes a sparse operand after the equations, found {type(x).__name__}")
     workload = []
     for equation, dense in zip(equations, operands, strict=True):
-        listed = [dense] if isinstance(dense, torch.Tensor | np.ndarray) else dense
+        listed = [dense] if isinstance(dense, Tensor | np.ndarray) else dense
         if isinstance(listed, str) or not isinstance(listed, Iterable):
             raise EquationError(
                 f"compile_many takes a list of dense operands for {equation!r:.80}, found {type(dense).__name__}"
@@ -294,16 +295,16 @@ def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation 
     return compile(*args, **settings).explain(symbolic)  # type: ignore[no-any-return]
 
 
-def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | torch.Tensor]]:
+def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | Tensor]]:
     """Equation text, and operands as SparseTensors and dense tensors."""
     text, given = parse_arguments(args)
-    operands, sparse = list[SparseTensor | torch.Tensor](), False
+    operands, sparse = list[SparseTensor | Tensor](), False
     for number, operand in enumerate(given, 1):
-        if type(operand) is torch.Tensor and operand.layout is torch.strided and not operand.is_nested:
+        if type(operand) is Tensor and operand.layout is torch.strided and not operand.is_nested:
             operands.append(operand)
             continue
         coerced = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
-        if not isinstance(coerced, SparseTensor | torch.Tensor):
+        if not isinstance(coerced, SparseTensor | Tensor):
             what_it_is = inputs.not_sparse(coerced, "use torch.as_tensor")
             raise DtypeError(f"operand {number} must be a torch tensor or sparse, {what_it_is}")
         if coerced.dtype == torch.bool:

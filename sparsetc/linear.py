@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.api import compile, einsum
@@ -28,8 +29,8 @@ class Steps(NamedTuple):
 
 
 def solve(
-    a: Any, b: torch.Tensor, *, tol: float = 1e-6, n_iter_max: int | None = None, **settings: Unpack[Settings]
-) -> torch.Tensor:
+    a: Any, b: Tensor, *, tol: float = 1e-6, n_iter_max: int | None = None, **settings: Unpack[Settings]
+) -> Tensor:
     """Solve ``a @ x = b`` by conjugate gradients, preconditioned by the diagonal (Jacobi).
 
     Differentiable in b and in the entries of a: the backward solves once more, with the gradient of x on the right.
@@ -53,35 +54,35 @@ def solve(
         >>> stc.solve(2 * stc.eye(3), torch.tensor([2.0, 4.0, 6.0]))
         tensor([1., 2., 3.])
     """
-    sparse = None if isinstance(a, torch.Tensor) and a.layout == torch.strided else SparseTensor.coerce(a)
+    sparse = None if isinstance(a, Tensor) and a.layout == torch.strided else SparseTensor.coerce(a)
     if sparse is None or sparse.order != 2 or sparse.shape[0] != sparse.shape[1]:
         raise ShapeError(f"solve takes a sparse matrix with as many rows as columns, found {a!r:.200}")
     if sparse.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
         raise DtypeError(f"solve takes float32, float64 and complex values, found {sparse.dtype}")
     right = as_operand(b, "solve: b")
-    if not isinstance(right, torch.Tensor) or right.ndim not in (1, 2) or right.shape[0] != sparse.shape[0]:
-        what_it_is = tuple(right.shape) if isinstance(right, torch.Tensor) else type(right).__name__
+    if not isinstance(right, Tensor) or right.ndim not in (1, 2) or right.shape[0] != sparse.shape[0]:
+        what_it_is = tuple(right.shape) if isinstance(right, Tensor) else type(right).__name__
         raise ShapeError(f"solve: b must have shape ({sparse.shape[0]},) or ({sparse.shape[0]}, k), found {what_it_is}")
     check_operand(right, "solve: b", sparse.dtype, sparse.device)
     sparse = sparse.expand_dense().coalesce()
     steps = Steps(tol, 10 * sparse.shape[0] if n_iter_max is None else n_iter_max, settings)
     columns = right if right.ndim == 2 else right[:, None]
-    solution: torch.Tensor = _Solve.apply(sparse.values, columns, sparse.pattern, steps)  # type: ignore[no-untyped-call]
+    solution: Tensor = _Solve.apply(sparse.values, columns, sparse.pattern, steps)  # type: ignore[no-untyped-call]
     return solution if right.ndim == 2 else solution[:, 0]
 
 
 class _Solve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, b: torch.Tensor, pattern: Any, steps: Steps) -> torch.Tensor:
+    def forward(ctx: Any, values: Tensor, b: Tensor, pattern: Any, steps: Steps) -> Tensor:
         solution = _conjugate_gradients(SparseTensor._make(pattern, values), b, steps)
         ctx.save_for_backward(values, solution)
         ctx.pattern, ctx.steps = pattern, steps
         return solution
 
     @staticmethod
-    def backward(ctx: Any, above: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         values, solution = ctx.saved_tensors
-        adjoint: torch.Tensor = _Solve.apply(values, above, ctx.pattern, ctx.steps)  # type: ignore[no-untyped-call]
+        adjoint: Tensor = _Solve.apply(values, above, ctx.pattern, ctx.steps)  # type: ignore[no-untyped-call]
         of_values = None
         if ctx.needs_input_grad[0]:
             ones = SparseTensor._make(ctx.pattern, torch.ones_like(values))
@@ -89,7 +90,7 @@ class _Solve(torch.autograd.Function):
         return of_values, adjoint if ctx.needs_input_grad[1] else None, None, None
 
 
-def _conjugate_gradients(a: SparseTensor, b: torch.Tensor, steps: Steps) -> torch.Tensor:
+def _conjugate_gradients(a: SparseTensor, b: Tensor, steps: Steps) -> Tensor:
     """Solve for the columns of b together, each with step lengths of its own (Hestenes and Stiefel 1952)."""
     diagonal = a.diagonal().to_dense().real[:, None]
     if not bool((diagonal > 0).all()):
@@ -118,6 +119,6 @@ def _conjugate_gradients(a: SparseTensor, b: torch.Tensor, steps: Steps) -> torc
     return solution
 
 
-def _inner(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _inner(left: Tensor, right: Tensor) -> Tensor:
     """The inner product of each two columns, a real number here."""
     return (left.conj() * right).sum(0).real

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, Literal, overload
 
 import torch
+from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc import pairwise_ops  # noqa: F401  which registers operators
@@ -25,7 +26,7 @@ from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Table = torch.Tensor
+Table = Tensor
 KEPT = 64
 """Functions whose kernels are kept. Not measured."""
 _bodies: Lru[Hashable, Body] = Lru(KEPT)
@@ -33,27 +34,27 @@ _bodies: Lru[Hashable, Body] = Lru(KEPT)
 
 @overload
 def map_entries(
-    function: Callable[..., torch.Tensor],
+    function: Callable[..., Tensor],
     pattern: Any,
     *,
     products: Mapping[str, tuple[Table, Table]] | None = None,
-    rows: Mapping[str, torch.Tensor] | None = None,
-    columns: Mapping[str, torch.Tensor] | None = None,
-    entries: Mapping[str, torch.Tensor] | None = None,
+    rows: Mapping[str, Tensor] | None = None,
+    columns: Mapping[str, Tensor] | None = None,
+    entries: Mapping[str, Tensor] | None = None,
     softmax: bool = False,
     values: Table | None = None,
     output: Literal["dense"] = "dense",
     **settings: Unpack[Settings],
-) -> torch.Tensor: ...
+) -> Tensor: ...
 @overload
 def map_entries(
-    function: Callable[..., torch.Tensor],
+    function: Callable[..., Tensor],
     pattern: Any,
     *,
     products: Mapping[str, tuple[Table, Table]] | None = None,
-    rows: Mapping[str, torch.Tensor] | None = None,
-    columns: Mapping[str, torch.Tensor] | None = None,
-    entries: Mapping[str, torch.Tensor] | None = None,
+    rows: Mapping[str, Tensor] | None = None,
+    columns: Mapping[str, Tensor] | None = None,
+    entries: Mapping[str, Tensor] | None = None,
     softmax: bool = False,
     values: Table | None = None,
     output: Literal["sparse"],
@@ -61,18 +62,18 @@ def map_entries(
 ) -> SparseTensor: ...
 @entry_point
 def map_entries(
-    function: Callable[..., torch.Tensor],
+    function: Callable[..., Tensor],
     pattern: Any,
     *,
     products: Mapping[str, tuple[Table, Table]] | None = None,
-    rows: Mapping[str, torch.Tensor] | None = None,
-    columns: Mapping[str, torch.Tensor] | None = None,
-    entries: Mapping[str, torch.Tensor] | None = None,
+    rows: Mapping[str, Tensor] | None = None,
+    columns: Mapping[str, Tensor] | None = None,
+    entries: Mapping[str, Tensor] | None = None,
     softmax: bool = False,
     values: Table | None = None,
     output: Literal["dense", "sparse"] = "dense",
     **settings: Unpack[Settings],
-) -> torch.Tensor | SparseTensor:
+) -> Tensor | SparseTensor:
     """Apply a function to each entry (i, j) of a pattern, and sum the results over each row.
 
     The function's arguments are named: inner products of rows of two tables, and numbers by row, by column and by
@@ -115,7 +116,7 @@ def map_entries(
         tensor([[0.5000, 0.5000, 0.5000, 0.5000],
                 [1.0000, 1.0000, 1.0000, 1.0000]])
     """
-    vectors: dict[Side, Mapping[str, torch.Tensor]]
+    vectors: dict[Side, Mapping[str, Tensor]]
     vectors = {"rows": rows or {}, "columns": columns or {}, "entries": entries or {}}
     inputs = _Inputs(products or {}, vectors, values)
     heads, shape = inputs.heads(), inputs.shape(pattern)
@@ -128,7 +129,7 @@ def map_entries(
         raise ShapeError("map_entries: a sparse result takes one pattern for all heads")
     body = inputs.body(function, softmax, output == "sparse")
     flat = inputs.flat(heads, parts_of(pairs, heads))
-    result: torch.Tensor = computed(body, pairs, flat, settings, "map_entries")
+    result: Tensor = computed(body, pairs, flat, settings, "map_entries")
     if output == "sparse":
         return SparseTensor._make(pairs.given, result.T.reshape(-1, *heads))  # type: ignore[arg-type]
     return result.reshape(*heads, *result.shape[1:])
@@ -147,7 +148,7 @@ class _Inputs:
     def __init__(
         self,
         products: Mapping[str, tuple[Table, Table]],
-        vectors: dict[Side, Mapping[str, torch.Tensor]],
+        vectors: dict[Side, Mapping[str, Tensor]],
         values: Table | None,
     ) -> None:
         self.products = products
@@ -160,7 +161,7 @@ class _Inputs:
         self.tables += [] if values is None else [(values, 1)]
         self.first = self.tables[0][0] if self.tables else next(t for n in vectors.values() for t in n.values())
         tensors = [table for table, _ in self.tables] + [t for named in vectors.values() for t in named.values()]
-        kinds = {t.dtype if isinstance(t, torch.Tensor) else type(t) for t in tensors}
+        kinds = {t.dtype if isinstance(t, Tensor) else type(t) for t in tensors}
         if not all(isinstance(kind, torch.dtype) and kind.is_floating_point for kind in kinds):
             raise DtypeError(f"map_entries takes dense floating point tensors, found {', '.join(map(str, kinds))}")
         if len({table.dtype for table, _ in self.tables}) > 1:
@@ -187,7 +188,7 @@ class _Inputs:
             found += sizes[:1]
         return found[0], found[1]
 
-    def body(self, function: Callable[..., torch.Tensor], softmax: bool, stored: bool) -> Body:
+    def body(self, function: Callable[..., Tensor], softmax: bool, stored: bool) -> Body:
         """Return the body, kept for functions of the same code and constants."""
         products = {f"s{n}": (f"l{n}", f"r{n}") for n in range(len(self.products))}
         sides = [side for side, named in self.vectors.items() for _ in named]
@@ -199,13 +200,13 @@ class _Inputs:
         if softmax and table is None:
             raise KeywordError("map_entries: softmax takes values; without them, take stc.softmax of a sparse result")
 
-        def mapped(**inputs: torch.Tensor) -> torch.Tensor:
+        def mapped(**inputs: Tensor) -> Tensor:
             return function(**{names[name]: tensor for name, tensor in inputs.items()})
 
         key = told_apart(function), tuple(names.items()), tuple(sides), softmax, table, stored
         return _bodies.once(key, lambda: Body(products, vectors, mapped, softmax, table, stored))
 
-    def flat(self, heads: tuple[int, ...], parts: tuple[int, ...]) -> list[torch.Tensor]:
+    def flat(self, heads: tuple[int, ...], parts: tuple[int, ...]) -> list[Tensor]:
         """Return tables (heads, n, size) and vectors (heads, n)."""
         tables = [t.expand(*heads, *t.shape[-2:]).reshape(prod(heads), *t.shape[-2:]) for t, _ in self.tables]
         for side, named in self.vectors.items():

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from sparsetc.errors import FormatError, ShapeError
@@ -49,11 +50,11 @@ AT_ONCE = 2048
 KEPT = 256
 """Tiles, entries and kernels that are kept. Not measured: a few masks of a model, in both orders of their modes."""
 
-Tiles = tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+Tiles = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """Rows and columns of full tiles; rows, columns and words of bits of partial ones."""
 
 
-Rectangle = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Rectangle = tuple[Tensor, Tensor, Tensor, Tensor]
 """First and last queries i0 and i1, first and last keys j0 and j1, both ends included; of many rectangles at once."""
 
 
@@ -88,9 +89,9 @@ class Mask:
     """
 
     made: tuple[Any, ...]
-    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = field(repr=False)
-    some: Callable[[Rectangle], torch.Tensor] = field(repr=False)
-    full: Callable[[Rectangle], torch.Tensor] = field(repr=False)
+    at: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
+    some: Callable[[Rectangle], Tensor] = field(repr=False)
+    full: Callable[[Rectangle], Tensor] = field(repr=False)
     number: int = field(default_factory=_numbers.__next__, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +113,7 @@ class Mask:
     def __or__(self, other: Mask) -> Mask:
         return self._with("or", other, operator.or_)
 
-    def _with(self, name: str, other: Mask, both: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Mask:
+    def _with(self, name: str, other: Mask, both: Callable[[Tensor, Tensor], Tensor]) -> Mask:
         if not isinstance(other, Mask):
             return NotImplemented
         return Mask(
@@ -139,7 +140,7 @@ class Mask:
             ("turned", self), lambda i, j: self.at(j, i), lambda r: self.some(turn(r)), lambda r: self.full(turn(r))
         )
 
-    def dense(self, queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
+    def dense(self, queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Return the mask of all pairs, (queries, keys) bool; as many keys as queries unless they are given."""
         i = torch.arange(queries, device=device)
         j = i if keys is None else torch.arange(keys, device=device)
@@ -242,7 +243,7 @@ def dilated(step: int) -> Mask:
     if step < 1:
         raise ShapeError(f"a dilated mask takes a step of 1 or more, found {step}")
 
-    def full(r: Rectangle) -> torch.Tensor:
+    def full(r: Rectangle) -> Tensor:
         alone = (r[0] == r[1]) & (r[2] == r[3]) & ((r[0] - r[2]) % step == 0)
         return alone | torch.full_like(alone, step == 1)
 
@@ -251,7 +252,7 @@ def dilated(step: int) -> Mask:
     )
 
 
-def documents(offsets: torch.Tensor | Sequence[int], keys: torch.Tensor | Sequence[int] | None = None) -> Mask:
+def documents(offsets: Tensor | Sequence[int], keys: Tensor | Sequence[int] | None = None) -> Mask:
     """Return the mask of pairs within one document.
 
     Args:
@@ -273,7 +274,7 @@ def documents(offsets: torch.Tensor | Sequence[int], keys: torch.Tensor | Sequen
     if len(of_queries) != len(of_keys):
         raise ShapeError(f"documents: {len(of_queries) - 1} of queries and {len(of_keys) - 1} of keys")
 
-    def full(r: Rectangle) -> torch.Tensor:
+    def full(r: Rectangle) -> Tensor:
         first = number(r[0])
         return (first == number(r[1])) & (first == number_of_key(r[2])) & (first == number_of_key(r[3]))
 
@@ -285,20 +286,20 @@ def documents(offsets: torch.Tensor | Sequence[int], keys: torch.Tensor | Sequen
     )
 
 
-def _numbering(offsets: torch.Tensor | Sequence[int]) -> tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]:
+def _numbering(offsets: Tensor | Sequence[int]) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
     """Return where documents begin, and the function that gives a position's document."""
-    numbers = tuple([int(n) for n in (offsets.tolist() if isinstance(offsets, torch.Tensor) else offsets)])
+    numbers = tuple([int(n) for n in (offsets.tolist() if isinstance(offsets, Tensor) else offsets)])
     if numbers[:1] != (0,) or list(numbers) != sorted(numbers):
         raise ShapeError(f"documents takes offsets that begin at 0 and do not fall, found {numbers!r:.80}")
 
     @lru_cache(maxsize=4)
-    def ends(device: torch.device) -> torch.Tensor:
+    def ends(device: torch.device) -> Tensor:
         return torch.tensor(numbers[1:], device=device)
 
     return numbers, lambda position: torch.searchsorted(ends(position.device), position.contiguous(), right=True)
 
 
-def dense_mask(meets: torch.Tensor) -> Mask:
+def dense_mask(meets: Tensor) -> Mask:
     """Return the mask of a boolean tensor (queries, keys), either size 1 for all positions; it equals no other.
 
     Examples:
@@ -314,7 +315,7 @@ def dense_mask(meets: torch.Tensor) -> Mask:
             some, full = (functional.pad(t, past, value=fill) for t, fill in ((some, False), (full, True)))
             some, full = some.unflatten(mode, (-1, SIDE)).any(mode + 1), full.unflatten(mode, (-1, SIDE)).all(mode + 1)
 
-    def at(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    def at(i: Tensor, j: Tensor) -> Tensor:
         i, j = (t if size > 1 else torch.zeros_like(t) for t, size in zip((i, j), meets.shape, strict=True))
         return meets[i, j]
 
@@ -339,7 +340,7 @@ def block_mask(mask: Any, batch: int = 0, head: int = 0) -> Mask:
     whole = _table(mask.full_kv_num_blocks, mask.full_kv_indices, one, grid, device)
     marked = whole | _table(mask.kv_num_blocks, mask.kv_indices, one, grid, device)
 
-    def at(i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    def at(i: Tensor, j: Tensor) -> Tensor:
         i, j = (t.contiguous() for t in torch.broadcast_tensors(i, j))
         row, column = i // sides[0], j // sides[1]
         meets = marked[row, column]
@@ -353,23 +354,18 @@ def block_mask(mask: Any, batch: int = 0, head: int = 0) -> Mask:
     return _in_table(marked, whole, sides, at)
 
 
-def _in_table(
-    some: torch.Tensor,
-    full: torch.Tensor,
-    sides: tuple[int, int],
-    at: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> Mask:
+def _in_table(some: Tensor, full: Tensor, sides: tuple[int, int], at: Callable[[Tensor, Tensor], Tensor]) -> Mask:
     """Return a mask of blocks: tables (rows, columns) of whether some and whether all pairs of each block meet."""
     grid = some.shape
 
-    def ends(r: Rectangle) -> list[torch.Tensor]:
+    def ends(r: Rectangle) -> list[Tensor]:
         blocks = r[0] // sides[0], r[1] // sides[0] + 1, r[2] // sides[1], r[3] // sides[1] + 1
         return [end.clamp(max=grid[n // 2]) for n, end in enumerate(blocks)]
 
-    def counter(table: torch.Tensor) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    def counter(table: Tensor) -> Callable[[list[Tensor]], Tensor]:
         before = functional.pad(table.long().cumsum(0).cumsum(1), (1, 0, 1, 0))
 
-        def count(rectangle: list[torch.Tensor]) -> torch.Tensor:
+        def count(rectangle: list[Tensor]) -> Tensor:
             i0, i1, j0, j1 = rectangle
             return before[i1, j1] - before[i0, j1] - before[i1, j0] + before[i0, j0]
 
@@ -377,7 +373,7 @@ def _in_table(
 
     of_some, of_full = counter(some), counter(full)
 
-    def is_full(r: Rectangle) -> torch.Tensor:
+    def is_full(r: Rectangle) -> Tensor:
         i0, i1, j0, j1 = rectangle = ends(r)
         return of_full(rectangle) == (i1 - i0) * (j1 - j0)
 
@@ -385,12 +381,8 @@ def _in_table(
 
 
 def _table(
-    counts: torch.Tensor | None,
-    indices: torch.Tensor | None,
-    one: tuple[int, int],
-    grid: tuple[int, int],
-    device: torch.device,
-) -> torch.Tensor:
+    counts: Tensor | None, indices: Tensor | None, one: tuple[int, int], grid: tuple[int, int], device: torch.device
+) -> Tensor:
     """Return which blocks are listed for one batch and head, (rows, columns) of blocks, bool."""
     marked = torch.zeros(grid, dtype=torch.bool, device=device)
     if counts is not None and indices is not None:
@@ -435,7 +427,7 @@ def tiles_of(mask: Mask, shape: tuple[int, int], height: int, width: int, device
         torch.arange(-(-n // (size * side)), device=device) for n, side in zip(shape, (height, width), strict=True)
     ]
     row, column = torch.cartesian_prod(*squares).T
-    whole: list[torch.Tensor] = []
+    whole: list[Tensor] = []
     while True:
         i0, j0 = row * size * height, column * size * width
         i1, j1 = i0 + size * height - 1, j0 + size * width - 1
@@ -457,7 +449,7 @@ def tiles_of(mask: Mask, shape: tuple[int, int], height: int, width: int, device
     return (full_row, full_column), (row[part], column[part], bits[part])
 
 
-def _divided(row: torch.Tensor, column: torch.Tensor, times: int) -> torch.Tensor:
+def _divided(row: Tensor, column: Tensor, times: int) -> Tensor:
     """Return (2, n) rows and columns of squares cut into ``times ** 2`` each."""
     each = torch.arange(times, device=row.device)
     rows = (row[:, None, None] * times + each[None, :, None]).expand(-1, times, times)
@@ -465,9 +457,7 @@ def _divided(row: torch.Tensor, column: torch.Tensor, times: int) -> torch.Tenso
     return torch.stack((rows.flatten(), columns.flatten()))
 
 
-def _words(
-    mask: Mask, row: torch.Tensor, column: torch.Tensor, shape: tuple[int, int], height: int, width: int
-) -> torch.Tensor:
+def _words(mask: Mask, row: Tensor, column: Tensor, shape: tuple[int, int], height: int, width: int) -> Tensor:
     """Return (tiles, height) words, whose bit c says whether the row meets the tile's column c."""
     device = row.device
     words = [torch.zeros((0, height), dtype=torch.int64, device=device)]

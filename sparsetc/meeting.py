@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc import masks
 from sparsetc.contraction.operands import as_operand
@@ -47,7 +48,7 @@ def pairs_of(pattern: Any, heads: Sizes, shape: tuple[int, int], device: torch.d
         return Pairs(pattern & masks.causal() if causal else pattern, shape, device)
     if type(pattern).__name__ == "BlockMask":
         found: tuple[Any, Sizes] = _of_block_mask(pattern, shape, device)
-    elif isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool and pattern.layout == torch.strided:
+    elif isinstance(pattern, Tensor) and pattern.dtype == torch.bool and pattern.layout == torch.strided:
         found = _of_dense(pattern, heads, shape, device)
     else:
         found = _of_sparse(pattern, shape, device)
@@ -98,7 +99,7 @@ def _check(found: Sizes, found_on: torch.device, shape: Sizes, device: torch.dev
 # -- masks ------------------------------------------------------------------------------------------------------------
 
 
-def _kept(needs: Sequence[torch.Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+def _kept(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """Return what is made of tensors, kept while they live unchanged."""
     if traced_by_modes() or any(t.is_inference() for t in needs):  # whose versions nobody counts
         return make()
@@ -122,9 +123,7 @@ def _of_block_mask(flex: Any, shape: Sizes, device: torch.device) -> tuple[tuple
     return each, lead
 
 
-def _of_dense(
-    meets: torch.Tensor, heads: Sizes, shape: Sizes, device: torch.device
-) -> tuple[tuple[masks.Mask, ...], Sizes]:
+def _of_dense(meets: Tensor, heads: Sizes, shape: Sizes, device: torch.device) -> tuple[tuple[masks.Mask, ...], Sizes]:
     sizes = (1,) * (2 - meets.ndim) + tuple(meets.shape)
     if any(n not in (1, size) for n, size in zip(sizes[-2:], shape, strict=True)):
         raise ShapeError(f"a boolean pattern must broadcast to {(*heads, *shape)}, found {sizes}")
@@ -136,9 +135,7 @@ def _of_dense(
     return _kept([meets], ("dense",), made), sizes[:-2]
 
 
-def within_sequences(
-    pattern: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> tuple[masks.Mask, torch.Tensor]:
+def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[masks.Mask, Tensor]:
     """Return the mask of pairs within each sequence of jagged nested tensors, and the begins of the queries' sequences.
 
     Raises:
@@ -175,7 +172,7 @@ def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern,
     else:
         operand = as_operand(given, "pattern")
     if not isinstance(operand, SparseTensor):
-        dense = isinstance(operand, torch.Tensor)
+        dense = isinstance(operand, Tensor)
         advice = ": a dense mask is boolean, as mask != 0, and numbers that are added to scores are bias="
         raise FormatError(f"{type(given).__name__} is no pattern of rows and columns{advice if dense else ''}")
     pattern, sizes = operand.coalesce().pattern, tuple(operand.shape)

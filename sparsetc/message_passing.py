@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.api import einsum
 from sparsetc.options import Settings, current
@@ -79,7 +80,7 @@ class Edges:
         into: which row of the index has targets.
     """
 
-    index: torch.Tensor
+    index: Tensor
     sizes: tuple[int, int]
     into: int
 
@@ -93,16 +94,16 @@ class Edges:
             return Pattern(unique, self.sizes, True), merge
 
     @cached_property
-    def degree(self) -> torch.Tensor:
+    def degree(self) -> Tensor:
         """The number of edges into each target, (targets,), at least 1."""
         with lasting():
             return torch.bincount(self.index[self.into], minlength=self.sizes[0]).clamp(min=1)
 
-    def values(self, reduce: str, dtype: torch.dtype) -> torch.Tensor:
+    def values(self, reduce: str, dtype: torch.dtype) -> Tensor:
         """Return values for edges without weights, kept so that they are packed once; for a mean 1 / degree."""
         pattern, merge = self.sorted
 
-        def made() -> torch.Tensor:
+        def made() -> Tensor:
             once = REDUCES[reduce] != "sum"  # how often an edge is named makes no difference
             ones = torch.ones(pattern.nnz if once else self.index.shape[1], dtype=dtype, device=self.index.device)
             counts = ones if once or merge is None else merge.values(ones)
@@ -114,7 +115,7 @@ class Edges:
 _edges: Lru[Any, Edges] = Lru(16)
 
 
-def _seen(index: torch.Tensor, sizes: tuple[int, int], into: int) -> Edges | None:
+def _seen(index: Tensor, sizes: tuple[int, int], into: int) -> Edges | None:
     """Return edges that came before, else None. They are found by their numbers, as layers copy them at each call."""
     key = index.shape, sizes, into, index.dtype, index.device, int(index.sum())  # relations may have as many edges
     edges = _edges.get(key)
@@ -126,11 +127,11 @@ def _seen(index: torch.Tensor, sizes: tuple[int, int], into: int) -> Edges | Non
     return None
 
 
-def _propagate(layer: Any, edge_index: Any, size: Any = None, **inputs: Any) -> torch.Tensor:
+def _propagate(layer: Any, edge_index: Any, size: Any = None, **inputs: Any) -> Tensor:
     """Reduce the features of neighbours, or leave it to the layer's own `propagate`."""
     into = int(layer.flow == "source_to_target")
     x = inputs["x"]
-    sides = (x, x) if isinstance(x, torch.Tensor) else x
+    sides = (x, x) if isinstance(x, Tensor) else x
     sources = sides[1 - into]
     weights = [inputs[name] for name in _arguments(layer) & WEIGHTS if inputs.get(name) is not None]
     plain = partial(type(layer).propagate, layer, edge_index, size=size, **inputs)
@@ -148,17 +149,17 @@ def _propagate(layer: Any, edge_index: Any, size: Any = None, **inputs: Any) -> 
     return _reduced(edges, layer.aggr, sources, weights)
 
 
-def _is_simple(layer: Any, edge_index: Any, sources: torch.Tensor, weights: list[torch.Tensor]) -> bool:
+def _is_simple(layer: Any, edge_index: Any, sources: Tensor, weights: list[Tensor]) -> bool:
     """Return True if a call has edges in a tensor, features a row a node, and nobody who wants to see messages."""
     hooks = [getattr(layer, f"_{name}_hooks") for name in HOOKS]
     watched = any(hooks) or layer.explain or layer.decomposed_layers > 1
-    edges = isinstance(edge_index, torch.Tensor) and edge_index.layout == torch.strided
+    edges = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
     rows = layer.node_dim % sources.ndim == 0
     fitting = all(w.dtype == sources.dtype and w.ndim == sources.ndim - 1 for w in weights)
     return not watched and edges and rows and fitting and not torch.compiler.is_compiling()
 
 
-def _reduced(edges: Edges, reduce: str, sources: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+def _reduced(edges: Edges, reduce: str, sources: Tensor, weights: list[Tensor]) -> Tensor:
     heads = "h" if weights and weights[0].ndim == 2 else ""
     pattern, merge = edges.sorted
     if not weights:

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import Unpack
 
@@ -84,9 +84,9 @@ class SparseLinear(nn.Module):
         SparseLinear(in_features=4, out_features=4, nnz=2, blocksize=(2, 2), bias=False)
     """
 
-    coords: torch.Tensor
+    coords: Tensor
 
-    def __init__(self, weight: Any, bias: torch.Tensor | None = None, **settings: Unpack[Settings]) -> None:
+    def __init__(self, weight: Any, bias: Tensor | None = None, **settings: Unpack[Settings]) -> None:
         super().__init__()
         sparse = SparseTensor.coerce(weight)
         if sparse is None or sparse.order != 2:
@@ -103,9 +103,9 @@ class SparseLinear(nn.Module):
     @classmethod
     def from_dense(
         cls,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
         blocksize: tuple[int, int] | None = None,
         **settings: Unpack[Settings],
     ) -> SparseLinear:
@@ -147,7 +147,7 @@ class SparseLinear(nn.Module):
     def _at_places(self) -> SparseTensor:
         return SparseTensor._make(self._pattern(self.coords, self.values), self.values.detach())
 
-    def _pattern(self, coords: torch.Tensor, values: torch.Tensor) -> Pattern:
+    def _pattern(self, coords: Tensor, values: Tensor) -> Pattern:
         """Return the pattern of places; values with sides are in blocks."""
         shape = self.out_features, self.in_features
         blocks = checked(values.shape[1:], shape) if values.ndim > 1 else None
@@ -159,7 +159,7 @@ class SparseLinear(nn.Module):
         self._weight = self.weight
         return self
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Multiply (*, in_features) activations to (*, out_features)."""
         if x.shape[-1:] != (self.in_features,):
             raise ShapeError(f"SparseLinear takes (*, {self.in_features}) activations, found {tuple(x.shape)}")
@@ -168,7 +168,7 @@ class SparseLinear(nn.Module):
         product = product if x.ndim == 2 else product.reshape(*x.shape[:-1], self.out_features)
         return product if self.bias is None else product + self.bias
 
-    def _product(self, flat: torch.Tensor) -> Any:
+    def _product(self, flat: Tensor) -> Any:
         """Return the product with (rows, in_features) activations, by a kernel that is held for their shape."""
         values, weight = self.values, self._weight
         # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
@@ -199,7 +199,7 @@ class SparseLinear(nn.Module):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         """Take other places too, of any number and in any blocks: the shape of the matrix is what must agree."""
         coords, values = state_dict.get(f"{prefix}coords"), state_dict.get(f"{prefix}values", self.values)
-        if isinstance(coords, torch.Tensor) and coords.shape[:1] == (2,):
+        if isinstance(coords, Tensor) and coords.shape[:1] == (2,):
             pattern = self._pattern(coords, values)
             crd.check_range(coords, pattern.shape, "nonzero" if pattern.blocks is None else "block")
             if not crd.is_sorted_unique(crd.sort_keys(coords, pattern.shape)):
@@ -214,7 +214,7 @@ class SparseLinear(nn.Module):
 
 def sparsify(
     model: nn.Module,
-    masks: Mapping[str, torch.Tensor] | float | None = None,
+    masks: Mapping[str, Tensor] | float | None = None,
     blocksize: tuple[int, int] | None = None,
     **settings: Unpack[Settings],
 ) -> nn.Module:
@@ -282,7 +282,7 @@ class GraphConv(nn.Module):
         self.linear, self.settings = nn.Linear(in_channels, out_channels, bias=False), _known(settings)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
-    def forward(self, adjacency: SparseTensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, adjacency: SparseTensor, x: Tensor) -> Tensor:
         """Apply the layer to (sources, in_channels) features and a (targets, sources) adjacency; returns (targets,
         out_channels).
         """
@@ -336,7 +336,7 @@ class GATConv(nn.Module):
         nn.init.xavier_uniform_(self.of_source)
         nn.init.xavier_uniform_(self.of_target)
 
-    def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """Apply the layer; returns (targets, heads * out_channels).
 
         Args:
@@ -356,7 +356,7 @@ class GATConv(nn.Module):
         body = _gat(self.negative_slope, self.dropout if self.training else 0.0)
         return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
 
-    def _mixed(self, x: torch.Tensor) -> torch.Tensor:
+    def _mixed(self, x: Tensor) -> Tensor:
         """Return the (nodes, heads, out_channels) products with the weight."""
         return self.linear(x).unflatten(1, self.of_source.shape)  # type: ignore[no-any-return]
 
@@ -400,7 +400,7 @@ class GATv2Conv(nn.Module):
         self.settings = _known(settings)
         nn.init.xavier_uniform_(self.score)
 
-    def forward(self, adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """Apply the layer; returns (targets, heads * out_channels). Arguments and errors as for `GATConv.forward`."""
         pattern, *nodes = _of_graph(adjacency, x, self.of_source.in_features, self.add_self_loops, "GATv2Conv")
         source, target = (
@@ -413,11 +413,11 @@ class GATv2Conv(nn.Module):
 
 
 def _of_graph(
-    adjacency: SparseTensor, x: torch.Tensor | tuple[torch.Tensor, torch.Tensor], width: int, loops: bool, name: str
-) -> tuple[Pattern, torch.Tensor, torch.Tensor]:
+    adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], width: int, loops: bool, name: str
+) -> tuple[Pattern, Tensor, Tensor]:
     """Return the pattern of a graph, and features of sources and of targets, whose sizes fit."""
     adjacency = _adjacency(adjacency, name)
-    sources, targets = (x, x) if isinstance(x, torch.Tensor) else x
+    sources, targets = (x, x) if isinstance(x, Tensor) else x
     rows, columns = adjacency.shape[:2]
     if sources.shape != (columns, width) or targets.shape != (rows, width):
         raise ShapeError(
@@ -429,12 +429,12 @@ def _of_graph(
 
 
 def _of_heads(
-    body: Body, pattern: Pattern, tensors: Sequence[torch.Tensor], settings: Settings, name: str, bias: torch.Tensor
-) -> torch.Tensor:
+    body: Body, pattern: Pattern, tensors: Sequence[Tensor], settings: Settings, name: str, bias: Tensor
+) -> Tensor:
     """Return the (targets, heads * width) sums that a body gives by head, with a bias."""
     pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
     seed = torch.randint(1 << 31, (1,), device=pattern.device) if body.dropout else None
-    sums: torch.Tensor = computed(body, pairs, tensors, settings, name, seed).transpose(0, 1)
+    sums: Tensor = computed(body, pairs, tensors, settings, name, seed).transpose(0, 1)
     return sums.flatten(1).to(bias.dtype) + bias
 
 
@@ -443,7 +443,7 @@ def _gat(slope: float, dropout: float = 0.0) -> Body:
     """Return graph attention as a body; kernels are kept by it."""
     sides: dict[str, Side] = {"target": "rows", "source": "columns"}
 
-    def score(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def score(target: Tensor, source: Tensor) -> Tensor:
         return functional.leaky_relu(target + source, slope)
 
     return Body({}, sides, score, True, "features", dropout=dropout)
@@ -451,7 +451,7 @@ def _gat(slope: float, dropout: float = 0.0) -> Body:
 
 @lru_cache(maxsize=64)
 def _gat2(slope: float, dropout: float = 0.0) -> Body:
-    def inner(target: torch.Tensor, source: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+    def inner(target: Tensor, source: Tensor, score: Tensor) -> Tensor:
         return functional.leaky_relu(target + source, slope) * score
 
     products, inners = {"s": ("target", "source")}, {"s": (inner, "mixing")}
@@ -460,7 +460,7 @@ def _gat2(slope: float, dropout: float = 0.0) -> Body:
 
 def _adjacency(given: Any, name: str) -> SparseTensor:
     """Return a coalesced matrix of single entries, maybe with dense modes; raise `ShapeError` for anything else."""
-    dense = type(given) is torch.Tensor and given.layout == torch.strided
+    dense = type(given) is Tensor and given.layout == torch.strided
     single = None if dense else without_blocks(SparseTensor.from_graph(given))
     if single is None or single.sparse_order != 2:
         edges = "; SparseTensor.from_graph makes one of an edge_index" if dense else ""
@@ -468,10 +468,10 @@ def _adjacency(given: Any, name: str) -> SparseTensor:
     return single.coalesce()
 
 
-def _with_loops(pattern: Pattern) -> tuple[Pattern, torch.Tensor]:
+def _with_loops(pattern: Pattern) -> tuple[Pattern, Tensor]:
     """Return the pattern with all diagonal entries, and the number of each entry; missing ones come last."""
 
-    def made() -> tuple[Pattern, torch.Tensor]:
+    def made() -> tuple[Pattern, Tensor]:
         rows, columns = pattern.coords
         missing = torch.ones(min(pattern.shape), dtype=torch.bool, device=pattern.device)
         missing[rows[rows == columns]] = False
@@ -557,7 +557,7 @@ def _kind(sample: Any) -> str:
     return "dense" if SparseTensor.coerce(sample) is None else "sparse"
 
 
-def batch_of(sizes: Sequence[int]) -> torch.Tensor:
+def batch_of(sizes: Sequence[int]) -> Tensor:
     """Return the number of the sample that each row of a joined batch belongs to, (sum of sizes,) int64.
 
     Examples:

@@ -18,6 +18,7 @@ from string import ascii_letters
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.api import OPERATIONS, einsum, einsum_together, register_op, sharded_of
@@ -38,17 +39,17 @@ MODES = "ijklmnopq"
 RANKS = "rstuvwxyz"
 """Letters of ranks."""
 
-Result = torch.Tensor | SparseTensor
+Result = Tensor | SparseTensor
 
 
 @overload
 def mttkrp(x: Any, factors: Sequence[Result | None], mode: int, **settings: Unpack[ToSparse]) -> SparseTensor: ...
 @overload
-def mttkrp(x: Any, factors: Sequence[torch.Tensor | None], mode: int, **settings: Unpack[Auto]) -> torch.Tensor: ...
+def mttkrp(x: Any, factors: Sequence[Tensor | None], mode: int, **settings: Unpack[Auto]) -> Tensor: ...
 @overload
 def mttkrp(
-    x: Any, factors: Sequence[torch.Tensor | None], mode: None = None, **settings: Unpack[Auto]
-) -> tuple[torch.Tensor, ...]: ...
+    x: Any, factors: Sequence[Tensor | None], mode: None = None, **settings: Unpack[Auto]
+) -> tuple[Tensor, ...]: ...
 @overload
 def mttkrp(
     x: Any, factors: Sequence[Result | None], mode: int | None = None, **settings: Unpack[Auto]
@@ -107,7 +108,7 @@ def _mttkrp_equation(order: int, mode: int) -> str:
 @overload
 def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Unpack[ToSparse]) -> SparseTensor: ...
 @overload
-def ttmc(x: Any, matrices: Sequence[torch.Tensor | None], mode: int, **settings: Unpack[Auto]) -> torch.Tensor: ...
+def ttmc(x: Any, matrices: Sequence[Tensor | None], mode: int, **settings: Unpack[Auto]) -> Tensor: ...
 @overload
 def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Unpack[Auto]) -> Result: ...
 @register_op
@@ -137,7 +138,7 @@ def ttmc(x: Any, matrices: Sequence[Result | None], mode: int, **settings: Any) 
 
 
 @overload
-def ttm(x: Any, matrix: Result, mode: int, *, transpose: bool = False, **settings: Unpack[ToDense]) -> torch.Tensor: ...
+def ttm(x: Any, matrix: Result, mode: int, *, transpose: bool = False, **settings: Unpack[ToDense]) -> Tensor: ...
 @overload
 def ttm(
     x: Any, matrix: Result, mode: int, *, transpose: bool = False, **settings: Unpack[ToSparse]
@@ -171,7 +172,7 @@ def ttm(x: Any, matrix: Result, mode: int, *, transpose: bool = False, **setting
 
 
 @overload
-def ttv(x: Any, vector: Result, mode: int, **settings: Unpack[ToDense]) -> torch.Tensor: ...
+def ttv(x: Any, vector: Result, mode: int, **settings: Unpack[ToDense]) -> Tensor: ...
 @overload
 def ttv(x: Any, vector: Result, mode: int, **settings: Unpack[ToSparse]) -> SparseTensor: ...
 @overload
@@ -220,11 +221,11 @@ def _of_one_mode(
 
 
 @overload
-def spmm(a: Any, b: torch.Tensor, **settings: Unpack[ToSparse]) -> SparseTensor: ...
+def spmm(a: Any, b: Tensor, **settings: Unpack[ToSparse]) -> SparseTensor: ...
 @overload
-def spmm(a: Any, b: torch.Tensor, **settings: Unpack[Auto]) -> torch.Tensor: ...
+def spmm(a: Any, b: Tensor, **settings: Unpack[Auto]) -> Tensor: ...
 @register_op
-def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
+def spmm(a: Any, b: Tensor, **settings: Any) -> Result:
     """Multiply a sparse matrix by a dense matrix, ``"ij,jr->ir"``, or by a vector, ``"ij,j->i"``.
 
     Args:
@@ -241,7 +242,7 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
     """
     sparse = _matrix(a, "spmm", b)
     b = as_operand(b, "spmm: b")
-    if not isinstance(b, torch.Tensor):
+    if not isinstance(b, Tensor):
         raise ShapeError(f"spmm: b must be a dense tensor, found {type(b).__name__}; a @ b takes a sparse one too")
     if b.ndim not in (1, 2) or b.shape[0] != sparse.shape[1]:
         raise ShapeError(f"spmm: b must have {sparse.shape[1]} rows, as a has columns, found {_found(b)}")
@@ -251,7 +252,7 @@ def spmm(a: Any, b: torch.Tensor, **settings: Any) -> Result:
 
 
 @overload
-def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[ToDense]) -> torch.Tensor: ...
+def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[ToDense]) -> Tensor: ...
 @overload
 def sddmm(a: Any, left: Result, right: Result, **settings: Unpack[Auto]) -> SparseTensor: ...
 @register_op
@@ -314,7 +315,7 @@ def contract(
     """
     sparse = _sparse(x, "contract", y)
     second = as_operand(y, "contract: y")
-    if not isinstance(second, SparseTensor | torch.Tensor):
+    if not isinstance(second, SparseTensor | Tensor):
         raise ShapeError(f"contract: y must be a dense torch tensor, or sparse, found {type(second).__name__}")
     check_operand(second, "contract: y", sparse.dtype, sparse.device)
     order = len(second.shape)
@@ -349,7 +350,7 @@ def contract(
 
 
 @register_op
-def min_plus(x: Any, y: torch.Tensor) -> torch.Tensor:
+def min_plus(x: Any, y: Tensor) -> Tensor:
     """Multiply by a matrix in the min-plus semiring: ``z[i, r] = min over j of x[i, j] + y[j, r]``, a step of shortest
     paths.
 
@@ -368,9 +369,9 @@ def min_plus(x: Any, y: torch.Tensor) -> torch.Tensor:
         tensor([inf, 1., 3.])
     """
     sparse = _matrix(x, "min_plus")
-    wide = ("width",) if isinstance(y, torch.Tensor) and y.ndim == 2 else ()
+    wide = ("width",) if isinstance(y, Tensor) and y.ndim == 2 else ()
     table: Any = _table(y, sparse, (sparse.shape[1], *wide), "min_plus: y")
-    if not sparse.dtype.is_floating_point or not isinstance(table, torch.Tensor):
+    if not sparse.dtype.is_floating_point or not isinstance(table, Tensor):
         raise DtypeError(
             f"min_plus takes floating point values and a dense y, found {sparse.dtype} and {type(y).__name__}"
         )
@@ -453,9 +454,9 @@ def _place(mode: int, shape: tuple[int, ...], name: str, what: str) -> int:
 
 def _one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name: str, what: str) -> dict[int, Result]:
     """The matrices of all modes but one, by mode."""
-    listed = isinstance(given, list | tuple) or (isinstance(given, Sized) and not isinstance(given, torch.Tensor | str))
+    listed = isinstance(given, list | tuple) or (isinstance(given, Sized) and not isinstance(given, Tensor | str))
     if not listed or len(given) != x.order:
-        kind = "a tensor" if isinstance(given, torch.Tensor) else type(given).__name__
+        kind = "a tensor" if isinstance(given, Tensor) else type(given).__name__
         what_it_is = len(given) if listed else kind
         raise EquationError(
             f"{name}: {what} must be a list of {x.order}, one a mode of x (None for mode {mode}), found {what_it_is}"

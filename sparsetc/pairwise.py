@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
@@ -41,10 +42,10 @@ KEPT = 256
 def computed(
     body: Body,
     pairs: Pairs,
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Tensor],
     settings: Settings,
     name: str,
-    seed: torch.Tensor | None = None,
+    seed: Tensor | None = None,
     with_lse: bool = False,
 ) -> Any:
     """Return the result of a body, (heads, rows, size), (heads, rows) or (heads, entries), and maybe rows' log-sums.
@@ -67,10 +68,10 @@ def computed(
 def _computed(
     body: Body,
     pairs: Pairs,
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Tensor],
     settings: Settings,
     name: str,
-    seed: torch.Tensor | None,
+    seed: Tensor | None,
     with_lse: bool,
 ) -> Any:
     options = of_call(settings)
@@ -107,8 +108,8 @@ def key_of(traced: Traced) -> str:
 
 
 def kernels_of(
-    body: Body, pairs: Pairs, tensors: Sequence[torch.Tensor], options: Options, name: str
-) -> tuple[Kernels | None, Sequence[torch.Tensor]]:
+    body: Body, pairs: Pairs, tensors: Sequence[Tensor], options: Options, name: str
+) -> tuple[Kernels | None, Sequence[Tensor]]:
     """Return the kernels for these tensors and the tensors in the kernels' layout; None if there are no kernels."""
     reason, kernels = _unfit(tensors, options), None
     if not reason:
@@ -122,7 +123,7 @@ def kernels_of(
     return kernels, tensors
 
 
-def _unfit(tensors: Sequence[torch.Tensor], options: Options) -> str:
+def _unfit(tensors: Sequence[Tensor], options: Options) -> str:
     """Return the reason why kernels cannot run on such tensors, for any body; empty if they can."""
     first = tensors[0]
     if transforming() or forward_ad._current_level >= 0:
@@ -149,7 +150,7 @@ def _has_triton() -> bool:
 
 
 def in_steps(
-    body: Body, pairs: Pairs, settings: Settings, seed: torch.Tensor | None, with_lse: bool, *tensors: torch.Tensor
+    body: Body, pairs: Pairs, settings: Settings, seed: Tensor | None, with_lse: bool, *tensors: Tensor
 ) -> Any:
     """Return what `computed` does, entry by entry."""
     pattern = entries_of(pairs)
@@ -198,11 +199,11 @@ def in_steps(
     return result, _of_rows(log_of_rows, pattern, pairs, -torch.inf)
 
 
-def _named(body: Body, tensors: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+def _named(body: Body, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
     return list(zip(body.inputs, tensors, strict=True))
 
 
-def _whole(body: Body, pairs: Pairs, name: str, tensor: torch.Tensor, heads: int) -> torch.Tensor:
+def _whole(body: Body, pairs: Pairs, name: str, tensor: Tensor, heads: int) -> Tensor:
     """Return a tensor of all heads; of a stack of patterns, as (patterns, heads of each, ...); of entries turned."""
     if body.vectors.get(name) == "entries":
         return tensor.T
@@ -215,14 +216,14 @@ def _whole(body: Body, pairs: Pairs, name: str, tensor: torch.Tensor, heads: int
     return tensor.unflatten(0, (pairs.patterns, -1))
 
 
-def _by_head(tensor: torch.Tensor, pairs: Pairs) -> torch.Tensor:
+def _by_head(tensor: Tensor, pairs: Pairs) -> Tensor:
     """Return (heads, ...) of a stack's (patterns, heads of each, ...)."""
     if pairs.patterns == 1:
         return tensor
     return (tensor.transpose(0, 1) if pairs.fastest else tensor).flatten(0, 1)
 
 
-def _at_entries(vector: torch.Tensor, pattern: Pattern, side: str) -> torch.Tensor:
+def _at_entries(vector: Tensor, pattern: Pattern, side: str) -> Tensor:
     """Return (nnz, heads of a pattern) of numbers by row or column."""
     place = pattern.coords[-2 if side == "rows" else -1]
     if pattern.order == 2:
@@ -231,7 +232,7 @@ def _at_entries(vector: torch.Tensor, pattern: Pattern, side: str) -> torch.Tens
     return gathered(vector.transpose(1, 2).flatten(0, 1), pattern.coords[0] * size + place)
 
 
-def _of_rows(groups: torch.Tensor, pattern: Pattern, pairs: Pairs, fill: float) -> torch.Tensor:
+def _of_rows(groups: Tensor, pattern: Pattern, pairs: Pairs, fill: float) -> Tensor:
     """Return (heads, rows) numbers, given those of the rows with entries; `fill` elsewhere."""
     *stack, row = groups_of(pattern, (*range(pattern.order - 1),)).pattern.coords
     rows = pairs.shape[0]
@@ -269,7 +270,7 @@ def single(pattern: Pattern) -> Pattern:
 # -- random numbers ---------------------------------------------------------------------------------------------------
 
 
-def kept(share: float, seed: torch.Tensor, pattern: Pattern, pairs: Pairs, heads: int) -> torch.Tensor:
+def kept(share: float, seed: Tensor, pattern: Pattern, pairs: Pairs, heads: int) -> Tensor:
     """Return (nnz, heads of a pattern) of 0 for a share of the entries, and what others are multiplied by.
 
     The numbers are those of the kernels' hashes.
@@ -284,7 +285,7 @@ def kept(share: float, seed: torch.Tensor, pattern: Pattern, pairs: Pairs, heads
     return torch.where(drawn < min(int(share * 2**32), BITS), 0.0, factor)
 
 
-def _mixed(x: torch.Tensor) -> torch.Tensor:
+def _mixed(x: Tensor) -> Tensor:
     """Return a hash of 32 bits of numbers of 32 bits (lowbias32, Wellons 2018)."""
     x = (x ^ (x >> 16)) * 0x7FEB352D & BITS
     x = (x ^ (x >> 15)) * 0x846CA68B & BITS

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.kernel import operators
 from sparsetc.errors import TransformError
@@ -32,7 +33,7 @@ def _of(key: str) -> Traced:
     return traced
 
 
-def _run(key: str, tensors: list[torch.Tensor], seed: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
     body, pairs, options, name = _of(key)
     with in_force(options), without_autocast(tensors[0].device):
         found = computed(body, pairs, tensors, {}, name, seed, body.softmax)
@@ -42,14 +43,14 @@ def _run(key: str, tensors: list[torch.Tensor], seed: torch.Tensor | None) -> tu
 
 def _run_gradients(
     key: str,
-    tensors: list[torch.Tensor],
-    seed: torch.Tensor | None,
-    result: torch.Tensor,
-    lse: torch.Tensor,
-    of_result: torch.Tensor | None,
-    of_lse: torch.Tensor | None,
+    tensors: list[Tensor],
+    seed: Tensor | None,
+    result: Tensor,
+    lse: Tensor,
+    of_result: Tensor | None,
+    of_lse: Tensor | None,
     wanted: list[bool],
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     body, pairs, options, name = _of(key)
     with in_force(options), without_autocast(result.device):
         kernels, ready = kernels_of(body, pairs, tensors, options, name)
@@ -75,7 +76,7 @@ operators.impl("mapped_gradients", _run_gradients, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("sparsetc::mapped", lib=operators)
-def _shape(key: str, tensors: list[torch.Tensor], seed: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _shape(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
     body, pairs, *_ = _of(key)
     shape = result_shape(body, pairs, tensors)
     sums = shape[:2] if body.softmax else (0,)
@@ -83,17 +84,17 @@ def _shape(key: str, tensors: list[torch.Tensor], seed: torch.Tensor | None) -> 
 
 
 @torch.library.register_fake("sparsetc::mapped_gradients", lib=operators)
-def _shapes_of_gradients(key: str, tensors: list[torch.Tensor], *others: Any) -> list[torch.Tensor]:
+def _shapes_of_gradients(key: str, tensors: list[Tensor], *others: Any) -> list[Tensor]:
     return [t.new_empty(t.shape) for t, want in zip(tensors, others[-1], strict=True) if want]
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.key, tensors, seed = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, seed, *output)
 
 
-def _backward(ctx: Any, of_result: torch.Tensor | None, of_lse: torch.Tensor | None) -> tuple[None, Any, None]:
+def _backward(ctx: Any, of_result: Tensor | None, of_lse: Tensor | None) -> tuple[None, Any, None]:
     *tensors, seed, result, lse = ctx.saved_tensors
     wanted = [*ctx.needs_input_grad[1]]
     if of_result is None and of_lse is None:

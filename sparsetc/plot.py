@@ -14,6 +14,7 @@ from math import isclose
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import DtypeError, PlanError, ShapeError
@@ -124,7 +125,7 @@ def tiles(kernel: Kernel, modes: tuple[int, int] = (0, 1), *, bins: int = BINS, 
     return one
 
 
-def plan(kernel: Kernel, *dense: torch.Tensor, ax: Any = None) -> Any:
+def plan(kernel: Kernel, *dense: Tensor, ax: Any = None) -> Any:
     """Draw the parts of a kernel: bytes, the time expected of each, and the floor that its device sets.
 
     Args:
@@ -234,7 +235,7 @@ def _explained(kernel: Kernel) -> Explanation:
     return explained
 
 
-def _image(one: Any, cells: torch.Tensor, shape: Sequence[int], modes: tuple[int, int], **looks: Any) -> None:
+def _image(one: Any, cells: Tensor, shape: Sequence[int], modes: tuple[int, int], **looks: Any) -> None:
     """Draw cells of two modes into axes, the first mode downwards, with the modes' sizes and names at the sides."""
     high, wide = (max(1, shape[mode]) if mode < len(shape) else 1 for mode in modes)
     one.imshow(cells.numpy(), aspect="auto", extent=(0, wide, high, 0), interpolation="nearest", **looks)

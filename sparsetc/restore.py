@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.contraction import contraction
 from sparsetc.contraction.kernel import SAVED, Kernel, Spelled
@@ -33,7 +34,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 @saved
-def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+def tensor(pattern: Pattern, values: Tensor) -> SparseTensor:
     """Restore a SparseTensor of a Pattern (which tensors may share), with checked values."""
     data = as_values(values)
     as_coords(pattern.coords, data)
@@ -47,7 +48,7 @@ def tensor(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
 
 
 @saved
-def pattern(coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> Pattern:
+def pattern(coords: Tensor, shape: tuple[int, ...], coalesced: bool) -> Pattern:
     """Restore a Pattern; coordinates are checked to be in range, sorted and unique."""
     if coords.layout != torch.strided or coords.is_quantized:
         raise FormatError(f"a saved Pattern must have plain coordinates, found {coords.layout}; it is damaged")
@@ -61,7 +62,7 @@ def pattern(coords: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> Pa
 
 
 @saved
-def pattern_of_blocks(coords: torch.Tensor, sides: tuple[int, ...], shape: tuple[int, ...], coalesced: bool) -> Pattern:
+def pattern_of_blocks(coords: Tensor, sides: tuple[int, ...], shape: tuple[int, ...], coalesced: bool) -> Pattern:
     """Restore a Pattern of blocks, with the same checks."""
     blocks = checked(crd.checked_shape(sides), crd.checked_shape(shape))
     restored = pattern(coords, blocks.grid, coalesced)

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, Literal, overload
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nested import nested_tensor_from_jagged
 from torch.utils._python_dispatch import _disable_current_modes
@@ -36,53 +37,53 @@ from sparsetc.support.lru import Lru
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @overload
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     pattern: Any = None,
     *,
     scale: float | None = None,
-    bias: torch.Tensor | ScoreMod | None = None,
+    bias: Tensor | ScoreMod | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     enable_gqa: bool = False,
     return_lse: Literal[False] = False,
     **settings: Unpack[Settings],
-) -> torch.Tensor: ...
+) -> Tensor: ...
 @overload
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     pattern: Any = None,
     *,
     scale: float | None = None,
-    bias: torch.Tensor | ScoreMod | None = None,
+    bias: Tensor | ScoreMod | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     enable_gqa: bool = False,
     return_lse: Literal[True],
     **settings: Unpack[Settings],
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+) -> tuple[Tensor, Tensor]: ...
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     pattern: Any = None,
     *,
     scale: float | None = None,
-    bias: torch.Tensor | ScoreMod | None = None,
+    bias: Tensor | ScoreMod | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     enable_gqa: bool = False,
     return_lse: bool = False,
     **settings: Unpack[Settings],
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Compute scaled dot-product attention over the pairs (query, key) of a pattern.
 
     Equals `torch.nn.functional.scaled_dot_product_attention` with a mask of minus infinity where the pattern has no
@@ -136,7 +137,7 @@ def attention(
                 [0.5000, 0.5000, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
     """
-    if isinstance(q, torch.Tensor) and q.is_nested:
+    if isinstance(q, Tensor) and q.is_nested:
         inside, offsets = within_sequences(pattern, q, k, v, is_causal)
         results = attention(
             q.values(),
@@ -153,7 +154,7 @@ def attention(
         nested = [nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in results]
         return (nested[0], nested[1]) if return_lse else nested[0]
     for one in (q, k, v):
-        if not isinstance(one, torch.Tensor) or one.layout != torch.strided:
+        if not isinstance(one, Tensor) or one.layout != torch.strided:
             raise DtypeError(f"attention takes dense tensors as q, k and v, found {type(one).__name__}")
     if not _fit(q, k, v, enable_gqa):
         raise ShapeError(
@@ -177,7 +178,7 @@ def attention(
     return _attention(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
 
 
-def _fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool) -> bool:
+def _fit(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
     """Return True if sizes of operands fit together."""
     if q.ndim < 2 or k.ndim != q.ndim or k.shape[-1] != q.shape[-1] or v.shape[:-1] != k.shape[:-1]:
         return False
@@ -188,9 +189,9 @@ def _fit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, enable_gqa: bool) ->
 
 
 def _attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     pattern: Any,
     numbers: tuple[float, float],
     bias: Any,
@@ -204,8 +205,8 @@ def _attention(
         k, v = (one.repeat_interleave(heads[-1] // one.shape[-3], -3) for one in (k, v))
     tensors = [one.reshape(prod(one.shape[:-2]), *one.shape[-2:]) for one in (q, k, v)]  # one mode of heads
     scale, dropout = numbers
-    body = _body(scale, isinstance(bias, torch.Tensor), dropout)
-    if isinstance(bias, torch.Tensor):
+    body = _body(scale, isinstance(bias, Tensor), dropout)
+    if isinstance(bias, Tensor):
         pairs = replace(pairs, given=entries_of(pairs))
         tensors.append(_bias(bias, parts_of(pairs, tuple(heads)), pairs.given.nnz))  # type: ignore[union-attr]
     elif callable(bias):
@@ -228,9 +229,9 @@ _opaque = entry_point(_attention)
 
 
 def _traced(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     pattern: Any,
     numbers: tuple[float, float],
     bias: Any,
@@ -242,7 +243,7 @@ def _traced(
     whole = dict(latest.traced) | dict(settings)
     known = _number(pattern)
     breaks = transforms(True) or exporting()  # a program has einsums, which any process runs
-    if breaks or known is None or not (bias is None or isinstance(bias, torch.Tensor)):
+    if breaks or known is None or not (bias is None or isinstance(bias, Tensor)):
         return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
     heads = [operator.index(n) for n in q.shape[:-2]]
     rows = q.shape[-2]
@@ -327,14 +328,14 @@ POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "colum
 def _scored(function: Any, scale: float, dropout: float) -> Body:
     """Return attention whose scores a function of (score, b, h, i, j) gives."""
 
-    def mapped(s: torch.Tensor, **positions: torch.Tensor) -> torch.Tensor:
+    def mapped(s: Tensor, **positions: Tensor) -> Tensor:
         return function(s * scale, *(positions[name] for name in POSITIONS))  # type: ignore[no-any-return]
 
     products, names = {"s": ("q", "k")}, tuple(POSITIONS)
     return Body(products, POSITIONS, mapped, True, "v", dropout=dropout, positions=names)
 
 
-def _positions(heads: tuple[int, ...], fewer: int, pairs: Pairs) -> list[torch.Tensor]:
+def _positions(heads: tuple[int, ...], fewer: int, pairs: Pairs) -> list[Tensor]:
     """Return numbers of batches, of heads and of queries (heads, queries), and of keys (heads of keys, keys)."""
     rows, columns = (torch.arange(n, dtype=torch.float32, device=pairs.device) for n in pairs.shape)
     head = torch.arange(prod(heads), device=pairs.device)[:, None].expand(-1, len(rows))
@@ -343,10 +344,10 @@ def _positions(heads: tuple[int, ...], fewer: int, pairs: Pairs) -> list[torch.T
     return [one.contiguous() for one in numbers]
 
 
-def _bias(bias: Any, heads: tuple[int, ...], nnz: int) -> torch.Tensor:
+def _bias(bias: Any, heads: tuple[int, ...], nnz: int) -> Tensor:
     """Return (heads, nnz) of a bias."""
     shape = (*heads, nnz)
-    sizes = tuple(bias.shape) if isinstance(bias, torch.Tensor) else ()
+    sizes = tuple(bias.shape) if isinstance(bias, Tensor) else ()
     fits = len(sizes) <= len(shape) and sizes[-1:] == (nnz,)
     if not fits or any(a not in (1, b) for a, b in zip(reversed(sizes), reversed(shape), strict=False)):
         raise ShapeError(f"attention: bias must be {(nnz,)} or broadcast to {shape}, found {bias!r:.80}")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen import cache, native, split_float16
 from sparsetc.codegen import numba as numba_source
@@ -48,15 +49,15 @@ FUSED = {"enable_fp_fusion": True}
 
 _HERE = nullcontext()
 
-Values = Sequence[torch.Tensor | split_float16.InHalves | None]
+Values = Sequence[Tensor | split_float16.InHalves | None]
 """Packed values, one a part; None of a pattern, which stores none."""
 Split = tuple[Callable[..., None], int]
 """The launch that splits a dense operand into halves, and its number of parts."""
-Call = Callable[[Values, Sequence[torch.Tensor], torch.Tensor], None]
+Call = Callable[[Values, Sequence[Tensor], Tensor], None]
 """Programs bound to the arrays of storages: a function of values, tables and output."""
 
 
-def each(values: Values) -> Sequence[torch.Tensor | None]:
+def each(values: Values) -> Sequence[Tensor | None]:
     """The tensors of packed values, as a launch takes them."""
     return [one for packed in values for one in (packed if isinstance(packed, tuple) else (packed,))]
 
@@ -69,12 +70,12 @@ class PartArrays:
         index: the arrays that ``program.arrays`` names, in its order, without the values.
     """
 
-    index: tuple[torch.Tensor, ...]
+    index: tuple[Tensor, ...]
     items: int
     stored: int
 
     @classmethod
-    def of(cls, program: TileProgram, packed: Packed, rows: torch.Tensor | None = None) -> PartArrays:
+    def of(cls, program: TileProgram, packed: Packed, rows: Tensor | None = None) -> PartArrays:
         """The tensors of a storage, and the result rows of what the program adds, where it reads them."""
         index = [packed.arrays[name] for name in program.view.arrays if name not in program.view.packed]
         return cls((*index, rows) if rows is not None else tuple(index), packed.items, packed.stored)
@@ -83,7 +84,7 @@ class PartArrays:
         """Grid programs that the part takes."""
         return self.items * prod(axis.programs for axis in program.split)
 
-    def named(self, program: TileProgram) -> dict[str, torch.Tensor]:
+    def named(self, program: TileProgram) -> dict[str, Tensor]:
         """The tensors by the names that the program has for them."""
         index = (name for name in program.arrays if name not in program.view.packed)
         return dict(zip(index, self.index, strict=True))
@@ -197,7 +198,7 @@ class Programs:
             for n, kernel, parts, options in self._splits(self.module)
         }
 
-        def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
             stored: Any = each(values) if several else values
             elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
             with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
@@ -210,7 +211,7 @@ class Programs:
 
         return call if triton or not threads else _by_threads(call, threads)
 
-    def blocks(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    def blocks(self, arrays: Sequence[Tensor]) -> Tensor:
         """Return (items, elements of a block): each item's sum over its pairs of tiles; a GPU is not waited for.
 
         Args:
@@ -227,7 +228,7 @@ class Programs:
     def _arguments(self, group: Sequence[int], arrays: Sequence[PartArrays]) -> tuple[list[Any], dict[int, int]]:
         """Return the arguments, and by place the numbers among `each` of the stored values that go there."""
         counts: list[int] = []
-        pointers: list[torch.Tensor | int] = []  # a number where stored values go
+        pointers: list[Tensor | int] = []  # a number where stored values go
         first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
             program, part = self.programs[n], arrays[n]
@@ -285,7 +286,7 @@ def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
 
 
 def _by_threads(call: Call, most: int) -> Call:
-    def run(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    def run(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(min(most, threads))
         try:
@@ -401,14 +402,12 @@ def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
     return [(numbers[t.operand], t.made) for t in tables_of(programs)]
 
 
-def _as_read(
-    dense: Sequence[torch.Tensor], every: Sequence[tuple[int, str]], splits: Mapping[int, Split]
-) -> list[torch.Tensor]:
+def _as_read(dense: Sequence[Tensor], every: Sequence[tuple[int, str]], splits: Mapping[int, Split]) -> list[Tensor]:
     """The tables that programs are given, each made once."""
     most = {n: split_float16.largest(dense[n]) for n, made in every if made == "most" and n not in splits}
     halves = {n: _split(dense[n], *split) for n, split in splits.items()}
 
-    def read(n: int, made: str) -> torch.Tensor:
+    def read(n: int, made: str) -> Tensor:
         if made in HALVES:
             return halves[n][HALVES.index(made)] if n in halves else most[n]
         return dense[n].to(torch.bfloat16) if made else dense[n]
@@ -416,7 +415,7 @@ def _as_read(
     return list(starmap(read, every))
 
 
-def _split(values: torch.Tensor, launch: Callable[..., None], parts: int) -> split_float16.InHalves:
+def _split(values: Tensor, launch: Callable[..., None], parts: int) -> split_float16.InHalves:
     """Return the halves of values, and the largest magnitude of each part."""
     high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
     most = torch.empty(parts, device=values.device)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.ir.program.tile import Add, TileProgram
 from sparsetc.support.compiled import Kept
@@ -92,7 +93,7 @@ def bind(
         for function, program, part, now in zip(functions, programs, arrays, known, strict=True)
     ]
 
-    def call(values: Values, dense: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
         threads = min(most, torch.get_num_threads())
         tables, flat = [_flat(table) for table in dense], _flat(out)
         for part, stored in zip(parts, values, strict=True):

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from sparsetc.ir.nest.values import BIAS, TOP, scaled_halves
 
-InHalves = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+InHalves = tuple[Tensor, Tensor, Tensor]
 """(stored,) high halves and low halves, and (scales,) float32 the largest magnitudes, which scales follow from."""
 
 SPREAD, SPREAD_OF_ALL = 28, 36
@@ -64,8 +65,8 @@ class TilePositions:
         inner: positions of a row of a tile, a power of two.
     """
 
-    at: torch.Tensor
-    line: torch.Tensor
+    at: Tensor
+    line: Tensor
     lines: int
     side: int
     inner: int
@@ -76,7 +77,7 @@ class TilePositions:
         return self.lines * self.side
 
     @property
-    def row(self) -> torch.Tensor:
+    def row(self) -> Tensor:
         """(nnz,) the row of each value."""
         tile = self.at // (self.side * self.inner)
         return self.line.long().index_select(0, tile) * self.side + self.at // self.inner % self.side
@@ -93,8 +94,8 @@ class SplitOperands:
     """
 
     arrays: tuple[InHalves, ...]
-    verdict: torch.Tensor
-    found: torch.Tensor
+    verdict: Tensor
+    found: Tensor
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +105,7 @@ class SplitOperands:
 
 
 def split(
-    values: Sequence[torch.Tensor], positions: Sequence[TilePositions], room: SplitOperands | None = None
+    values: Sequence[Tensor], positions: Sequence[TilePositions], room: SplitOperands | None = None
 ) -> SplitOperands:
     """The halves of both operands, by two launches; nothing is waited for.
 
@@ -134,16 +135,14 @@ def room_for(positions: Sequence[TilePositions], device: torch.device) -> SplitO
     return SplitOperands(tuple(zip(high_and_low[::2], high_and_low[1::2], most, strict=True)), verdict, found)
 
 
-def _together(
-    sizes: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _together(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
     """Return zeros in one allocation, and its aligned pieces of these sizes."""
     pieces = [n for size in sizes for n in (size, -size % (ALIGNED // dtype.itemsize))]
     whole = torch.zeros(sum(pieces), dtype=dtype, device=device)
     return whole, list(whole.split(pieces)[::2])
 
 
-def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
+def launched(values: Sequence[Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
     """Fill halves by Triton's kernels."""
     from sparsetc.codegen import split_float16_kernels as kernels
 
@@ -158,7 +157,7 @@ def launched(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
         kernels.split[(of_x + of_y,)](of_x, halves.verdict, *x, x_high, x_low, *y, y_high, y_low)
 
 
-def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
+def computed(values: Sequence[Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
     """Fill halves by torch, to the bits that the kernels give."""
     for v, p, (high, low, most) in zip(values, positions, halves.arrays, strict=True):
         row = p.row
@@ -172,7 +171,7 @@ def computed(values: Sequence[torch.Tensor], positions: Sequence[TilePositions],
         halves.verdict.copy_(found.amax(0, keepdim=True))
 
 
-def verdicts(bits: torch.Tensor, most: torch.Tensor, spread: int) -> torch.Tensor:
+def verdicts(bits: Tensor, most: Tensor, spread: int) -> Tensor:
     """Judge magnitudes by the largest that share their scales: verdicts on their halves, int32.
 
     Args:
@@ -187,7 +186,7 @@ def verdicts(bits: torch.Tensor, most: torch.Tensor, spread: int) -> torch.Tenso
 # -- operands that have one scale: the largest and the smallest magnitude in one pass, then halves ---------------------
 
 
-def split_whole(values: torch.Tensor, most: torch.Tensor) -> InHalves:
+def split_whole(values: Tensor, most: Tensor) -> InHalves:
     """Split contiguous float32 values to halves, scaled by `most`, (1,) their largest magnitude or an upper bound of
     it.
     """
@@ -195,7 +194,7 @@ def split_whole(values: torch.Tensor, most: torch.Tensor) -> InHalves:
     return high, low, most
 
 
-def split_by_kernel(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def split_by_kernel(values: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     """The high and low halves of values that have one scale, by Triton's kernel."""
     high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
     n = values.numel()
@@ -206,7 +205,7 @@ def split_by_kernel(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Ten
     return high, low
 
 
-def extremes(values: torch.Tensor) -> torch.Tensor:
+def extremes(values: Tensor) -> Tensor:
     """Return (2,) int32: the bits of the largest magnitude, and the distance of the least nonzero one below `TOP` (or
     0).
 
@@ -223,18 +222,18 @@ def extremes(values: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def largest(values: torch.Tensor) -> torch.Tensor:
+def largest(values: Tensor) -> Tensor:
     """(1,) the largest magnitude, float32, on the device; 0 of no values."""
     return extremes(values)[:1].view(torch.float32)
 
 
-def verdicts_on(tables: Sequence[torch.Tensor]) -> list[int]:
+def verdicts_on(tables: Sequence[Tensor]) -> list[int]:
     """The verdict on each table, float32, as an operand that has one scale; the device is waited for once."""
     most, below = torch.stack([extremes(t) for t in tables], 1).cpu()
     return verdicts(torch.where(below > 0, TOP - below, 0), most, SPREAD_OF_ALL).tolist()  # type: ignore[no-any-return]
 
 
-def find_by_kernel(values: torch.Tensor, found: torch.Tensor) -> None:
+def find_by_kernel(values: Tensor, found: Tensor) -> None:
     """Fill in what is found, by Triton's kernel."""
     count = values.numel()
     programs = min(LOOKS, -(-count // LOOKED))

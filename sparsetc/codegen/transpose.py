@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import prod
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.launch import FUSED, launch_of
 
@@ -24,14 +25,14 @@ FEWEST = {1: 1 << 15, 2: 1 << 15, 4: 1 << 16, 8: 1 << 18}
 """Elements, by their bytes, from which on the kernel is launched: of fewer torch's copy takes as long, or less."""
 
 
-def contiguous(view: torch.Tensor) -> torch.Tensor:
+def contiguous(view: Tensor) -> Tensor:
     """Return the tensor contiguous: itself if it is so, else a copy.
 
     Args:
         view: strided, of any dtype and on any device; a gradient is recorded as by `torch.Tensor.contiguous`.
     """
     recorded = view.requires_grad and torch.is_grad_enabled()
-    if not view.is_cuda or recorded or view.is_contiguous() or type(view) is not torch.Tensor:
+    if not view.is_cuda or recorded or view.is_contiguous() or type(view) is not Tensor:
         return view.contiguous()
     size = view.element_size()
     few = view.numel() < FEWEST.get(size, view.numel() + 1)

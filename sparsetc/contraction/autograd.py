@@ -19,6 +19,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from sparsetc.codegen.launch import Values
@@ -42,20 +43,20 @@ if TYPE_CHECKING:
 class Multilinear(Protocol):
     """A compiled function of tensors, linear in each of them."""
 
-    def rows(self, tensors: Tensors) -> torch.Tensor:
+    def rows(self, tensors: Tensors) -> Tensor:
         """The result, outside autograd."""
 
     def of_any(self) -> Multilinear:
         """The function with nothing prepared for the tensors that it is first called with."""
         return self
 
-    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
+    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each tensor where it is wanted, given the result's; differentiable.
 
         What a tensor holds is not read for its own gradient.
         """
 
-    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[torch.Tensor, int]:
+    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
         """Compute a batch of results, differentiable, given the batch dimension of each tensor; return it and its batch
         dimension.
 
@@ -68,12 +69,12 @@ UNREAD: Values = ()
 """In place of packed values: no kernel runs, since the result's graph is wanted and not the result."""
 
 
-def apply(function: Multilinear, tensors: Tensors) -> torch.Tensor:
+def apply(function: Multilinear, tensors: Tensors) -> Tensor:
     """Compute the result, and record a graph if a tensor requires a gradient."""
     if not followed(tensors):
         return function.rows(tensors)
     kind = _Transformed if transforming() else _Rows
-    result: torch.Tensor = kind.apply(function, *map(recordable, tensors))
+    result: Tensor = kind.apply(function, *map(recordable, tensors))
     return result
 
 
@@ -90,23 +91,23 @@ def following() -> Iterator[None]:
         yield
 
 
-def recordable(tensor: torch.Tensor) -> torch.Tensor:
+def recordable(tensor: Tensor) -> Tensor:
     """A tensor that autograd can save: itself, or a copy where it was made under ``torch.inference_mode``."""
     return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, function: Multilinear, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, function: Multilinear, *tensors: Tensor) -> Tensor:
         _remember(ctx, function, tensors)
         return function.rows(tensors)
 
     @staticmethod
     @entry_point
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         wanted, tensors = ctx.needs_input_grad[1:], ctx.saved_tensors
 
-        def gradients(upstream: torch.Tensor) -> list[torch.Tensor]:
+        def gradients(upstream: Tensor) -> list[Tensor]:
             return [g for g in ctx.function.gradients(wanted, tensors, upstream) if g is not None]
 
         with without_autocast(upstream.device):
@@ -115,10 +116,10 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @entry_point
-    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> torch.Tensor:
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensor:
         tensors = [forward_ad.unpack_dual(t).primal for t in ctx.saved_tensors]
 
-        def tangent(*given: torch.Tensor) -> list[torch.Tensor]:
+        def tangent(*given: Tensor) -> list[Tensor]:
             by_number = zip((n for n, t in enumerate(tangents) if t is not None), given, strict=True)
             return [reduce(add, (apply(ctx.function, [*tensors[:n], t, *tensors[n + 1 :]]) for n, t in by_number))]
 
@@ -132,18 +133,16 @@ class _Transformed(_Rows):
     """The autograd function under `torch.func`; outside of transforms its calls would take three times as long."""
 
     @staticmethod
-    def forward(function: Multilinear, *tensors: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(function: Multilinear, *tensors: Tensor) -> Tensor:  # type: ignore[override]
         return function.rows(tensors)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _remember(ctx, inputs[0], inputs[1:])
 
     @staticmethod
     @entry_point
-    def vmap(
-        info: Any, dims: tuple[Any, ...], function: Multilinear, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, int]:
+    def vmap(info: Any, dims: tuple[Any, ...], function: Multilinear, *tensors: Tensor) -> tuple[Tensor, int]:
         return function.batched(tensors, dims[1:], info.batch_size)
 
 
@@ -155,7 +154,7 @@ def _remember(ctx: Any, function: Multilinear, tensors: Tensors) -> None:
 
 def carry_derivatives(operands: Sequence[Any]) -> bool:
     """Return True if an operand requires a gradient or has a tangent."""
-    tensors = [t for t in operands if isinstance(t, torch.Tensor)]
+    tensors = [t for t in operands if isinstance(t, Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return True
     return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
@@ -165,7 +164,7 @@ LEVELS = 64
 """Batches within batches that torch has at most."""
 
 
-def in_batches(function: Callable[..., list[torch.Tensor]], *given: torch.Tensor) -> list[torch.Tensor]:
+def in_batches(function: Callable[..., list[Tensor]], *given: Tensor) -> list[Tensor]:
     """The function's results, of tensors that may be batches as autograd itself makes them (``is_grads_batched``).
 
     Those are of an older kind than the batches of `torch.func`, which all rules here are for.
@@ -174,7 +173,7 @@ def in_batches(function: Callable[..., list[torch.Tensor]], *given: torch.Tensor
     if not any(map(batch, given)):
         return function(*given)
 
-    def bare(t: torch.Tensor, level: int) -> torch.Tensor:
+    def bare(t: Tensor, level: int) -> Tensor:
         return torch._remove_batch_dim(t, level, 1, 0) if batch(t) else t  # type: ignore[attr-defined, no-any-return]
 
     for level in range(1, LEVELS + 1):
@@ -187,14 +186,14 @@ def in_batches(function: Callable[..., list[torch.Tensor]], *given: torch.Tensor
             "torch.func.jacrev or torch.func.vmap, which can"
         )
     dims = tuple(0 if batch(t) else None for t in given)
-    results: list[torch.Tensor] = torch.func.vmap(function, in_dims=dims)(*plain)
+    results: list[Tensor] = torch.func.vmap(function, in_dims=dims)(*plain)
     # Of a batch that lies together, as forward mode asks for.
     return [torch._add_batch_dim(t.contiguous(), 0, level) for t in results]  # type: ignore[attr-defined]
 
 
 def one_by_one(
-    call: Callable[..., torch.Tensor], arguments: Sequence[Any], dims: Sequence[Any], size: int
-) -> tuple[torch.Tensor, int]:
+    call: Callable[..., Tensor], arguments: Sequence[Any], dims: Sequence[Any], size: int
+) -> tuple[Tensor, int]:
     """The results of a batch, a call each."""
     each = [[one_of_batch(n, *args) for args in zip(arguments, dims, strict=True)] for n in range(size or 1)]
     return torch.stack([call(*args) for args in each])[:size], 0
@@ -227,10 +226,10 @@ class StepFunction(Multilinear):
     packed: Values | None = None
     given: Tensors | None = None
 
-    def _split(self, tensors: Tensors) -> tuple[torch.Tensor | None, Tensors]:
+    def _split(self, tensors: Tensors) -> tuple[Tensor | None, Tensors]:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])
 
-    def rows(self, tensors: Tensors) -> torch.Tensor:
+    def rows(self, tensors: Tensors) -> Tensor:
         """The rows of the step's result, outside autograd."""
         values, dense = self._split(tensors)
         if self.packed is UNREAD:
@@ -241,7 +240,7 @@ class StepFunction(Multilinear):
         """The function without packed values."""
         return StepFunction(self.step, self.pattern, self.ones)
 
-    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[torch.Tensor, int]:
+    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
         """Compute a batch: a batch of dense operands becomes one more letter, one of values is computed one after the
         other.
         """
@@ -254,7 +253,7 @@ class StepFunction(Multilinear):
         rows, *width = self.step.executable.shape
         return batched.result([self.pattern], [values], moved).reshape(rows, size, *width), 1
 
-    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
+    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
         jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
         results = iter(run_all([job for job in jobs if job is not None]))
@@ -264,7 +263,7 @@ class StepFunction(Multilinear):
             gradients[0] = self._of_all(gradients[0])
         return gradients
 
-    def _job(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> Job:
+    def _job(self, n: int, tensors: Tensors, upstream: Tensor) -> Job:
         values, dense = self._split(tensors)
         step = self.step
         e = self.step.raw
@@ -283,7 +282,7 @@ class StepFunction(Multilinear):
             pattern = pattern.of_ones
         return self._compiled(operand, einsum, pattern, operands), pattern, values, operands
 
-    def _of_all(self, values: torch.Tensor) -> torch.Tensor:
+    def _of_all(self, values: Tensor) -> Tensor:
         """Put a gradient for values that were sorted by slot back in the order of all values."""
         order = self.step.by_slot
         return values if order is None else torch.empty_like(values).index_copy(0, order, values)
@@ -313,11 +312,11 @@ MOST_TOGETHER = 1 << 22
 long as the kernels (H200, `benchmarks/results/calls.json`)."""
 
 
-Job = tuple["Contraction", Pattern, torch.Tensor | None, list[torch.Tensor]]
+Job = tuple["Contraction", Pattern, Tensor | None, list[Tensor]]
 """A gradient to be computed: a contraction, and what it is called with."""
 
 
-def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
+def run_all(jobs: Sequence[Job]) -> list[Tensor]:
     """The result of every job.
 
     What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: a
@@ -341,14 +340,14 @@ def run_all(jobs: Sequence[Job]) -> list[torch.Tensor]:
     return results
 
 
-def _alone(made: Contraction, pattern: Pattern, values: torch.Tensor | None, dense: list[torch.Tensor]) -> torch.Tensor:
+def _alone(made: Contraction, pattern: Pattern, values: Tensor | None, dense: list[Tensor]) -> Tensor:
     """Return the result of one job. Values packed by an earlier call are reused, except within a CUDA graph."""
     again = values is None or captured(values) or followed([values, *dense])
     packed = None if again else made.packed([values])  # type: ignore[list-item]
     return made.result([pattern], [values], dense, packed)
 
 
-def _zeros(jobs: Sequence[Job]) -> list[torch.Tensor | None]:
+def _zeros(jobs: Sequence[Job]) -> list[Tensor | None]:
     """Zeros for each job whose kernel only adds to them."""
     runs = [(contraction.leaf.executable, contraction.device) for contraction, *_ in jobs]
     outputs = [run.empty(device) if run.zeroes and not run.stores else None for run, device in runs]
@@ -385,7 +384,7 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
 
 
 @lasting()
-def _places(storages: Sequence[Packed]) -> tuple[torch.Tensor, list[int], bool]:
+def _places(storages: Sequence[Packed]) -> tuple[Tensor, list[int], bool]:
     """Return the positions of the values of several storages among an operand's values, and their number in each
     storage.
 

@@ -18,6 +18,7 @@ from math import prod
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
@@ -185,7 +186,7 @@ class Contraction:
         packed: Values | None = None,
         given: Tensors | None = None,
         checked: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """A dense result, or a sparse one's values; differentiable. Integers are made modulo 2**64: see `evaluate`.
 
         `given` is what all operands were made of, where a guard is to know its verdict by that. Dense operands that are
@@ -221,9 +222,7 @@ class Contraction:
             self._others[why] = other
         return other
 
-    def evaluate(
-        self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None
-    ) -> torch.Tensor:
+    def evaluate(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> Tensor:
         """The result of the same arguments.
 
         Raises:
@@ -245,9 +244,7 @@ class Contraction:
             self.sums.check(self, result, patterns, values, dense)
         return result
 
-    def gradient(
-        self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: torch.Tensor
-    ) -> torch.Tensor:
+    def gradient(self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: Tensor) -> Tensor:
         """Return the gradient with respect to one operand, given that of the result; computed outside autograd."""
         tensors = [t.detach() for t in (*values, *dense)]
         wanted = tensors[operand].requires_grad_()
@@ -276,7 +273,7 @@ known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictiona
 T = TypeVar("T")
 
 
-def wrap(made: Contraction, values: torch.Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
+def wrap(made: Contraction, values: Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
     """Make the result of a contraction, sparse or dense, from its values."""
     pattern = made.pattern_on(patterns) if made.sparse else None
     if pattern is None:

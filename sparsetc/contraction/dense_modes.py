@@ -26,6 +26,7 @@ from math import gcd, prod
 from string import ascii_letters
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.operands import Patterns
 from sparsetc.contraction.output import SPARE, Letters, is_sparse
@@ -89,7 +90,7 @@ def blocks(r: Request) -> Rewrite | None:
     tf32 = r.settings.effective_precision() == "high"
     inputs = list[Letters]()
     take = list[Take]()
-    inner = list[SparseTensor | torch.Tensor]()
+    inner = list[SparseTensor | Tensor]()
     coordinates, tables = set[str](), False
     for p, operand in enumerate(r.operands):
         letters = e.inputs[p]
@@ -165,8 +166,8 @@ def _cut(x: SparseTensor, letters: Letters, bound: Bound, cut: Letterings) -> tu
 
 
 def _cut_values(
-    cut: BlockCut, masks: Sequence[torch.Tensor], sides: Sequence[int], sizes: Sequence[int], values: torch.Tensor
-) -> torch.Tensor:
+    cut: BlockCut, masks: Sequence[Tensor], sides: Sequence[int], sizes: Sequence[int], values: Tensor
+) -> Tensor:
     """Return an operand's values cut into blocks, laid out as entries with dense modes."""
     values = cut.values(inside_only(values, masks))
     positions = [side for side in cut.blocks.sides if side > 1]
@@ -175,9 +176,7 @@ def _cut_values(
     return split(values, sides, sizes, 1 + len(positions))
 
 
-def _table(
-    sides: Sequence[int], sizes: Sequence[int], permutation: list[int] | None, operand: torch.Tensor
-) -> torch.Tensor:
+def _table(sides: Sequence[int], sizes: Sequence[int], permutation: list[int] | None, operand: Tensor) -> Tensor:
     """A dense operand with two dimensions for each that is cut, in another order."""
     table = split(operand, sides, sizes)
     return table if permutation is None else table.permute(permutation)
@@ -227,7 +226,7 @@ def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Patt
     return (*(d for letters in rows for d in letters), *width), any(rows), put
 
 
-def _in_shape(shape: tuple[int, ...], values: torch.Tensor) -> torch.Tensor:
+def _in_shape(shape: tuple[int, ...], values: Tensor) -> Tensor:
     """The values of a result in blocks; where no entries are left, the other einsum's may be one number, 0."""
     return (values.reshape(-1)[:0] if 0 in shape else values).reshape(shape)
 
@@ -289,11 +288,7 @@ def _entries(r: Request) -> Rewrite | None:
     inputs = ((*numbers, *letters), *dense, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
     einsum = Einsum(inputs, (*numbers, *letters, *output) if on_own_rows else output, (0,), e.text)
     sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
-    operands: list[SparseTensor | torch.Tensor] = [
-        ones,
-        *(o for o in r.operands if not isinstance(o, SparseTensor)),
-        *values,
-    ]
+    operands: list[SparseTensor | Tensor] = [ones, *(o for o in r.operands if not isinstance(o, SparseTensor)), *values]
     inner = Bound.of(einsum, sizes)
     request = replace(r, bound=inner, operands=operands, form="sparse" if on_pattern else "dense", in_blocks=False)
     take: list[Take] = [((), None), *(((p,), None) for p in (*e.dense, *e.sparse))]
@@ -337,7 +332,7 @@ def _is_empty(x: SparseTensor) -> bool:
     return 0 in x._values.shape[1:]
 
 
-def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
+def _taking_part(x: SparseTensor, letters: Letters) -> Tensor:
     """Return (n,) ascending numbers of the entries on the diagonal of repeated letters; none if entries have no
     elements.
     """
@@ -347,7 +342,7 @@ def _taking_part(x: SparseTensor, letters: Letters) -> torch.Tensor:
     return torch.arange(x.nnz, device=x.device) if numbers is None else numbers
 
 
-def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int) -> list[torch.Tensor] | None:
+def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int) -> list[Tensor] | None:
     """The numbers of both entries of every pair that agrees in shared letters, in lexicographic order.
 
     None where there are more than `most`.
@@ -405,7 +400,7 @@ def parts(r: Request) -> Rewrite | None:
     inputs = list(map(cut.term, e.inputs))
     inputs[position] = (*coordinates, *counts)
     bound = Bound.of(Einsum(tuple(inputs), e.output, e.sparse, e.text), sizes | cut.sides | counts)
-    operands: list[SparseTensor | torch.Tensor] = [r.like.expand(bound.shape(p)) for p in range(len(inputs))]
+    operands: list[SparseTensor | Tensor] = [r.like.expand(bound.shape(p)) for p in range(len(inputs))]
     operands[position] = SparseTensor._make(pattern, r.like.expand(pattern.nnz))
     take: list[Take] = [
         ((p,), partial(_table, cut.sides_of(letters), r.bound.shape(p), None)) for p, letters in enumerate(e.inputs)

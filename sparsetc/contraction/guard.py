@@ -16,6 +16,7 @@ from operator import add
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.split_float16 import EXACT, INFINITE, verdicts_on
 from sparsetc.contraction.operands import Patterns, Tensors, dense_of_call
@@ -43,7 +44,7 @@ class Guard:
         self.test = test
         self.instead = instead
         self.changes = changes
-        self._known: tuple[tuple[weakref.ref[torch.Tensor], tuple[object, ...]], ...] = ()
+        self._known: tuple[tuple[weakref.ref[Tensor], tuple[object, ...]], ...] = ()
         self._held = True
 
     def admits(self, operands: Tensors, tables: Tensors) -> bool:
@@ -67,7 +68,7 @@ class Guard:
         return held
 
 
-def _view(operand: torch.Tensor) -> tuple[object, ...]:
+def _view(operand: Tensor) -> tuple[object, ...]:
     """Return what tells a view of a tensor from others, and from itself once the tensor has changed."""
     return operand._version, operand.storage_offset(), operand.shape, operand.stride()
 
@@ -123,9 +124,7 @@ class IntegerSums:
             bound *= max(-low, high)
         return bound <= LARGEST
 
-    def check(
-        self, made: Contraction, found: torch.Tensor, patterns: Patterns, values: Tensors, dense: Tensors
-    ) -> None:
+    def check(self, made: Contraction, found: Tensor, patterns: Patterns, values: Tensors, dense: Tensors) -> None:
         """Raise DtypeError if a sum of these operands passed 64 bits, or may have: float64 cannot always tell."""
         dense = dense_of_call(made.bound, dense, made.dtype, made.device)
         operands = [*values, *dense]

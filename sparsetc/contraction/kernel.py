@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from sparsetc.codegen.launch import Values
@@ -29,7 +30,7 @@ from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-NewValues = torch.Tensor | Sequence[torch.Tensor | None]
+NewValues = Tensor | Sequence[Tensor | None]
 SAVED = ("precision", "plan", "path", "deterministic", "memory_limit", "backend")
 """Options that are pickled with a kernel; where source is kept is left to the process that loads it."""
 Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
@@ -92,7 +93,7 @@ class Kernel(Inspectable):
         return self._packed
 
     # -- calls ------------------------------------------------------------------------------------------------------
-    def __call__(self, *dense: torch.Tensor, values: NewValues | None = None) -> Result:
+    def __call__(self, *dense: Tensor, values: NewValues | None = None) -> Result:
         """Run.
 
         Args:
@@ -111,7 +112,7 @@ class Kernel(Inspectable):
         return self._called(dense, values)
 
     @entry_point
-    def _called(self, dense: tuple[torch.Tensor, ...], values: NewValues | None) -> Result:
+    def _called(self, dense: tuple[Tensor, ...], values: NewValues | None) -> Result:
         if values is not None:
             return self.with_values(*(values if isinstance(values, Sequence) else [values]))._called(dense, None)
         result = self.contraction.evaluate(self._patterns, self._values, dense, self._packed_now())
@@ -141,9 +142,9 @@ class Kernel(Inspectable):
             raise EquationError(f'"{self.equation}" has {len(bound.dense_shapes)} dense operands, and no one to map')
         (shape,), of_result = bound.dense_shapes, bound.output_shape
 
-        def called(given: torch.Tensor) -> torch.Tensor:
+        def called(given: Tensor) -> Tensor:
             result = self(given)
-            return result if isinstance(result, torch.Tensor) else result.to_dense()
+            return result if isinstance(result, Tensor) else result.to_dense()
 
         def forward(vector: Any) -> Any:
             with torch.no_grad():
@@ -163,7 +164,7 @@ class Kernel(Inspectable):
         columns = None if self.contraction.sparse else of_columns
         return LinearOperator(sizes, matvec=forward, rmatvec=backward, matmat=columns, dtype=kind)
 
-    def with_values(self, *values: torch.Tensor | None) -> Kernel:
+    def with_values(self, *values: Tensor | None) -> Kernel:
         """Return a kernel for other values of the same patterns; only the new values are packed.
 
         Args:
@@ -174,7 +175,7 @@ class Kernel(Inspectable):
         pairs = zip(self.operands, self._given(values), strict=True)
         return self._on([o if o._values is v else SparseTensor._make(o._pattern, v) for o, v in pairs])
 
-    def _given(self, values: NewValues) -> tuple[torch.Tensor, ...]:
+    def _given(self, values: NewValues) -> tuple[Tensor, ...]:
         """Values of all sparse operands, new ones checked."""
         values = values if isinstance(values, Sequence) else [values]
         if len(values) != len(self._values):
@@ -185,11 +186,11 @@ class Kernel(Inspectable):
             for n, (old, new) in enumerate(zip(self._values, values, strict=True))
         )
 
-    def _checked(self, number: int, own: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    def _checked(self, number: int, own: Tensor, new: Tensor) -> Tensor:
         position = self.contraction.bound.einsum.sparse[number]
         what = "values" if len(self._values) == 1 else f"values of operand {position + 1}"
-        if not isinstance(new, torch.Tensor) or new.shape != own.shape:
-            what_it_is = tuple(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
+        if not isinstance(new, Tensor) or new.shape != own.shape:
+            what_it_is = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
             raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {what_it_is}")
         if new.dtype != own.dtype or new.device != own.device:
             raise DtypeError(f"{what} must be {own.dtype} on {own.device}, found {new.dtype} on {new.device}")
@@ -274,7 +275,7 @@ class Kernel(Inspectable):
             )
         return self.steps[0].cost()
 
-    def benchmark(self, *dense: torch.Tensor, seconds: float = 0.2) -> Timing:
+    def benchmark(self, *dense: Tensor, seconds: float = 0.2) -> Timing:
         """Time calls with these dense operands; returns `median` seconds, quartiles `low` and `high`, and the number of
         `calls`.
 
@@ -324,18 +325,18 @@ RESULT = -1
 """In place of an operand's number: the result is wanted, and no gradient."""
 
 
-def _below(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, *upstream: torch.Tensor) -> Any:
+def _below(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, *upstream: Tensor) -> Any:
     """Run the kernel or its gradient below autograd: the node `run` of a graph whose gradients torch has made."""
     return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)
 
 
-def _run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+def _run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
     from sparsetc.contraction import library
 
     return library.run(kernel, tensors, operand)
 
 
-def _shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+def _shape_of_run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
     from sparsetc.contraction import library
 
     return library.shape_of_run(kernel, tensors, operand)

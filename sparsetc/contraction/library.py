@@ -16,6 +16,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import _disable_current_modes
@@ -121,7 +122,7 @@ def _described(name: str) -> dict[str, Any] | None:
     return about
 
 
-def _einsum_of(about: Mapping[str, Any], values: Tensors, places: Tensors, dense: Tensors) -> torch.Tensor:
+def _einsum_of(about: Mapping[str, Any], values: Tensors, places: Tensors, dense: Tensors) -> Tensor:
     """Return the result of a described einsum, or its values. Kernels are kept with the tensors of coordinates."""
     others, sparse = iter(dense), {}
     kinds = zip(about["sparse"], places, _shapes_of(about, values), about["in_blocks"], about["coalesced"], strict=True)
@@ -130,7 +131,7 @@ def _einsum_of(about: Mapping[str, Any], values: Tensors, places: Tensors, dense
         sparse[place] = make(coords, value, shape, coalesce=coalesced)
     operands = [sparse[n] if n in sparse else next(others) for n in range(len(about["terms"]))]
     result: Result = Arithmetic._einsum_of(about["einsum"], *operands, **about["settings"])
-    return result if isinstance(result, torch.Tensor) else result._values
+    return result if isinstance(result, Tensor) else result._values
 
 
 def _shapes_of(about: Mapping[str, Any], values: Tensors) -> list[tuple[Any, ...]]:
@@ -156,7 +157,7 @@ def _shape_of(about: Mapping[str, Any], tensors: Tensors) -> list[Any]:
 # -- operators --------------------------------------------------------------------------------------------------------
 
 
-def run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+def run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
     """Return the result of values and dense operands, or an operand's gradient, with the result's as last tensor."""
     about = _described(kernel)
     count = len(_of(kernel).bare) if about is None else len(about["sparse"])
@@ -192,7 +193,7 @@ def run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
     return _fresh(contraction.evaluate(patterns, values, dense, packed), tensors)
 
 
-def shape_of_run(kernel: str, tensors: list[torch.Tensor], operand: int) -> torch.Tensor:
+def shape_of_run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
     """Return an empty tensor of the shape and dtype that `run` gives."""
     if operand != RESULT:
         return tensors[operand].new_empty(tensors[operand].shape)
@@ -217,7 +218,7 @@ def _checked_patterns(made: Contraction, values: Tensors) -> list[Pattern]:
     return _patterns_of(made)
 
 
-def _check_tangents(tensor: torch.Tensor) -> None:
+def _check_tangents(tensor: Tensor) -> None:
     """TransformError in forward mode where graphs run below it: a tangent would be lost."""
     if forward_ad._current_level < 0:
         return
@@ -227,29 +228,27 @@ def _check_tangents(tensor: torch.Tensor) -> None:
         raise TransformError("forward mode cannot look into this compiled graph; call the function eagerly") from None
 
 
-def _fresh(found: torch.Tensor, given: Tensors) -> torch.Tensor:
+def _fresh(found: Tensor, given: Tensors) -> Tensor:
     """A result with memory of its own, as the rules for operators' shapes promise."""
     shared = any(torch._C._is_alias_of(found, t) for t in given)  # type: ignore[attr-defined]
     return found.clone(memory_format=torch.contiguous_format) if shared else found.contiguous()
 
 
-Gradients = list[torch.Tensor | None]
+Gradients = list[Tensor | None]
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.kernel, values, dense, *of_gradient = inputs
     ctx.held = known.get(ctx.kernel)  # for its gradients, as long as they may be asked for
     ctx.count, ctx.operand = len(values), of_gradient[0] if of_gradient else None
     ctx.save_for_backward(*values, *dense, *of_gradient[1:])
 
 
-def _backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, Gradients, Gradients]:
+def _backward(ctx: Any, upstream: Tensor) -> tuple[None, Gradients, Gradients]:
     return None, *_gradients(ctx, ctx.saved_tensors, upstream)
 
 
-def _backward_of_gradient(
-    ctx: Any, upstream: torch.Tensor
-) -> tuple[None, Gradients, Gradients, None, torch.Tensor | None]:
+def _backward_of_gradient(ctx: Any, upstream: Tensor) -> tuple[None, Gradients, Gradients, None, Tensor | None]:
     """Differentiate a gradient again: a contraction is linear in each operand, so `upstream` stands in its place."""
     *tensors, upstream_then = ctx.saved_tensors
     tensors[ctx.operand] = upstream
@@ -258,7 +257,7 @@ def _backward_of_gradient(
     return None, *_gradients(ctx, tensors, upstream_then), None, of_given
 
 
-def _gradients(ctx: Any, tensors: Sequence[torch.Tensor], upstream: torch.Tensor) -> tuple[Gradients, Gradients]:
+def _gradients(ctx: Any, tensors: Sequence[Tensor], upstream: Tensor) -> tuple[Gradients, Gradients]:
     """Return the gradients wanted of values and of dense operands, without the operand in place of `upstream`."""
     values, dense = list(tensors[: ctx.count]), list(tensors[ctx.count :])
     wanted = [w for kind in ctx.needs_input_grad[1:3] for w in kind]
@@ -280,16 +279,16 @@ def _register_batches(name: str) -> None:
     """
     operator = getattr(torch.ops.sparsetc, name)
 
-    def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Tensor, int]:
         return one_by_one(operator, arguments, dims, info.batch_size)
 
-    def of_autograd(*arguments: Any) -> torch.Tensor:
+    def of_autograd(*arguments: Any) -> Tensor:
         leaves, form = tree_flatten(list(arguments))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-        def called(*given: torch.Tensor) -> list[torch.Tensor]:
+        def called(*given: Tensor) -> list[Tensor]:
             new = iter(given)
-            return [operator(*tree_unflatten([next(new) if isinstance(x, torch.Tensor) else x for x in leaves], form))]
+            return [operator(*tree_unflatten([next(new) if isinstance(x, Tensor) else x for x in leaves], form))]
 
         return in_batches(called, *tensors)[0]
 
@@ -341,7 +340,7 @@ def traced_einsum(
     if (
         _transforms(is_dynamo_compiling())
         or drop_zeros
-        or not all(isinstance(o, SparseTensor | torch.Tensor) for o in operands)
+        or not all(isinstance(o, SparseTensor | Tensor) for o in operands)
     ):
         return opaque(args, output, drop_zeros, settings)
     promoted_operands = promoted(operands)
@@ -467,7 +466,7 @@ _compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _stand_in(
     sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, known: int | tuple[int, ...]
-) -> SparseTensor | torch.Tensor | None:
+) -> SparseTensor | Tensor | None:
     """An operand of a kind, to compile for; None where its pattern is gone."""
     with lasting():
         if isinstance(known, tuple):

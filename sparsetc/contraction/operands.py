@@ -11,6 +11,7 @@ from functools import lru_cache, reduce
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
@@ -22,13 +23,13 @@ from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Dims = tuple[int, ...]
-Tensors = Sequence[torch.Tensor]
-Operand = TypeVar("Operand", torch.Tensor, SparseTensor, torch.Tensor | SparseTensor)
-Operands = Sequence[SparseTensor | torch.Tensor]
+Tensors = Sequence[Tensor]
+Operand = TypeVar("Operand", Tensor, SparseTensor, Tensor | SparseTensor)
+Operands = Sequence[SparseTensor | Tensor]
 Patterns = Sequence[Pattern]
 
 
-def repeated_dims(operand: torch.Tensor) -> Dims:
+def repeated_dims(operand: Tensor) -> Dims:
     """Return the dimensions along which a tensor repeats one slice (stride 0); none if it requires a gradient.
 
     The gradient of an expanded tensor has an element for each of its own, which that of one slice has not.
@@ -39,7 +40,7 @@ def repeated_dims(operand: torch.Tensor) -> Dims:
     return tuple(n for n, (size, stride) in enumerate(zip(operand.shape, strides, strict=True)) if size > 1 > stride)
 
 
-def resolved(operand: torch.Tensor) -> torch.Tensor:
+def resolved(operand: Tensor) -> Tensor:
     """A tensor whose memory reads as its elements do: torch marks negation and conjugation by a bit."""
     return operand.resolve_conj().resolve_neg() if operand.is_conj() or operand.is_neg() else operand
 
@@ -66,15 +67,15 @@ def converted(operands: Tensors, dtype: torch.dtype, device: torch.device) -> Te
     """Dense operands of a compiled kernel, floats brought to its dtype where autocast is on."""
     if not dtype.is_floating_point or not torch.is_autocast_enabled(device.type):
         return operands
-    return [o.to(dtype) if isinstance(o, torch.Tensor) and o.dtype.is_floating_point else o for o in operands]
+    return [o.to(dtype) if isinstance(o, Tensor) and o.dtype.is_floating_point else o for o in operands]
 
 
-def einsum(equation: str, *operands: torch.Tensor, precision: str = "highest") -> torch.Tensor:
+def einsum(equation: str, *operands: Tensor, precision: str = "highest") -> Tensor:
     """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
     # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked.
     plain = not transforming() and forward_ad._current_level < 0
     if plain and followed(operands):
-        result: torch.Tensor = _DenseEinsum.apply(equation, precision, *operands)
+        result: Tensor = _DenseEinsum.apply(equation, precision, *operands)
         return result
     return _contracted(equation, precision, operands)
 
@@ -83,13 +84,13 @@ class _DenseEinsum(torch.autograd.Function):
     """`einsum`, whose gradient is made as its result is, wherever `backward` is called."""
 
     @staticmethod
-    def forward(ctx: Any, equation: str, precision: str, *operands: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, equation: str, precision: str, *operands: Tensor) -> Tensor:
         ctx.equation, ctx.precision = equation, precision
         ctx.save_for_backward(*operands)
         return _contracted(equation, precision, operands)
 
     @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         operands, again = ctx.saved_tensors, torch.is_grad_enabled()
         wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
         with torch.enable_grad(), without_autocast(upstream.device), matmul_precision(ctx.precision):
@@ -98,7 +99,7 @@ class _DenseEinsum(torch.autograd.Function):
         return (None, None, *(next(gradients) if needed else None for needed in ctx.needs_input_grad[2:]))
 
 
-def _contracted(equation: str, precision: str, operands: Tensors) -> torch.Tensor:
+def _contracted(equation: str, precision: str, operands: Tensors) -> Tensor:
     dtype = operands[0].dtype
     with without_autocast(operands[0].device), matmul_precision(precision):
         if dtype in (torch.float16, torch.bfloat16):
@@ -113,7 +114,7 @@ WIDE = 8
 core, 10 shapes of TTM chains)."""
 
 
-def _product(equation: str, operands: Tensors) -> torch.Tensor:
+def _product(equation: str, operands: Tensors) -> Tensor:
     """Compute `torch.einsum`; some products of two operands faster, without copying them.
 
     What sums nothing is multiplied element by element, where torch would take matrices of width 1. A matrix is
@@ -205,7 +206,7 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     if len(dense) == len(shapes):
         for operand, shape in zip(dense, shapes, strict=True):
             if not (
-                type(operand) is torch.Tensor
+                type(operand) is Tensor
                 and operand.dtype is dtype
                 and operand.layout is torch.strided
                 and not operand.is_nested
@@ -220,7 +221,7 @@ def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, devi
     operands = [as_dense(operand, f"operand {p + 1}") for operand, p in zip(dense, positions, strict=True)]
     tensors = converted(operands, dtype, device)
     for operand, position in zip(tensors, positions, strict=True):
-        if not isinstance(operand, torch.Tensor):
+        if not isinstance(operand, Tensor):
             raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
         if operand.layout != torch.strided:
             raise DtypeError(f"operand {position + 1} must be dense, as it was compiled; found {operand.layout}")
@@ -249,7 +250,7 @@ def stand_in(operand: Operand) -> Operand:
     return torch.empty_strided(operand.shape, strides, dtype=operand.dtype, device=operand.device)
 
 
-def stand_ins(bound: Bound, sparse: Sequence[SparseTensor]) -> list[SparseTensor | torch.Tensor]:
+def stand_ins(bound: Bound, sparse: Sequence[SparseTensor]) -> list[SparseTensor | Tensor]:
     """Return operands to compile an einsum for: these sparse ones, and dense ones without memory."""
     like = torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
     sparse_operands = iter(sparse)
@@ -261,7 +262,7 @@ def stand_ins(bound: Bound, sparse: Sequence[SparseTensor]) -> list[SparseTensor
 
 def as_operand(operand: Any, what: str) -> Any:
     """A SparseTensor of anything sparse, a tensor of an ndarray; all else as it is. Raises as `as_dense`."""
-    if type(operand) is torch.Tensor and operand.layout is torch.strided and not operand.is_nested:
+    if type(operand) is Tensor and operand.layout is torch.strided and not operand.is_nested:
         return operand
     dense = as_dense(operand, what)
     sparse = SparseTensor.coerce(dense)
@@ -269,7 +270,7 @@ def as_operand(operand: Any, what: str) -> Any:
 
 
 def check_operand(
-    operand: SparseTensor | torch.Tensor, position: int | str, dtype: torch.dtype, device: torch.device
+    operand: SparseTensor | Tensor, position: int | str, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Raise unless a dense operand, at a position or of a name, has the sparse operand's dtype and device."""
     what = position if isinstance(position, str) else f"operand {position + 1}"

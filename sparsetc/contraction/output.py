@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.request import Request
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
@@ -47,7 +48,7 @@ class Output:
     permutation: tuple[int, ...] | None
     pattern: Pattern | None
     own: bool
-    slot: torch.Tensor | None
+    slot: Tensor | None
 
     @property
     def sparse(self) -> bool:
@@ -84,11 +85,11 @@ class Output:
                 return None
         return (strides[count - 1] if count else 1, *(strides[n] for n in range(count, len(sizes))))
 
-    def letters_apart(self, rows: torch.Tensor) -> torch.Tensor:
+    def letters_apart(self, rows: Tensor) -> Tensor:
         """The rows of a dense result with a dimension for each letter."""
         return rows if len(self.kept_shape) == 1 else rows.reshape((*self.kept_shape, *self.width_shape))
 
-    def shaped(self, rows: torch.Tensor) -> torch.Tensor:
+    def shaped(self, rows: Tensor) -> Tensor:
         """A dense result of (rows, *dense sizes)."""
         result = self.letters_apart(rows)
         return result if self.permutation is None else result.permute(self.permutation)
@@ -165,7 +166,7 @@ def output_of(bound: Bound, pattern: Pattern, form: str) -> Output:
     return Output(shape, width, moved, some, False, numbering.rank)
 
 
-def arranged(output: Output) -> tuple[Pattern | None, torch.Tensor | None]:
+def arranged(output: Output) -> tuple[Pattern | None, Tensor | None]:
     """A sparse result's pattern with its modes in the output's order, and which element of the rows each value is.
 
     None for the order where they are so already, one row for each entry.
@@ -190,12 +191,12 @@ def without_zeros(z: SparseTensor) -> SparseTensor:
     return SparseTensor._make(pattern, z.values.index_select(0, kept))
 
 
-Result = torch.Tensor | SparseTensor
+Result = Tensor | SparseTensor
 
 
 def check_accumulation(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """Raise unless `contract`'s input can be added to a result of this shape, dtype and device, before it is made."""
-    if not isinstance(out, SparseTensor | torch.Tensor):
+    if not isinstance(out, SparseTensor | Tensor):
         raise DtypeError(f"input must be a SparseTensor or a torch tensor, found {type(out).__name__}")
     if tuple(out.shape) != shape:
         raise ShapeError(f"input must have the result's shape {shape}, found {tuple(out.shape)}")

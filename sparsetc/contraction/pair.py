@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.split_float16 import EXACT, INFINITE
 from sparsetc.contraction.autograd import Multilinear, apply
@@ -117,7 +118,7 @@ class Pair(Inspectable):
         """The dtype and the shapes of the values of both operands, as `ready` takes them."""
         return accumulator(self._like.dtype), [(self.join.x.n,), (self.join.y.n,)]
 
-    def ready(self, operands: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def ready(self, operands: Sequence[Tensor]) -> Callable[[], Tensor]:
         """Return a function of no arguments that computes the product of these values."""
         return partial(self.product, "z", *operands)
 
@@ -146,7 +147,7 @@ class Pair(Inspectable):
         """The pattern of a sparse result; None of a dense one."""
         return self._pattern if self.sparse else None
 
-    def result(self, patterns: Patterns, values: Tensors, *_: Any) -> torch.Tensor:
+    def result(self, patterns: Patterns, values: Tensors, *_: Any) -> Tensor:
         """The result's values in lexicographic order of its coordinates, or a dense result; differentiable."""
         left, right = (v.to(self._like.dtype) for v in values)
         x, y = (right, left) if self.problem.swapped else (left, right)
@@ -158,7 +159,7 @@ class Pair(Inspectable):
             return result.sum(dtype=result.dtype)  # of one entry, or none
         return result if self.sparse else SparseTensor._make(self._pattern, result).to_dense(self.settings.memory_limit)
 
-    def product(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def product(self, letter: str, left: Tensor, right: Tensor) -> Tensor:
         """The sum over tasks for p of x, q of y or z of the result, the `letter`, of the product of the other two."""
         left, right = resolved(left), resolved(right)
         with without_autocast(self.device), in_order(self.settings.deterministic):
@@ -166,11 +167,11 @@ class Pair(Inspectable):
                 return self._values(left, right) if self.join.tasks else left.new_zeros(0)
             return self._over_tasks(letter, left, right)
 
-    def _over_tasks(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def _over_tasks(self, letter: str, left: Tensor, right: Tensor) -> Tensor:
         self.task_sums.tasks.nnz = self.nnz
         return self.task_sums.product(letter, left, right)
 
-    def _values(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _values(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the result's values by place, by the first path that takes these values; waits for the device once.
 
         In halves, blocks are multiplied where those are as exact as float32; else as they are. Where a value is
@@ -231,15 +232,15 @@ class TaskProduct(Multilinear):
     pair: Pair
     letter: str
 
-    def rows(self, tensors: Tensors) -> torch.Tensor:
+    def rows(self, tensors: Tensors) -> Tensor:
         """The sums over tasks, (entries,) of the tensor that is summed for."""
         return self.pair.product(self.letter, *tensors)
 
-    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: torch.Tensor) -> list[torch.Tensor | None]:
+    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each of both factors where it is wanted."""
         return [self.gradient(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
 
-    def gradient(self, n: int, tensors: Tensors, upstream: torch.Tensor) -> torch.Tensor:
+    def gradient(self, n: int, tensors: Tensors, upstream: Tensor) -> Tensor:
         """The einsum in which the operand and the result change places."""
         factors = EINSUMS[self.letter]
         tensors_by_letter = {self.letter: upstream.contiguous(), factors[1 - n]: torch.conj_physical(tensors[1 - n])}

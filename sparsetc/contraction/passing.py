@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from sparsetc.contraction.operands import Operands, Tensors
@@ -53,7 +54,7 @@ turns: Lru[Any, Turn] = Lru(256)
 """Einsums that were called with patterns they had no kernel for."""
 
 
-def passing(text: str, operands: Operands, settings: Options, form: str) -> torch.Tensor | None:
+def passing(text: str, operands: Operands, settings: Options, form: str) -> Tensor | None:
     """The result of an einsum whose pattern is not worth a kernel yet; None where one is to be compiled."""
     sparse = [number for number, o in enumerate(operands) if isinstance(o, SparseTensor)]
     by_rule = transforming() or forward_ad._current_level >= 0 or torch.are_deterministic_algorithms_enabled()
@@ -67,7 +68,7 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> torc
         return None
     if not _comes_and_goes(text, (len(coords), *kind), uses):
         return None
-    recipe = Recipe.of(text, tuple(o.ndim if isinstance(o, torch.Tensor) else o.order for o in operands), *sparse)
+    recipe = Recipe.of(text, tuple(o.ndim if isinstance(o, Tensor) else o.order for o in operands), *sparse)
     sizes = recipe and recipe.sizes(operands)
     if not recipe or not sizes or is_sparse(form, recipe.einsum, [recipe.einsum.inputs[sparse[0]]]):
         return None
@@ -77,12 +78,12 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> torc
     if count > ENTRIES or max(count, rows) * width > ELEMENTS:
         return None
     uses.count += 1
-    dense = [o for o in operands if isinstance(o, torch.Tensor)]
+    dense = [o for o in operands if isinstance(o, Tensor)]
     with without_autocast(x.device):
         return recipe.result(sizes, coords.unbind(), values, dense)
 
 
-def _entries(x: SparseTensor) -> tuple[torch.Tensor, torch.Tensor, Uses]:
+def _entries(x: SparseTensor) -> tuple[Tensor, Tensor, Uses]:
     """Return coordinates and values of the entries, in any order, and the counter of uses of the coordinates."""
     unsorted = x._unsorted
     if unsorted is None or not unsorted.unchanged:
@@ -167,9 +168,7 @@ class Recipe:
         """Return the product of these letters' sizes."""
         return prod(sizes[c] for c in letters)
 
-    def result(
-        self, sizes: dict[str, int], coords: Sequence[torch.Tensor], values: torch.Tensor, dense: Tensors
-    ) -> torch.Tensor:
+    def result(self, sizes: dict[str, int], coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
         """Compute the einsum from coordinates, values and dense operands."""
         wide = accumulator(values.dtype)
         at = dict(zip(self.einsum.inputs[self.einsum.sparse[0]], coords, strict=True))
@@ -191,14 +190,12 @@ class Recipe:
             sums = _Multiplied.apply(torch.stack([row, column]), weights, size, terms.reshape(len(terms), width))
         return sums.view(shape).permute(self.order).to(values.dtype).contiguous()
 
-    def _rows(self, table: Table, sizes: dict[str, int], operand: torch.Tensor) -> torch.Tensor:
+    def _rows(self, table: Table, sizes: dict[str, int], operand: Tensor) -> Tensor:
         """(positions of its letters, *a size for each dense letter of the result, 1 where it has it not)."""
         free = [sizes[c] if has else 1 for c, has in zip(self.free, table.free, strict=True)]
         return operand.permute(table.order).reshape(self.extent(table.letters, sizes), *free)
 
-    def _product(
-        self, weights: torch.Tensor, tables: list[torch.Tensor], numbers: list[torch.Tensor | None]
-    ) -> torch.Tensor:
+    def _product(self, weights: Tensor, tables: list[Tensor], numbers: list[Tensor | None]) -> Tensor:
         """(entries, *dense sizes of the result): each value times the rows that its coordinates have in the tables."""
         product = weights.view(-1, *[1] * len(self.free))
         for table, number in zip(tables, numbers, strict=True):
@@ -210,9 +207,7 @@ class _Multiplied(torch.autograd.Function):
     """A sparse matrix, of places (2, entries) and weights, times rows; its gradient too heeds no autocast."""
 
     @staticmethod
-    def forward(
-        ctx: Any, place: torch.Tensor, weights: torch.Tensor, size: tuple[int, int], rows: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, place: Tensor, weights: Tensor, size: tuple[int, int], rows: Tensor) -> Tensor:
         ctx.size = size
         ctx.save_for_backward(place, weights)
         kind: dict[str, Any] = {"device": place.device, "check_invariants": False}  # whatever device is the default
@@ -220,11 +215,11 @@ class _Multiplied(torch.autograd.Function):
             return torch.mm(torch.sparse_coo_tensor(place, weights, size, **kind), rows)
 
     @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, None, None, Tensor]:
         place, weights = ctx.saved_tensors
         return None, None, None, _Multiplied.apply(place.flip(0), weights, ctx.size[::-1], upstream)
 
 
-def _numbers(letters: str, sizes: dict[str, int], at: dict[str, torch.Tensor]) -> torch.Tensor | None:
+def _numbers(letters: str, sizes: dict[str, int], at: dict[str, Tensor]) -> Tensor | None:
     """Return (entries,) row-major numbers of the entries' coordinates in these letters; None without letters."""
     return linear_key([at[c] for c in letters], [sizes[c] for c in letters])[0] if letters else None

@@ -23,6 +23,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction, contraction
@@ -134,7 +135,7 @@ class LinkOperand:
     """
 
     letters: tuple[str, ...]
-    operand: SparseTensor | torch.Tensor
+    operand: SparseTensor | Tensor
     as_given: bool = False
     summed: bool = False
 
@@ -156,18 +157,18 @@ class Link:
     equation: str
     contraction: Contraction | None = None
     patterns: Patterns | None = ()
-    positions: torch.Tensor | None = None
+    positions: Tensor | None = None
     sizes: tuple[int, ...] = ()
 
     def run(
         self, operands: Tensors, patterns: Patterns, precision: str, packed: Values | None, given: Tensors
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return the values of a sparse result, or a dense result, from values and dense operands."""
         if self.positions is not None:
             (entries,) = operands
             kept = kept_with(entries) if self.patterns is None and not followed(operands) else None
             key = "dense", *(pattern.number for pattern in patterns)
-            dense: torch.Tensor | None = None if kept is None else kept.get(key)
+            dense: Tensor | None = None if kept is None else kept.get(key)
             if dense is None:
                 flat = entries.new_zeros((prod(self.sizes), *entries.shape[1:]))
                 dense = add_rows(flat, self.positions, entries).reshape(*self.sizes, *entries.shape[1:])
@@ -232,9 +233,9 @@ class Path(Inspectable):
             # Its pattern may be the operand's otherwise, which must not be kept here.
             self._arrange(last, [x.expand_dense().pattern if expanded else x.pattern for x in request.sparse])
 
-    def _term(self, operand: SparseTensor | torch.Tensor, position: int) -> LinkOperand:
+    def _term(self, operand: SparseTensor | Tensor, position: int) -> LinkOperand:
         letters = self._within.einsum.inputs[position]
-        if isinstance(operand, torch.Tensor):
+        if isinstance(operand, Tensor):
             return LinkOperand(letters, self._like.expand(self._within.shape(position)))
         x = operand.expand_dense() if self._expanded else operand
         pattern = x.pattern if self._single else x.pattern.bare()
@@ -359,7 +360,7 @@ class Path(Inspectable):
         reads_operand = self.sparse and self._reader is last and last.contraction is not None
         return last.contraction.pattern_on(patterns) if reads_operand else self._pattern  # type: ignore[union-attr]
 
-    def packed(self, values: torch.Tensor, flat: Any) -> Values | None:
+    def packed(self, values: Tensor, flat: Any) -> Values | None:
         """Return the values of the one sparse operand as the link stores them that reads it."""
         if self._reader is None or self._reader.contraction is None or self._like.dtype != self.dtype:
             return None
@@ -367,7 +368,7 @@ class Path(Inspectable):
 
     def result(
         self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None, *_: Any
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """The result's values on its pattern, or a dense result; differentiable."""
         tensors: list[Any] = [None] * len(self.bound.einsum.inputs)
         for p, entries in zip(self.bound.einsum.sparse, values, strict=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen import transpose
 from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
@@ -295,7 +296,7 @@ class Preparation:
             orders.append((self.bound.shape(p), order, strided))
         return orders
 
-    def tables(self, dense: Tensors, contiguous: bool = True) -> list[torch.Tensor]:
+    def tables(self, dense: Tensors, contiguous: bool = True) -> list[Tensor]:
         """Return the dense operands in full, in the order and contiguous as kernels read them, or views for torch.
 
         Raises:
@@ -317,7 +318,7 @@ class Preparation:
         return tables
 
     # -- rows of the result -----------------------------------------------------------------------------------------
-    def _row_of_nonzeros(self) -> torch.Tensor:
+    def _row_of_nonzeros(self) -> Tensor:
         """(nnz,) the output row each nonzero adds to."""
         if self.output.sparse:
             return self._slot_of_nonzeros()
@@ -326,18 +327,18 @@ class Preparation:
         kept = self.problem.kept
         return linear_key((coords[m] for m in kept), [shape[m] for m in kept], coords[0])[0]
 
-    def _slot_of_nonzeros(self) -> torch.Tensor:
+    def _slot_of_nonzeros(self) -> Tensor:
         """Return (nnz,) the row of a sparse output that each nonzero adds to."""
         if self.output.slot is None:
             return torch.arange(self.operand.nnz, device=self.device)
         return self.output.slot
 
-    def _rows_of_part(self, packed: Packed) -> torch.Tensor:
+    def _rows_of_part(self, packed: Packed) -> Tensor:
         """(nnz of the part,) the output row each nonzero adds to."""
         rows = self._row_of_nonzeros()
         return rows if packed.source is None else rows[packed.source]
 
-    def _zeroed(self, parts: Sequence[BoundPart]) -> torch.Tensor | None:
+    def _zeroed(self, parts: Sequence[BoundPart]) -> Tensor | None:
         """Return the rows of the result that no part writes and are to be zeroed; None if all rows are zeroed, or none.
 
         Zeros for a result of 2.7 GB take as long as its rows, and those that are not stored may be one in thousands.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from sparsetc.contraction.operands import Operands
 from sparsetc.contraction.output import KEEP_SPARSE, Result, check_form, is_sparse, narrowed
@@ -68,7 +68,7 @@ def reduced(
     places = [letters.index(c) for c in e.output]
     groups, shape = groups_of(x.pattern, kept).pattern, bound.extents(letters)
 
-    def dense(values: torch.Tensor, absent: int) -> torch.Tensor:
+    def dense(values: Tensor, absent: int) -> Tensor:
         """Scatter the values of groups into a dense result, with `absent` in the empty places."""
         row = sort_keys(groups.coords, groups.shape)[0] if kept else groups.coords.new_zeros(len(values))
         filled = values.new_full((prod(groups.shape), *values.shape[1:]), absent)
@@ -79,7 +79,7 @@ def reduced(
         return einsum(text, *operands, output="dense").div(each.permute(places)).to(dtype)  # type: ignore[no-any-return]
     entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
 
-    def over_groups(values: torch.Tensor) -> torch.Tensor:
+    def over_groups(values: Tensor) -> Tensor:
         return reduced_groups(values, x.pattern, kept, reduce)
 
     values = multiplied(over_groups, x.dtype, entries.values) if reduce == "prod" else over_groups(entries.values)

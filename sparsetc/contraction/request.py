@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.operands import Operands, Patterns, Tensors
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -16,7 +17,7 @@ from sparsetc.options import Options
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Change = Callable[..., torch.Tensor]
+Change = Callable[..., Tensor]
 Take = tuple[tuple[int, ...], Change | None]
 """The operands before that an operand follows from, and how; None where it is that one, of none if it is of ones."""
 Put = Callable[[Patterns, Pattern | None, bool], tuple[Pattern | None, Change | None]]
@@ -58,7 +59,7 @@ class Request:
         return any(x._values.ndim > 1 for x in self.sparse)
 
     @property
-    def like(self) -> torch.Tensor:
+    def like(self) -> Tensor:
         """A number of the operands' dtype and device, to stand in for operands."""
         x = self.sparse[0]
         return torch.zeros((), dtype=x.dtype, device=x.device)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from sparsetc.contraction import dense_modes
 from sparsetc.contraction.operands import Dims, Operands, Patterns, Tensors, einsum, repeated_dims
@@ -70,7 +70,7 @@ def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int
     dropped: dict[int, Dims] = {}
     for p in e.dense:
         operand, dims = operands[p], []
-        alike = repeated_dims(operand) if repeated and isinstance(operand, torch.Tensor) else ()
+        alike = repeated_dims(operand) if repeated and isinstance(operand, Tensor) else ()
         for n, (letter, size) in enumerate(zip(e.inputs[p], operand.shape, strict=True)):
             one_slice = n in alike or size == 1 != bound.by_index[letter]
             if one_slice and e.inputs[p].count(letter) == 1 and len(holders[letter]) > 1:
@@ -89,7 +89,7 @@ def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
     return bound if inputs == e.inputs else Bound.of(Einsum(inputs, e.output, e.sparse, e.text), bound.by_index)
 
 
-def _one_slice(dims: Dims, operand: torch.Tensor) -> torch.Tensor:
+def _one_slice(dims: Dims, operand: Tensor) -> Tensor:
     for n in reversed(dims):
         operand = operand.select(n, 0)
     return operand
@@ -130,7 +130,7 @@ def coordinates(r: Request) -> Rewrite | None:
     return Rewrite(name, replace(r, bound=bound, operands=operands), take)
 
 
-def _taking_part(entries: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
+def _taking_part(entries: Tensor | None, values: Tensor) -> Tensor:
     flat = values.reshape(-1)
     return picked(flat, entries)
 
@@ -155,9 +155,7 @@ def products(r: Request) -> Rewrite | None:
     return Rewrite(f"first {equation}", replace(r, bound=bound, operands=operands), take)
 
 
-def _multiplied(
-    equation: str, shapes: Sequence[tuple[int, ...]], precision: str, *operands: torch.Tensor
-) -> torch.Tensor:
+def _multiplied(equation: str, shapes: Sequence[tuple[int, ...]], precision: str, *operands: Tensor) -> Tensor:
     whole = [operand.expand(shape) for operand, shape in zip(operands, shapes, strict=True)]
     return einsum(equation, *whole, precision=precision)
 
@@ -233,7 +231,7 @@ class Pull:
             tensors.append(tensors[0] if change is None else change(*map(tensors.__getitem__, read)))
         return list(map(tensors.__getitem__, self.values)), list(map(tensors.__getitem__, self.dense))
 
-    def value(self, values: torch.Tensor) -> torch.Tensor:
+    def value(self, values: Tensor) -> Tensor:
         """Return the values of the one sparse operand."""
         return reduce(lambda tensor, change: change(tensor), self.of_values, values)
 

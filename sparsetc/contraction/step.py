@@ -15,6 +15,7 @@ from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import Values, stored_dtype
@@ -133,7 +134,7 @@ class Step(Preparation, Inspectable):
         """The dtype and the shapes of values and dense operands as `ready` takes them."""
         return self.dtype, [(self.operand.nnz,), *self.bound.dense_shapes]
 
-    def ready(self, operands: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def ready(self, operands: Sequence[Tensor]) -> Callable[[], Tensor]:
         """Return a function of no arguments that computes the result of these operands."""
         values, *dense = operands
         return partial(self.rows, values, dense, self.packed_values(values), dense)
@@ -163,7 +164,7 @@ class Step(Preparation, Inspectable):
         return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split), "floats", plan=plan)
 
     # -- values -----------------------------------------------------------------------------------------------------
-    def packed(self, values: torch.Tensor, flat: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Values | None:
+    def packed(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values | None:
         """Return the values as the parts store them; packed before, where they have not changed.
 
         None while a transform of `torch.func` is active, which would follow them.
@@ -176,7 +177,7 @@ class Step(Preparation, Inspectable):
             return None
         return self.kept_values(values, flat)
 
-    def kept_values(self, values: torch.Tensor, flat: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Values:
+    def kept_values(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values:
         """Return values as the parts store them, packed once for each change; arguments as of `packed`."""
         if flat is None and not self._repacks:
             return [resolved(values.detach()).contiguous()] * len(self.parts)
@@ -192,14 +193,14 @@ class Step(Preparation, Inspectable):
                 packed[n] = kept.put(self._value_keys[n], stored)
         return packed
 
-    def packed_values(self, values: torch.Tensor | None, parts: Sequence[int] | None = None) -> Values:
+    def packed_values(self, values: Tensor | None, parts: Sequence[int] | None = None) -> Values:
         """(nnz,) values as the parts store them, or as some of them do, by number; 1 at each nonzero of None."""
         if values is None:
             return self._ones
         numbers = range(len(self.parts)) if parts is None else parts
         flat = resolved(values.detach() if values.requires_grad else values)
         flat = flat.to(accumulator(self.dtype) if self.problem.backend == "torch" else self.dtype)
-        stored: list[torch.Tensor | split_float16.InHalves | None] = []
+        stored: list[Tensor | split_float16.InHalves | None] = []
         with without_autocast(flat.device):
             if any(self._value_keys[n][2] for n in numbers):
                 most = split_float16.largest(flat)
@@ -219,11 +220,11 @@ class Step(Preparation, Inspectable):
     def result(
         self,
         patterns: Patterns,
-        values: Sequence[torch.Tensor | None],
+        values: Sequence[Tensor | None],
         dense: Tensors,
         packed: Values | None = None,
         given: Tensors | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """A dense result, or (rows, *dense sizes) values; differentiable.
 
         Args:
@@ -242,15 +243,15 @@ class Step(Preparation, Inspectable):
         at = StepFunction(self, patterns[0], len(tensors) == len(expanded), packed, given or dense)
         return self.of_rows(apply(at, tensors))
 
-    def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
+    def of_rows(self, rows: Tensor) -> Tensor:
         """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
         if self._pattern is None:
             return self.output.shaped(rows)
         return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
 
     def rows(
-        self, values: torch.Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None
-    ) -> torch.Tensor:
+        self, values: Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None
+    ) -> Tensor:
         """The result as (rows, *dense sizes), outside autograd.
 
         Args:
@@ -265,9 +266,7 @@ class Step(Preparation, Inspectable):
         with without_autocast(device), in_order(ordered):
             return self._rows(values, dense, packed, given)
 
-    def _rows(
-        self, values: torch.Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None
-    ) -> torch.Tensor:
+    def _rows(self, values: Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None) -> Tensor:
         if self.turns is not None and not captured(self.operand._values):
             return self.turns.rows(values, dense, given)
         run = self.executable
@@ -340,7 +339,7 @@ class Step(Preparation, Inspectable):
         return Einsum(inputs, (slot, *e.free), e.sparse, e.text)
 
     @cached_property
-    def by_slot(self) -> torch.Tensor | None:
+    def by_slot(self) -> Tensor | None:
         """Return the order that sorts the nonzeros by the entry of the sparse result they add to; None if they are
         sorted.
         """

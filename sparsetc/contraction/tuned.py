@@ -20,6 +20,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.pair import Pair
@@ -69,10 +70,10 @@ class Run:
     """A candidate compiled for timing, the call to time, and the cache of packed arrays."""
 
     made: Any
-    call: Callable[[], torch.Tensor]
+    call: Callable[[], Tensor]
     packed: Lru[Any, Any]
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self) -> Tensor:
         return self.call()
 
 
@@ -238,7 +239,7 @@ class Turns:
         self._taken: list[list[float]] = [[] for _ in trials]
         self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
 
-    def rows(self, values: torch.Tensor | None, dense: Tensors, given: Tensors | None) -> torch.Tensor:
+    def rows(self, values: Tensor | None, dense: Tensors, given: Tensors | None) -> Tensor:
         """The result of a call, as `Step.rows` has it, by the candidate whose turn it is, or the first."""
         number = self._begun % len(self._trials) if self._begun < ROUNDS * len(self._trials) else 0
         trial = self._trials[number].run.made

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.decomposition.kernels import mode_kernels
 from sparsetc.decomposition.linear import Update, balancing, fit_of
@@ -32,11 +33,11 @@ class Equations:
     def __init__(
         self,
         x: SparseTensor,
-        factors: Sequence[torch.Tensor],
+        factors: Sequence[Tensor],
         free: Sequence[int],
-        blocks: Sequence[torch.Tensor] | None = None,
-        summed: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
-        scattered: Callable[[int, torch.Tensor], torch.Tensor] = lambda mode, rhs: rhs,
+        blocks: Sequence[Tensor] | None = None,
+        summed: Callable[[Tensor], Tensor] = lambda x: x,
+        scattered: Callable[[int, Tensor], Tensor] = lambda mode, rhs: rhs,
         sending: Callable[[int], Callable[[], None]] | None = None,
         **settings: Any,
     ) -> None:
@@ -69,12 +70,12 @@ class Equations:
         self.norm = self._summed(self.norm.square()).sqrt()
         self._summed(self.grams)
 
-    def gram(self, mode: int) -> torch.Tensor:
+    def gram(self, mode: int) -> Tensor:
         """H, (rank, rank) or (size, rank, rank)."""
         self.grams[mode].fill_(1)  # it is made again once the factor is
         return self.grams.prod(0)
 
-    def rhs(self, mode: int) -> torch.Tensor:
+    def rhs(self, mode: int) -> Tensor:
         """B, (size, rank): the MTTKRP."""
         self.arrived()
         return self._scattered(mode, self._kernels[mode](self._blocks))
@@ -90,16 +91,16 @@ class Equations:
         self._make_gram(mode)
         self._summed(self.grams[mode])
 
-    def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
+    def model_square(self, mode: int, gram: Tensor) -> Tensor:
         """``|M|^2`` where X is measured, a mode having just been updated by its H."""
         return (gram * self.grams[mode]).sum()
 
-    def norms(self) -> torch.Tensor:
+    def norms(self) -> Tensor:
         """(order, rank) float64 lengths of the factors' columns, which are scaled next."""
         self.arrived()
         return self.grams.diagonal(dim1=1, dim2=2).sqrt()
 
-    def scaled(self, scales: torch.Tensor) -> None:
+    def scaled(self, scales: Tensor) -> None:
         """The factors' columns were multiplied by (order, rank) scales."""
         self.grams.mul_(scales[:, :, None]).mul_(scales[:, None, :])
         self.arrived()
@@ -107,7 +108,7 @@ class Equations:
             if block is not factor:
                 block.mul_(scale)
 
-    def inner(self, mode: int, rhs: torch.Tensor) -> torch.Tensor:
+    def inner(self, mode: int, rhs: Tensor) -> Tensor:
         """Float64 scalar: the sum of the products of B and the factor of a mode; a start is scaled next."""
         self.arrived()
         return self._summed((rhs * self._factors[mode]).sum(dtype=torch.float64))
@@ -134,7 +135,7 @@ class Sweep:
     """
 
     def __init__(
-        self, equations: Equations, factors: Sequence[torch.Tensor], free: Sequence[int], update: Update, l2_reg: float
+        self, equations: Equations, factors: Sequence[Tensor], free: Sequence[int], update: Update, l2_reg: float
     ) -> None:
         self._equations = equations
         self._factors = factors

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
@@ -98,12 +99,12 @@ def cp_apr(
     masked: Any = model_kernel(sparse.with_values(torch.ones_like(sparse.values)), rank, **settings)
     measures = torch.zeros(3, dtype=torch.float64, device=sparse.device)
 
-    def at_nonzeros(*matrices: torch.Tensor) -> torch.Tensor:
+    def at_nonzeros(*matrices: Tensor) -> Tensor:
         """(nnz,) the model, no less than epsilon."""
-        entries: torch.Tensor = masked(*matrices).values
+        entries: Tensor = masked(*matrices).values
         return entries.clamp(min=epsilon)
 
-    def multiplier(mode: int) -> torch.Tensor:
+    def multiplier(mode: int) -> Tensor:
         """Return the (size, rank) multiplier of a mode's factor, which holds the weights."""
         return kernels[mode](factors, sparse.values / at_nonzeros(*factors))
 
@@ -124,14 +125,14 @@ def cp_apr(
 
 
 def _update(
-    factor: torch.Tensor,
-    weights: torch.Tensor,
-    multiplier: Callable[[], torch.Tensor],
+    factor: Tensor,
+    weights: Tensor,
+    multiplier: Callable[[], Tensor],
     n_inner_max: int,
     tol: float,
     kappa: float,
     kappa_tol: float,
-) -> torch.Tensor:
+) -> Tensor:
     """Update a factor and the weights in place; return how far the factor was from the KKT conditions before.
 
     Once they hold, the factor stays as it is. A GPU is not asked whether they do, but goes through all updates.

@@ -11,6 +11,7 @@ from operator import index
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
 from sparsetc.tensor import tables
@@ -95,7 +96,7 @@ def kind(dtype: torch.dtype, device: torch.device, shape: Sequence[int], name: s
             raise ShapeError(f"{name}: mode {mode} of x has size 0, shape {shape}; there is nothing to decompose")
 
 
-def check_values(values: torch.Tensor, name: str) -> None:
+def check_values(values: Tensor, name: str) -> None:
     """Raise `FormatError` if values are not finite, or if the sum of their squares overflows or vanishes."""
     if not values.numel():
         return
@@ -162,7 +163,7 @@ def model_parts(init: Any) -> tuple[Any, Any] | None:
     return tuple(init) if is_pair else None
 
 
-def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str) -> tuple[Any, list[torch.Tensor]]:
+def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str) -> tuple[Any, list[Tensor]]:
     """Check a start, and return its weights or core, None of a list of factors, and copies of its factors."""
     head, given = model_parts(init) or (None, init)
     if not isinstance(given, list | tuple):
@@ -174,11 +175,11 @@ def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str
     return head, [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
 
 
-def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> torch.Tensor:
+def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> Tensor:
     """A contiguous copy of a finite dense tensor of this shape, of x's dtype and device; ndarrays are converted."""
     dense = as_dense(given, what)
     given = dense if dense is given or dense.is_complex() else dense.to(x.device, x.dtype)
-    if not isinstance(given, torch.Tensor):
+    if not isinstance(given, Tensor):
         raise DecompositionError(f"{what} must be a torch tensor, found {type(given).__name__}")
     if tuple(given.shape) != shape:
         raise ShapeError(f"{what} must have shape {shape}, found {tuple(given.shape)}")
@@ -191,7 +192,7 @@ def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> to
     return given.detach().clone(memory_format=torch.contiguous_format)
 
 
-def nonnegative(factors: Sequence[torch.Tensor], name: str) -> None:
+def nonnegative(factors: Sequence[Tensor], name: str) -> None:
     """Raise where a start of a nonnegative decomposition has an entry below 0."""
     for mode, factor in enumerate(factors):
         if bool((factor < 0).any()):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations
@@ -41,11 +42,11 @@ def observed(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
 
 def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
     given: Any = None if isinstance(mask, str) else as_dense(mask, f"{name}: mask")
-    if isinstance(given, torch.Tensor) and given.layout == torch.strided:
+    if isinstance(given, Tensor) and given.layout == torch.strided:
         _check_no_nan(given, name)
         given = SparseTensor.from_dense((given != 0).to(x.dtype))
     elif str(getattr(given, "dtype", "")).endswith("bool"):  # of torch.sparse or scipy; no values that sums are made of
-        given = given.to(x.dtype) if isinstance(given, torch.Tensor) else given.astype("float32")
+        given = given.to(x.dtype) if isinstance(given, Tensor) else given.astype("float32")
     sparse = None if given is None else SparseTensor.coerce(given)
     if sparse is None:
         raise DecompositionError(
@@ -59,7 +60,7 @@ def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
     return sparse.expand_dense().coalesce()
 
 
-def _check_no_nan(given: torch.Tensor, name: str) -> None:
+def _check_no_nan(given: Tensor, name: str) -> None:
     """Raise `FormatError` if a mask holds NaN; waits for a GPU once."""
     if bool(given.isnan().any()):
         raise FormatError(f"{name}: the mask has NaN; it must be 0 where an entry is not known, as ~x.isnan() is")
@@ -84,7 +85,7 @@ class Observed(Equations):
         _numbers: which of the products each entry of H is.
     """
 
-    def __init__(self, x: SparseTensor, factors: Sequence[torch.Tensor], free: Sequence[int], **settings: Any) -> None:
+    def __init__(self, x: SparseTensor, factors: Sequence[Tensor], free: Sequence[int], **settings: Any) -> None:
         rows, rank = max(x.shape[m] for m in free), factors[0].shape[1]
         nbytes = 3 * rows * rank * rank * x.dtype.itemsize
         memory.check(f"a {rank} x {rank} matrix for each of {rows:,} rows", nbytes, x.device)
@@ -96,7 +97,7 @@ class Observed(Equations):
         numbers[self._left, self._right] = torch.arange(self._left.numel(), device=x.device)
         self._numbers = torch.maximum(numbers, numbers.T).flatten()
 
-    def gram(self, mode: int) -> torch.Tensor:
+    def gram(self, mode: int) -> Tensor:
         """H, (size, rank, rank)."""
         rank = self._factors[mode].shape[1]
         # That of the mode itself is not read; it is spared the product.
@@ -107,14 +108,14 @@ class Observed(Equations):
     def updated(self, mode: int) -> None:
         """Nothing is kept of factors."""
 
-    def model_square(self, mode: int, gram: torch.Tensor) -> torch.Tensor:
+    def model_square(self, mode: int, gram: Tensor) -> Tensor:
         """The squares of the model at observed entries, from the H of a mode."""
         factor = self._factors[mode]
         return ((factor[:, None] @ gram)[:, 0] * factor).sum(dtype=torch.float64)
 
-    def norms(self) -> torch.Tensor:
+    def norms(self) -> Tensor:
         """Return (order, rank) float64 norms of the columns of the present factors."""
         return torch.stack([torch.linalg.vector_norm(f, dim=0, dtype=torch.float64) for f in self._factors])
 
-    def scaled(self, scales: torch.Tensor) -> None:
+    def scaled(self, scales: Tensor) -> None:
         """Nothing is kept of factors."""

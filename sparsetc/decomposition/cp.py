@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
@@ -149,7 +150,7 @@ class Wanted:
         )
 
 
-def start(x: SparseTensor, wanted: Wanted, starts: Sequence[str] = STARTS) -> list[torch.Tensor]:
+def start(x: SparseTensor, wanted: Wanted, starts: Sequence[str] = STARTS) -> list[Tensor]:
     """The factors that a run starts from."""
     random = checks.generator(wanted.random_state, NAME)
     factors = cp_factors(x, wanted.rank, wanted.init, random, wanted.free, NAME, starts)
@@ -162,10 +163,10 @@ def start(x: SparseTensor, wanted: Wanted, starts: Sequence[str] = STARTS) -> li
 
 def run(
     equations: Equations,
-    factors: Sequence[torch.Tensor],
+    factors: Sequence[Tensor],
     update: Update,
     wanted: Wanted,
-    gather: Callable[[], Sequence[torch.Tensor]],
+    gather: Callable[[], Sequence[Tensor]],
     **looks: Any,
 ) -> CP:
     """Alternating least squares, whatever the equations are and wherever the factors lie.
@@ -199,5 +200,5 @@ def run(
     return model(*iterate(sweep, sweep.measures, wanted.n_iter_max, converged, asked, wanted.progress, title, **looks))
 
 
-def _copied(factors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _copied(factors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(f.clone() for f in factors)

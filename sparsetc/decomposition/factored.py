@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.errors import (
     DecompositionError,
@@ -53,14 +54,14 @@ class Factored:
     KIND: ClassVar[str]
     HEAD: ClassVar[str]
     NUMBERS: ClassVar[tuple[str, ...]]
-    factors: tuple[torch.Tensor, ...]
+    factors: tuple[Tensor, ...]
     fits: tuple[float, ...]
     stopped: str
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factors", tuple(self.factors))
         for tensor in (self._head, *self.factors):
-            if not isinstance(tensor, torch.Tensor):
+            if not isinstance(tensor, Tensor):
                 raise DecompositionError(f"a {self.KIND} model is of torch tensors, found {type(tensor).__name__}")
         if not self._head.dtype.is_floating_point:
             raise DtypeError(f"a {self.KIND} model is of real floating-point numbers, found {self.dtype}")
@@ -79,9 +80,9 @@ class Factored:
     # -- what it is ---------------------------------------------------------------------------------------------------
 
     @property
-    def _head(self) -> torch.Tensor:
+    def _head(self) -> Tensor:
         """The weights, or the core."""
-        found: torch.Tensor = getattr(self, self.HEAD)
+        found: Tensor = getattr(self, self.HEAD)
         return found
 
     def _ranks(self) -> tuple[int, ...]:
@@ -139,7 +140,7 @@ class Factored:
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
-    def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
+    def to_dense(self, memory_limit: int | str | None = None) -> Tensor:
         """Return the full tensor, strided, of ``shape``.
 
         Args:
@@ -152,7 +153,7 @@ class Factored:
         memory.check(f"the model in full, {self.shape},", self._numbers() * self.dtype.itemsize, self.device, limit)
         return self._dense()
 
-    def values_at(self, coords: Any) -> torch.Tensor:
+    def values_at(self, coords: Any) -> Tensor:
         """Return the (n,) elements of the tensor at ``coords``, computed in chunks.
 
         Args:
@@ -165,7 +166,7 @@ class Factored:
         parts = coords.split(max(1, CHUNK // max(1, self._head.numel())), 1)
         return torch.cat([self._entries(at) for at in parts])
 
-    def _dense(self) -> torch.Tensor:
+    def _dense(self) -> Tensor:
         """The tensor in full."""
         raise NotImplementedError
 
@@ -173,7 +174,7 @@ class Factored:
         """Return the most numbers that `_dense` holds at a time."""
         raise NotImplementedError
 
-    def _entries(self, at: torch.Tensor) -> torch.Tensor:
+    def _entries(self, at: Tensor) -> Tensor:
         """(part,) the entries at (order, part) coordinates."""
         raise NotImplementedError
 
@@ -245,7 +246,7 @@ class Factored:
             raise IOFormatError(f"{os.fspath(path)}: {fault}") from error
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray:
+def _array(tensor: Tensor) -> np.ndarray:
     """A tensor as an ndarray; float32 of the narrow dtypes that numpy lacks."""
     held = tensor.detach().cpu()
     return (held if held.dtype in DTYPES else held.float()).contiguous().numpy()
@@ -269,18 +270,18 @@ def imported(name: str) -> Any:
         ) from error
 
 
-def fortran(tensor: torch.Tensor) -> np.ndarray:
+def fortran(tensor: Tensor) -> np.ndarray:
     """A float64 copy in the order that pyttb has its arrays in."""
     return np.array(_array(tensor), np.float64, order="F")
 
 
-def _as_coords(given: Any, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def _as_coords(given: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
     try:
         coords = torch.as_tensor(given, device=device)
     except (TypeError, ValueError) as error:
         raise ShapeError(f"coordinates must be a rectangle of integers ({len(shape)}, n): {error}") from None
-    if not coords.numel() and not isinstance(given, torch.Tensor):
+    if not coords.numel() and not isinstance(given, Tensor):
         coords = coords.long()  # the dtype of empty lists says nothing
     if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
         raise DtypeError(f"coordinates are integers, found {coords.dtype}")

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
@@ -91,11 +92,11 @@ def tucker(
     core = sparse.values.new_zeros(sizes)
     measures = torch.zeros(1, dtype=torch.float64, device=sparse.device)
 
-    def chain(mode: int) -> torch.Tensor:
+    def chain(mode: int) -> Tensor:
         """Return (size, product of the other ranks): x times the factors of all other modes, unfolded along `mode`."""
         return chains[mode](factors).flatten(1)
 
-    def project(unfolded: torch.Tensor) -> None:
+    def project(unfolded: Tensor) -> None:
         """The core, from the last free mode's chain, and the fit: of orthonormal factors, |M| is the core's norm."""
         mode = free[-1]
         others = [r for m, r in enumerate(sizes) if m != mode]
@@ -139,7 +140,7 @@ def _ranks(given: Any, x: SparseTensor) -> tuple[int, ...]:
 
 def _start(
     x: SparseTensor, ranks: Sequence[int], init: Any, random: torch.Generator | None, free: Sequence[int]
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """(size, rank) factors of orthonormal columns, to be changed in place."""
     _, factors = begun(x, ranks, init, random, free, "Tucker", NAME, draw=torch.randn)
     if isinstance(init, str) and init == "nvecs":
@@ -152,7 +153,7 @@ def _start(
     return factors
 
 
-def _check_orthonormal(factor: torch.Tensor, mode: int) -> None:
+def _check_orthonormal(factor: Tensor, mode: int) -> None:
     gram = (factor.T @ factor).double()
     off = (gram - torch.eye(factor.shape[1], dtype=gram.dtype, device=gram.device)).abs().max()
     if not bool(off < torch.finfo(factor.dtype).eps ** 0.5):

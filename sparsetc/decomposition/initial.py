@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.leading import drawn, leading_vectors
@@ -29,8 +30,8 @@ def begun(
     kind: str,
     name: str,
     starts: Sequence[str] = STARTS,
-    draw: Callable[..., torch.Tensor] = torch.rand,
-) -> tuple[Any, list[torch.Tensor]]:
+    draw: Callable[..., Tensor] = torch.rand,
+) -> tuple[Any, list[Tensor]]:
     """Return weights or a core (None if there are none) and copies of the factors, to be changed in place.
 
     Args:
@@ -68,7 +69,7 @@ def cp_factors(
     free: Sequence[int],
     name: str,
     starts: Sequence[str] = STARTS,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """Return (size, rank) factors to change in place; modes that are not `free` keep the factors given.
 
     Raises:

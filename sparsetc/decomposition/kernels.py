@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.contraction import compiled, kept_together
 from sparsetc.contraction.kernel import Kernel
@@ -19,7 +20,7 @@ from sparsetc.ops import equation, letters_of
 from sparsetc.options import of_call
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-ModeKernel: TypeAlias = Callable[..., torch.Tensor]
+ModeKernel: TypeAlias = Callable[..., Tensor]
 """An einsum of a sparse tensor with a matrix of every mode but one, called ``kernel(factors, values=None)``: with the
 factors of all modes, and with values (nnz,) in the place of the tensor's."""
 
@@ -55,9 +56,9 @@ def _together(
     return {mode: partial(_called, Kernel(one, [x]), mode) for mode, one in zip(kept, made, strict=True)}
 
 
-def _called(kernel: Any, mode: int, factors: Sequence[torch.Tensor], values: Any = None) -> torch.Tensor:
+def _called(kernel: Any, mode: int, factors: Sequence[Tensor], values: Any = None) -> Tensor:
     """A kernel of the factors of all modes but one."""
-    result: torch.Tensor = kernel(*(f for m, f in enumerate(factors) if m != mode), values=values)
+    result: Tensor = kernel(*(f for m, f in enumerate(factors) if m != mode), values=values)
     return result
 
 
@@ -69,6 +70,6 @@ def model_kernel(x: SparseTensor, rank: int, **settings: Any) -> Kernel:
     return Kernel(compiled(text, operands, of_call(settings), "sparse"), [x])
 
 
-def _table(x: SparseTensor, size: int, rank: int) -> torch.Tensor:
+def _table(x: SparseTensor, size: int, rank: int) -> Tensor:
     """Return a matrix in place of a factor, for compilation."""
     return torch.empty(size, rank, dtype=x.dtype, device=x.device)

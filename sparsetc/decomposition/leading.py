@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.api import compile, einsum
 from sparsetc.decomposition.linear import signs_of_largest
@@ -32,7 +33,7 @@ AUTO, ROWS = "auto", "rows"
 products take less time than to find out by which plan they take least (H200, Uber: 0.85 s, without a record)."""
 
 
-def leading(matrix: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+def leading(matrix: Tensor, start: Tensor) -> Tensor:
     """(n, k) leading left singular vectors of a dense (n, p) matrix, p >= k.
 
     Args:
@@ -49,7 +50,7 @@ def leading(matrix: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     return signed(_iterated(lambda u: matrix @ (matrix.T @ u), start, WARM_STEPS))
 
 
-def leading_vectors(x: SparseTensor, mode: int, count: int, random: torch.Generator | None) -> torch.Tensor:
+def leading_vectors(x: SparseTensor, mode: int, count: int, random: torch.Generator | None) -> Tensor:
     """(size, count) leading left singular vectors of x unfolded along a mode: a sparse matrix with a column a fiber."""
     unfolded = _unfolded(x, mode)
     size, columns = unfolded.shape
@@ -63,9 +64,7 @@ def leading_vectors(x: SparseTensor, mode: int, count: int, random: torch.Genera
     return signed(_iterated(lambda basis: forth(back(basis)), torch.linalg.qr(start).Q, STEPS)[:, :count])
 
 
-def drawn(
-    draw: Callable[..., torch.Tensor], size: int, rank: int, x: SparseTensor, random: torch.Generator | None
-) -> torch.Tensor:
+def drawn(draw: Callable[..., Tensor], size: int, rank: int, x: SparseTensor, random: torch.Generator | None) -> Tensor:
     """(size, rank) of x's dtype and device, by torch's function: on the generator's device, the CPU without one.
 
     So a seed gives one start wherever the tensor is.
@@ -74,12 +73,12 @@ def drawn(
     return draw(size, rank, generator=random, dtype=x.dtype, device=device).to(x.device)
 
 
-def signed(vectors: torch.Tensor) -> torch.Tensor:
+def signed(vectors: Tensor) -> Tensor:
     """Columns whose entry of the largest magnitude is positive."""
     return vectors * signs_of_largest(vectors)
 
 
-def _iterated(product: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int) -> torch.Tensor:
+def _iterated(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
     """Subspace iterations on a symmetric product, then the eigenvectors within the subspace (Rayleigh-Ritz)."""
     basis = start
     for _ in range(steps):
@@ -98,6 +97,6 @@ def _unfolded(x: SparseTensor, mode: int) -> SparseTensor:
     return SparseTensor(coords, x.values, (x.shape[mode], max(1, found.count)), check=False)
 
 
-def last_vectors(gram: torch.Tensor, count: int) -> torch.Tensor:
+def last_vectors(gram: Tensor, count: int) -> Tensor:
     """(n, count) eigenvectors of the largest eigenvalues of a symmetric (n, n) matrix, the largest first."""
     return torch.linalg.eigh(gram).eigenvectors[:, -count:].flip(1)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.launch import FUSED
 
@@ -32,11 +33,11 @@ class Update(NamedTuple):
         apply: change the factor in place, by B and what the first gave.
     """
 
-    system: Callable[[torch.Tensor, torch.dtype], tuple[torch.Tensor, ...]]
-    apply: Callable[[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]], None]
+    system: Callable[[Tensor, torch.dtype], tuple[Tensor, ...]]
+    apply: Callable[[Tensor, Tensor, tuple[Tensor, ...]], None]
 
 
-def inverted(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def inverted(gram: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(H, (H + D)^-1) for one H of all rows, D being a few rounding errors of H, as a share of its diagonal.
 
     H is inverted in float64, being squared in condition.
@@ -45,7 +46,7 @@ def inverted(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torc
     return gram.to(dtype), (inverse_by_kernel if by_kernel else inverse_by_torch)(gram, dtype)
 
 
-def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
+def step(factor: Tensor, rhs: Tensor, system: tuple[Tensor, ...]) -> None:
     """One least-squares update in place, ``A += (B - A H) (H + D)^-1``.
 
     So a rank-deficient H is no special case, for which a pseudo-inverse would have the host wait: what H says nothing
@@ -57,7 +58,7 @@ def step(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ..
     factor.addmm_(residual, inverse)
 
 
-def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def inverse_by_kernel(gram: Tensor, dtype: torch.dtype) -> Tensor:
     """(H + D)^-1 of a dtype by Triton's kernel: 11 us where torch's way takes 44.
 
     (H200, rank 32, `benchmarks/results/als_parts.json`.)
@@ -75,7 +76,7 @@ def inverse_by_kernel(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return inverse
 
 
-def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def inverse_by_torch(gram: Tensor, dtype: torch.dtype) -> Tensor:
     """(H + D)^-1 of a dtype by a Cholesky factorization.
 
     Where that fails, as of products in less than float32, the inverse of a diagonal larger than H, with which a step
@@ -87,7 +88,7 @@ def inverse_by_torch(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1))).to(dtype)
 
 
-def factorized(grams: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def factorized(grams: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return Cholesky factors of each row's H + D (D as in `inverted`), which rows failed, and a bound of their
     diagonal.
     """
@@ -96,7 +97,7 @@ def factorized(grams: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, .
     return lower, failed, damped.abs().sum(-1)
 
 
-def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
+def solve_rows(factor: Tensor, rhs: Tensor, system: tuple[Tensor, ...]) -> None:
     """Solve each row's least squares in place, ``A[i] = B[i] (H[i] + D[i])^-1``; of minimal norm if H[i] is singular.
 
     A row without observations becomes 0.
@@ -107,12 +108,12 @@ def solve_rows(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tens
     factor.copy_(torch.where(failed[:, None] == 0, solved, rhs / bound))
 
 
-def hals_system(gram: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor]:
+def hals_system(gram: Tensor, dtype: torch.dtype) -> tuple[Tensor]:
     """Return the input of `hals`: H of either kind, in the factor's dtype."""
     return (gram.to(dtype),)
 
 
-def hals(factor: torch.Tensor, rhs: torch.Tensor, system: tuple[torch.Tensor, ...]) -> None:
+def hals(factor: Tensor, rhs: Tensor, system: tuple[Tensor, ...]) -> None:
     """A nonnegative update in place, a column at a time (hierarchical alternating least squares); H of either kind.
 
     Each column is the best nonnegative one for the others as they are, so the error never rises; a column of which H
@@ -133,7 +134,7 @@ HALS = Update(hals_system, hals)
 """Nonnegative, with an H of either kind."""
 
 
-def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) -> None:
+def hals_by_kernel(factor: Tensor, rhs: Tensor, gram: Tensor) -> None:
     """`hals` of a contiguous factor by Triton's kernel."""
     from sparsetc.decomposition.linear_kernels import update
 
@@ -148,7 +149,7 @@ def hals_by_kernel(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) 
         )  # fmt: skip
 
 
-def hals_by_columns(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor) -> None:
+def hals_by_columns(factor: Tensor, rhs: Tensor, gram: Tensor) -> None:
     """`hals` by torch, the factor and B transposed meanwhile so that a column lies in one piece."""
     rows = gram
     columns, wanted = factor.T.contiguous(), rhs.T.contiguous()
@@ -163,14 +164,14 @@ def hals_by_columns(factor: torch.Tensor, rhs: torch.Tensor, gram: torch.Tensor)
     factor.copy_(columns.T)
 
 
-def fit_of(norm: torch.Tensor, inner: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+def fit_of(norm: Tensor, inner: Tensor, square: Tensor) -> Tensor:
     """``1 - |X - M| / |X|`` of the length of X, its inner product with a model M, and the square of M's length."""
     error = norm.square() - 2 * inner + square
     # Of a tensor of zeros the norm is 0, and the fit 1 less that of the model.
     return 1 - error.clamp(min=0).sqrt() / divisor(norm)
 
 
-def balancing(norms: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+def balancing(norms: Tensor, shares: Tensor) -> Tensor:
     """Return (order, rank) multipliers by which a component's columns get the same norm in every free mode.
 
     Args:
@@ -183,9 +184,7 @@ def balancing(norms: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     return (mean / norms).masked_fill(shares * mean == 0, 1)
 
 
-def normalized(
-    factors: Sequence[torch.Tensor], free: Sequence[int], p: int = 2
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+def normalized(factors: Sequence[Tensor], free: Sequence[int], p: int = 2) -> tuple[Tensor, tuple[Tensor, ...]]:
     """(weights, factors): columns of the free modes of length 1 in the p-norm, their lengths' products as weights."""
     weights, out = factors[0].new_ones(factors[0].shape[1]), list(factors)
     for mode in free:
@@ -195,7 +194,7 @@ def normalized(
     return weights, tuple(out)
 
 
-def signs_of_largest(columns: torch.Tensor) -> torch.Tensor:
+def signs_of_largest(columns: Tensor) -> Tensor:
     """(k,) the sign, 1 or -1, of the entry of the largest magnitude in each column of (n, k); 1 where n is 0."""
     if not columns.shape[0]:
         return columns.new_ones(columns.shape[1])
@@ -203,7 +202,7 @@ def signs_of_largest(columns: torch.Tensor) -> torch.Tensor:
     return torch.where(largest < 0, -1, 1).to(columns.dtype)
 
 
-def divisor(lengths: torch.Tensor) -> torch.Tensor:
+def divisor(lengths: Tensor) -> Tensor:
     """Lengths to divide by: 1 instead of 0."""
     return lengths.masked_fill(lengths == 0, 1)
 
@@ -218,7 +217,7 @@ def width_of(rank: int) -> int:
     return max(16, 1 << (rank - 1).bit_length())
 
 
-def _damped(gram: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _damped(gram: Tensor, dtype: torch.dtype) -> Tensor:
     """A Gram matrix made positive definite, whatever the rounding errors of a dtype in it."""
     damped = gram.clone()
     damped.diagonal(dim1=-2, dim2=-1).mul_(1 + _share(gram.shape[-1], dtype)).clamp_(min=least(dtype))

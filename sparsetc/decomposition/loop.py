@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.step import Step
 from sparsetc.decomposition import checks
@@ -115,7 +116,7 @@ def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool]
 
     def asked(rows: Rows) -> bool:
         said = callback(made(rows), 1 - rows[-1][0])
-        return bool(said) if isinstance(said, bool | torch.Tensor | np.bool_) else False
+        return bool(said) if isinstance(said, bool | Tensor | np.bool_) else False
 
     return asked
 
@@ -130,7 +131,7 @@ def settled(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
 
 def iterate(
     step: Callable[[], None],
-    measures: torch.Tensor,
+    measures: Tensor,
     n_iter_max: int,
     converged: Callable[[Rows], bool],
     callback: Callable[[Rows], bool] | None = None,
@@ -165,7 +166,7 @@ def iterate(
     advance = captured(step, measures.device) if capture else step
     looks = LOOK if measures.is_cuda and callback is None and not progress else 1
     rows: list[list[float]] = []
-    unread: list[torch.Tensor] = []
+    unread: list[Tensor] = []
     stopped = ""
     shown, start = False if silent else progress, time.perf_counter()
     with _interruptions() as interrupted, bar(n_iter_max, title, shown, "iterations") as at:
@@ -201,7 +202,7 @@ def column(rows: Rows, number: int) -> tuple[float, ...]:
     return tuple(row[number] for row in rows)
 
 
-def _read(unread: list[torch.Tensor]) -> list[list[float]]:
+def _read(unread: list[Tensor]) -> list[list[float]]:
     """The measures that were not looked at yet, in one transfer."""
     found = torch.stack(unread).tolist() if unread else []
     unread.clear()

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.decomposition.factored import Factored, fortran, imported
 from sparsetc.decomposition.linear import normalized, signs_of_largest
@@ -45,8 +46,8 @@ class CP(Factored):
     KIND = "CP"
     HEAD = "weights"
     NUMBERS = ("fits", "log_likelihoods")
-    weights: torch.Tensor
-    factors: tuple[torch.Tensor, ...]
+    weights: Tensor
+    factors: tuple[Tensor, ...]
     fits: tuple[float, ...] = ()
     stopped: str = ""
     log_likelihoods: tuple[float, ...] = ()
@@ -61,7 +62,7 @@ class CP(Factored):
             raise ShapeError(f"weights of a CP model have shape (rank,), found {tuple(self.weights.shape)}")
         return (self.rank,) * len(self.factors)
 
-    def norm(self) -> torch.Tensor:
+    def norm(self) -> Tensor:
         """Return ``|M|`` as a float64 scalar on the model's device, computed from the Gram matrices of the factors."""
         gram = torch.stack([f.double().T @ f.double() for f in self.factors]).prod(0)
         weights = self.weights.double()
@@ -76,13 +77,13 @@ class CP(Factored):
         sides = prod(self.shape[: self._half]) + prod(self.shape[self._half :])
         return prod(self.shape) + 2 * self.rank * sides
 
-    def _dense(self) -> torch.Tensor:
+    def _dense(self) -> Tensor:
         half = self._half
         left = _khatri_rao((self.factors[0] * self.weights, *self.factors[1:half]))
         right = _khatri_rao(self.factors[half:]) if half < self.order else torch.ones_like(self.weights)[None]
         return (left @ right.T).reshape(self.shape)
 
-    def _entries(self, at: torch.Tensor) -> torch.Tensor:
+    def _entries(self, at: Tensor) -> Tensor:
         product = self.weights
         for factor, rows in zip(self.factors, at, strict=True):
             product = product * factor[rows]
@@ -107,7 +108,7 @@ class CP(Factored):
         return imported("pyttb").ktensor([fortran(f) for f in self.factors], fortran(self.weights))
 
 
-def _khatri_rao(factors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def _khatri_rao(factors: tuple[Tensor, ...]) -> Tensor:
     """(product of sizes, rank): all products of a row of each, the last factor's rows fastest."""
     product = factors[0]
     for factor in factors[1:]:
@@ -139,8 +140,8 @@ class Tucker(Factored):
     KIND = "Tucker"
     HEAD = "core"
     NUMBERS = ("fits",)
-    core: torch.Tensor
-    factors: tuple[torch.Tensor, ...]
+    core: Tensor
+    factors: tuple[Tensor, ...]
     fits: tuple[float, ...] = ()
     stopped: str = ""
 
@@ -152,7 +153,7 @@ class Tucker(Factored):
     def _ranks(self) -> tuple[int, ...]:
         return self.rank
 
-    def norm(self) -> torch.Tensor:
+    def norm(self) -> Tensor:
         """Return ``|M|`` as a float64 scalar on the model's device, computed from the core and the factors' Gram
         matrices.
         """
@@ -165,10 +166,10 @@ class Tucker(Factored):
         steps = [prod(self.shape[:mode]) * prod(self.rank[mode:]) for mode in range(self.order + 1)]
         return 2 * max(before + after for before, after in pairwise(steps))
 
-    def _dense(self) -> torch.Tensor:
+    def _dense(self) -> Tensor:
         return _multiplied(self.core, self.factors)
 
-    def _entries(self, at: torch.Tensor) -> torch.Tensor:
+    def _entries(self, at: Tensor) -> Tensor:
         rows = self.factors[0][at[0]] @ self.core.reshape(self.rank[0], -1)
         for mode in range(1, self.order):  # (part, ranks of this mode, those of later ones)
             rows = rows.unflatten(1, (self.rank[mode], prod(self.rank[mode + 1 :])))
@@ -181,7 +182,7 @@ class Tucker(Factored):
         return pyttb.ttensor(pyttb.tensor(fortran(self.core)), [fortran(f) for f in self.factors])
 
 
-def _multiplied(core: torch.Tensor, matrices: Any) -> torch.Tensor:
+def _multiplied(core: Tensor, matrices: Any) -> Tensor:
     """The core times a (size, rank) matrix along each mode."""
     for mode, matrix in enumerate(matrices):
         core = torch.tensordot(matrix, core.movedim(mode, 0), 1).movedim(0, mode)

@@ -19,6 +19,7 @@ from textwrap import indent
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.device import profile
 from sparsetc.device.profile import DeviceProfile, default_gpu, machine_of, portable
@@ -93,7 +94,7 @@ class ProbeLaunch:
 
     kernel: Any
     grid: int
-    arguments: tuple[torch.Tensor | int, ...]
+    arguments: tuple[Tensor | int, ...]
     constants: dict[str, int | str]
     warps: int = 4
     stages: int = 1
@@ -189,7 +190,7 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
         dtype = torch.float64 if name == "float64" else torch.float32
         left, right = (torch.ones(shape, dtype=dtype, device=device) for shape in ((rows, inner), (inner, columns)))
 
-        def product(left: torch.Tensor = left, right: torch.Tensor = right, name: str = name) -> torch.Tensor:
+        def product(left: Tensor = left, right: Tensor = right, name: str = name) -> Tensor:
             with matmul_precision(name if name in PRECISIONS else "highest"):
                 return left @ right
 
@@ -198,7 +199,7 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
     places = torch.arange(0, sizes.moved, SPARSE, device=device)
     array, values = _zeros(sizes.moved, device), torch.ones(places.numel(), device=device)
 
-    def moved() -> torch.Tensor:
+    def moved() -> Tensor:
         """Zero an array and scatter to it, as operands are; zero it and gather from it, as results are."""
         _scattered(array, places, values)
         return array.zero_().index_select(0, places)
@@ -216,7 +217,7 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
     yield "call", sizes.calls, (calls,)
 
 
-def _scattered(array: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _scattered(array: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """The array of zeros but for the values at their places."""
     return array.zero_().index_copy_(0, places, values)
 
@@ -234,7 +235,7 @@ def starts(device: torch.device, sizes: ProbeSizes) -> tuple[ProbeLaunch, ProbeL
     return one, few, many
 
 
-def _zeros(count: int, device: torch.device) -> torch.Tensor:
+def _zeros(count: int, device: torch.device) -> Tensor:
     return torch.zeros(count, device=device)
 
 

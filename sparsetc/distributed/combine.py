@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from sparsetc.distributed.cut import Cut, Range, shares
@@ -22,7 +23,7 @@ from sparsetc.distributed.transfer import Transfer
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Combined = tuple[tuple[Transfer, ...], Callable[[torch.Tensor], Any]]
+Combined = tuple[tuple[Transfer, ...], Callable[[Tensor], Any]]
 """Transfers of a dense result, or of the values of a sparse one, in order, and what makes the result of the last's."""
 
 
@@ -41,7 +42,7 @@ def dense_result(share: Share, gather: bool, ranks: Ranks, device: torch.device)
     placement: Placement = Shard(0) if shape else Replicate()
     stride = tuple(prod(shape[n + 1 :]) for n in range(len(shape)))
 
-    def wrap(part: torch.Tensor) -> torch.Tensor:
+    def wrap(part: Tensor) -> Tensor:
         part = part if shape else part.view(())
         if gather or ranks.group is None:
             return part
@@ -88,7 +89,7 @@ def _united(local: SparseTensor, part: Sequence[int], ranks: Ranks) -> tuple[Spa
     union = numbered(coords.unbind(), local.shape[: local.sparse_order], coords.shape[1], coords)
     numbers, spans = union.rank.split(counts), dict(zip(part, shares((0, union.count), len(part)), strict=True))
 
-    def within(rank: int, span: Range) -> torch.Tensor:
+    def within(rank: int, span: Range) -> Tensor:
         """Return (n,) the numbers of a rank's entries within a span of the union, in the order of sending."""
         return numbers[rank][(numbers[rank] >= span[0]) & (numbers[rank] < span[1])].sort().values
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations
@@ -44,7 +45,7 @@ def cp_als(x: Sharded, wanted: Wanted, settings: dict[str, Any]) -> CP:
     if fixed is not None and not isinstance(fixed, int):
         wanted = replace(wanted, fixed_modes=tuple(fixed))
 
-    def begun() -> tuple[Wanted, list[torch.Tensor]]:
+    def begun() -> tuple[Wanted, list[Tensor]]:
         if wanted.mask is not None:
             raise DecompositionError(f"{NAME}: there is no mask= of a sharded tensor; one of one process has it")
         checks.kind(x.dtype, x.device, x.shape, NAME)
@@ -75,8 +76,8 @@ def cp_als(x: Sharded, wanted: Wanted, settings: dict[str, Any]) -> CP:
 
 
 def prepared(
-    x: Sharded, factors: Sequence[torch.Tensor], free: Sequence[int], settings: dict[str, Any]
-) -> tuple[Equations, list[torch.Tensor], Callable[[], list[torch.Tensor]]]:
+    x: Sharded, factors: Sequence[Tensor], free: Sequence[int], settings: dict[str, Any]
+) -> tuple[Equations, list[Tensor], Callable[[], list[Tensor]]]:
     """The equations, compiled on every rank; collective.
 
     B comes from an MTTKRP of this rank's box, whose rows go to their owners; updated rows go back to all holders.
@@ -104,7 +105,7 @@ def prepared(
     to_blocks = transfers(owned, held)
     to_all = transfers(owned, whole)
 
-    def make(**settings: Any) -> tuple[Equations, list[torch.Tensor]]:
+    def make(**settings: Any) -> tuple[Equations, list[Tensor]]:
         blocks = [f[slice(*rows[ranks.rank])].clone() for f, rows in zip(factors, held, strict=True)]
         parts = [f[slice(*rows[ranks.rank])].clone() for f, rows in zip(factors, owned, strict=True)]
         own_rows = [parts[m] if to_blocks[m].moves else blocks[m] for m in modes]
@@ -122,7 +123,7 @@ def prepared(
     equations, own_rows = on_all(ranks, NAME, make, settings)
     equations.join()
 
-    def gather() -> list[torch.Tensor]:
+    def gather() -> list[Tensor]:
         equations.arrived()
         return [transfer(rows) for transfer, rows in zip(to_all, own_rows, strict=True)]
 

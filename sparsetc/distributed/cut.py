@@ -14,6 +14,7 @@ from itertools import islice, product
 from math import prod
 
 import torch
+from torch import Tensor
 
 from sparsetc.distributed.ranks import Ranks
 
@@ -119,7 +120,7 @@ def _few(numbers: tuple[int, ...]) -> str:
     return said if len(numbers) <= 6 else f"{said}, … ({len(numbers)} ranges)"
 
 
-def boundaries(counts: torch.Tensor, ranges: int) -> tuple[int, ...]:
+def boundaries(counts: Tensor, ranges: int) -> tuple[int, ...]:
     """Return the (ranges + 1) rows at which a mode is cut into ranges of about equally many nonzeros.
 
     Args:
@@ -168,7 +169,7 @@ def rows_sent(grid: Grid, shape: Sequence[int]) -> float:
     return sum(n / g * (s - 1) / s for n, g, s in zip(shape, grid[:-1], sharing, strict=True))
 
 
-def chosen(coords: torch.Tensor, shape: Sequence[int], modes: Sequence[int], ranks: Ranks) -> Cut:
+def chosen(coords: Tensor, shape: Sequence[int], modes: Sequence[int], ranks: Ranks) -> Cut:
     """The cut of a tensor; collective.
 
     Args:
@@ -198,7 +199,7 @@ def chosen(coords: torch.Tensor, shape: Sequence[int], modes: Sequence[int], ran
     return min(cuts, key=lambda one: one.imbalance)
 
 
-def box_of(coords: torch.Tensor, bounds: Sequence[Sequence[int]]) -> torch.Tensor:
+def box_of(coords: Tensor, bounds: Sequence[Sequence[int]]) -> Tensor:
     """(n,) int64 the box that each nonzero lies in, the last mode's ranges fastest."""
     box = torch.zeros(coords.shape[1], dtype=torch.int64, device=coords.device)
     for m, b in enumerate(bounds):

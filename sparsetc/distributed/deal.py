@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.distributed.cut import Cut, box_of
 from sparsetc.distributed.ranks import Ranks
@@ -23,7 +24,7 @@ from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Nonzeros = tuple[torch.Tensor, torch.Tensor]
+Nonzeros = tuple[Tensor, Tensor]
 """(sparse order, n) coordinates and (n, *dense sizes) values."""
 
 
@@ -113,7 +114,7 @@ def _kept(equation: str, shape: tuple[int, ...], modes: tuple[int, ...]) -> tupl
     return tuple(m for m in modes if letters[m] in einsum.output and letters.count(letters[m]) == 1)
 
 
-def owners(coords: torch.Tensor, cut: Cut, before: torch.Tensor | None = None) -> torch.Tensor:
+def owners(coords: Tensor, cut: Cut, before: Tensor | None = None) -> Tensor:
     """(n,) int64 the rank of each nonzero.
 
     Args:

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from sparsetc.api import compile as compile_local
@@ -83,7 +84,7 @@ class DistributedKernel:
         self.transfers, self._wrap = combined
 
     @entry_point
-    def __call__(self, *dense: Any) -> torch.Tensor | Sharded:
+    def __call__(self, *dense: Any) -> Tensor | Sharded:
         """Run, on every rank, with the dense operands whole, or DTensors, as `compile` was given them; ndarrays too.
 
         Returns:
@@ -97,7 +98,7 @@ class DistributedKernel:
         """
         return self._called([_dense(_whole(o), f"dense operand {n}") for n, o in enumerate(dense, 1)])
 
-    def _called(self, dense: Sequence[Any]) -> torch.Tensor | Sharded:
+    def _called(self, dense: Sequence[Any]) -> Tensor | Sharded:
         narrowed = self.share.narrowed(dense, self.ranks.rank)
         _refuse_gradients(dense)
         what = f'a sum of "{self.share.bound.einsum.text}"'
@@ -130,7 +131,7 @@ def compiled(
     gather: bool = False,
     called: bool = False,
     **settings: Any,
-) -> tuple[DistributedKernel, list[torch.Tensor]]:
+) -> tuple[DistributedKernel, list[Tensor]]:
     """Return the kernel of an einsum (compiled, or kept with the sharded operand) and its dense operands; collective.
 
     What is wrong with the operands of one rank is found here, where ranks ask each other: in the call that follows the
@@ -158,7 +159,7 @@ def compiled(
     at = next(n for n, o in enumerate(operands) if o is x)
     others = {n: _whole(o) for n, o in enumerate(operands) if n != at}
 
-    def prepared() -> tuple[Share, dict[int, torch.Tensor]]:
+    def prepared() -> tuple[Share, dict[int, Tensor]]:
         if drop_zeros:
             raise DistributedError("drop_zeros=True is for tensors of one process; take it of y.gather()")
         if any(isinstance(o, Sharded | SparseTensor) for o in others.values()):
@@ -174,7 +175,7 @@ def compiled(
             _refuse_gradients(list(dense.values()))
         return share, dense
 
-    def values(made: tuple[Share, dict[int, torch.Tensor]]) -> dict[str, int]:
+    def values(made: tuple[Share, dict[int, Tensor]]) -> dict[str, int]:
         return {f"the bits of operand {n + 1}": bits(o) for n, o in made[1].items() if called}
 
     share, by_place = agreed(x.ranks, "einsum", prepared, said, values)
@@ -187,21 +188,21 @@ def _whole(operand: Any) -> Any:
     return operand.full_tensor() if isinstance(operand, DTensor) else operand
 
 
-def _dense(operand: Any, what: str) -> torch.Tensor:
+def _dense(operand: Any, what: str) -> Tensor:
     """A dense tensor, of an ndarray too; DtypeError of all else."""
     tensor = as_dense(operand, what)
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
         raise DtypeError(f"{what} must be dense, found {getattr(tensor, 'layout', type(tensor).__name__)}")
     return tensor
 
 
-def _refuse_gradients(dense: Sequence[torch.Tensor]) -> None:
+def _refuse_gradients(dense: Sequence[Tensor]) -> None:
     if carry_derivatives(dense):
         raise TransformError("distributed einsums have no gradients; detach operands, or use torch.no_grad()")
 
 
 def _made(
-    share: Share, x: Sharded, dense: list[torch.Tensor], gather: bool, output: Form, settings: dict[str, Any]
+    share: Share, x: Sharded, dense: list[Tensor], gather: bool, output: Form, settings: dict[str, Any]
 ) -> DistributedKernel:
     """Compile on every rank; collective."""
 

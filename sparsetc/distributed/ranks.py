@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from sparsetc.errors import DeviceError, DistributedError
@@ -86,28 +87,26 @@ class Ranks:
 
     # -- tensors --------------------------------------------------------------------------------------------------
 
-    def sum_(self, x: torch.Tensor) -> torch.Tensor:
+    def sum_(self, x: Tensor) -> Tensor:
         """The tensor, its elements summed over ranks; in place if it is contiguous, as of the next two."""
         return self._in_place(dist.all_reduce, x, "a sum over ranks failed")
 
-    def most(self, x: torch.Tensor) -> torch.Tensor:
+    def most(self, x: Tensor) -> Tensor:
         """The largest of each element over ranks."""
         return self._in_place(dist.all_reduce, x, "a comparison of ranks failed", op=dist.ReduceOp.MAX)
 
-    def first(self, x: torch.Tensor) -> torch.Tensor:
+    def first(self, x: Tensor) -> Tensor:
         """Return what rank 0 has."""
         return self._in_place(dist.broadcast, x, "rank 0 could not be asked", group_src=0)
 
-    def _in_place(self, collective: Callable[..., Any], x: torch.Tensor, what: str, **settings: Any) -> torch.Tensor:
+    def _in_place(self, collective: Callable[..., Any], x: Tensor, what: str, **settings: Any) -> Tensor:
         x = x.contiguous()
         if self.size > 1:
             with self._naming(what):
                 collective(x, group=self.group, **settings)
         return x
 
-    def exchange(
-        self, out: torch.Tensor, x: torch.Tensor, received: Sequence[int], sent: Sequence[int]
-    ) -> Callable[[], None]:
+    def exchange(self, out: Tensor, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Callable[[], None]:
         """Begin to send rows to other ranks. Return a function that makes the stream wait for the rows received.
 
         Args:
@@ -130,13 +129,13 @@ class Ranks:
 
         return wait
 
-    def exchanged(self, x: torch.Tensor, received: Sequence[int], sent: Sequence[int]) -> torch.Tensor:
+    def exchanged(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
         """The rows for this rank, as `exchange` sends them."""
         out = x.new_empty((sum(received), *x.shape[1:]))
         self.exchange(out, x, received, sent)()
         return out
 
-    def gathered(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    def gathered(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """The rows of all ranks, of which each has as many as `counts` says."""
         return self.exchanged(torch.cat([x] * self.size), counts, [x.shape[0]] * self.size)
 
@@ -178,7 +177,7 @@ class Ranks:
             ) from error
 
 
-def _bytes(x: torch.Tensor) -> torch.Tensor:
+def _bytes(x: Tensor) -> Tensor:
     """Bytes of a tensor, of which any dtype can be sent; in its own memory if it is contiguous.
 
     A tensor of one element is contiguous whatever its strides are, and torch views none but stride 1 as bytes.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from sparsetc.distributed.cut import Box, Cut
 from sparsetc.errors import EquationError, ShapeError
@@ -62,7 +62,7 @@ class Share:
             for c, n in zip(e.output, self.bound.output_shape, strict=True)
         )
 
-    def narrowed(self, dense: Sequence[torch.Tensor], rank: int) -> list[torch.Tensor]:
+    def narrowed(self, dense: Sequence[Tensor], rank: int) -> list[Tensor]:
         """Return views of the rows of dense operands that a rank reads; broadcast dimensions stay as they are.
 
         Raises:

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Range
@@ -22,7 +23,7 @@ from sparsetc.tensor.sums import INTEGERS, accumulator, fitted, refuse_wrapped
 
 Place = tuple[Any, tuple[int, ...]]
 """An index of a tensor, slices or numbers of rows, and the sizes of what lies there."""
-Parts = list[tuple[Any, torch.Tensor]]
+Parts = list[tuple[Any, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Transfer:
     shape: tuple[int, ...]
     adds: bool
     moves: bool = True
-    order: torch.Tensor | None = None
+    order: Tensor | None = None
 
     @classmethod
     def of_boxes(cls, ranks: Ranks, boxes: Sequence[Box], targets: Sequence[Range], shape: Sequence[int]) -> Transfer:
@@ -78,7 +79,7 @@ class Transfer:
         """Return how many elements each rank is sent; this one none."""
         return [(b - a) * self.width * (rank != self.ranks.rank) for rank, (a, b) in enumerate(self.spans)]
 
-    def __call__(self, local: torch.Tensor, what: str = "") -> torch.Tensor:
+    def __call__(self, local: Tensor, what: str = "") -> Tensor:
         """Send the rows of this rank, and return the result; collective.
 
         Raises:
@@ -89,14 +90,14 @@ class Transfer:
         parts = self._sent(local)()
         return self._summed(parts, local, what) if self.adds else self._placed(parts, local.new_empty(self.shape))
 
-    def begin(self, local: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
+    def begin(self, local: Tensor, out: Tensor) -> Callable[[], Any]:
         """Begin to send rows that need no sums; collective. Return a function that writes the result into `out`."""
         if not self.moves:
             return lambda: None
         finish = self._sent(local)
         return lambda: self._placed(finish(), out)
 
-    def _sent(self, local: torch.Tensor) -> Callable[[], Parts]:
+    def _sent(self, local: Tensor) -> Callable[[], Parts]:
         """Begin to send; what is returned has the stream wait, and gives the parts of all ranks."""
         local = torch.atleast_1d(picked(local, self.order))
         rows, me = [local[a:b] for a, b in self.spans], self.ranks.rank
@@ -114,12 +115,12 @@ class Transfer:
 
         return finish
 
-    def _placed(self, parts: Parts, out: torch.Tensor) -> torch.Tensor:
+    def _placed(self, parts: Parts, out: Tensor) -> Tensor:
         for index, part in parts:
             out[index] = part
         return out
 
-    def _summed(self, parts: Parts, like: torch.Tensor, what: str) -> torch.Tensor:
+    def _summed(self, parts: Parts, like: Tensor, what: str) -> Tensor:
         """Sums rounded once, to the dtype that the parts have."""
         dtype = like.dtype
         sums = self._added_up(parts, like, accumulator(dtype))
@@ -127,13 +128,13 @@ class Transfer:
             return sums.to(dtype)
         close = self._added_up(parts, like, torch.float64)
 
-        def fitting() -> torch.Tensor:
+        def fitting() -> Tensor:
             refuse_wrapped(sums, close, what)
             return fitted(sums, dtype, what)
 
         return agreed(self.ranks, what, fitting)
 
-    def _added_up(self, parts: Parts, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _added_up(self, parts: Parts, like: Tensor, dtype: torch.dtype) -> Tensor:
         if parts and all(part.shape == self.shape for _, part in parts):
             return reduce(torch.add, [part.to(dtype) for _, part in parts])
         out = like.new_zeros(self.shape, dtype=dtype)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
@@ -81,15 +82,15 @@ def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Sta
 
 @register_partition("run_length", whole_rows=True)
 def by_run_length(
-    coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int
-) -> list[torch.Tensor | None]:
+    coords: Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int
+) -> list[Tensor | None]:
     """[nonzeros of rows with at least `threshold` of them, the others]. A row shares the kept modes' coordinates."""
     lengths = row_lengths(coords, shape, kept)
     long = lengths >= threshold
     return [torch.nonzero(long).flatten(), torch.nonzero(~long).flatten()]
 
 
-def row_lengths(coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...]) -> torch.Tensor:
+def row_lengths(coords: Tensor, shape: tuple[int, ...], kept: tuple[int, ...]) -> Tensor:
     """(nnz,) for every nonzero, how many share its output row."""
     nnz = coords.shape[1]
     if not kept or nnz == 0:

@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.nest import Nest
@@ -51,7 +52,7 @@ windows results of near fibers are not written together, which took 1.4 times as
 late, 1.2 times (H200, TTV; `benchmarks/results/rows_stored.json` and `ttv.json`)."""
 
 
-def _side_by_side(length: torch.Tensor, begins: torch.Tensor, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _side_by_side(length: Tensor, begins: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
     """Put fibers side by side, `lanes` to a block of one group, sorted by falling length within each `WINDOW`.
 
     Args:
@@ -78,9 +79,7 @@ def _side_by_side(length: torch.Tensor, begins: torch.Tensor, lanes: int) -> tup
     return torch.empty_like(lane).scatter_(0, order, lane), begins.index_select(0, first)
 
 
-def _sources(
-    ptr: torch.Tensor, lane: torch.Tensor, start: torch.Tensor, length: torch.Tensor, lanes: int, stored: int, nnz: int
-) -> torch.Tensor:
+def _sources(ptr: Tensor, lane: Tensor, start: Tensor, length: Tensor, lanes: int, stored: int, nnz: int) -> Tensor:
     """(stored,) the place of each stored nonzero of `nnz`; -1 for padding.
 
     Step n of lane l of block b is stored at ``ptr[b] + n * lanes + l``.
@@ -121,7 +120,7 @@ class Fiber:
         alone = 1 < storage.lanes >= storage.max_item_nnz > 0
         return blocks_nest(item, lane, leaf, storage.lanes, alone=alone, narrow=storage.narrow)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort nonzeros by (item, lane, leaf) modes, cut long fibers, and group fibers to blocks, blocks to items."""
         nnz = coords.shape[1]
         view = self.view(shape, storage)
@@ -179,7 +178,7 @@ class Fiber:
         )
 
 
-def _items(ptr: torch.Tensor, begins: torch.Tensor, most: int, stored: int) -> torch.Tensor:
+def _items(ptr: Tensor, begins: Tensor, most: int, stored: int) -> Tensor:
     """(items,) the first block of each work item, given True at the first block of each group.
 
     A group is cut at the first block past each multiple of `most` stored entries; 0 cuts none.

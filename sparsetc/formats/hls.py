@@ -32,6 +32,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
@@ -70,7 +71,7 @@ class TileFormat:
         """Ranges of tiles that share the item modes' block coordinates."""
         return view_of(shape, storage, self.bitmap)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Sort tiles by (item, other) modes; cut the tiles of a row at `max_item_nnz` positions."""
         return packed_tiles(self.name, coords, shape, storage, self.view(shape, storage))
 
@@ -78,7 +79,7 @@ class TileFormat:
 register_format(partial(TileFormat, "bitmap_tile", bitmap=True))
 
 
-def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: torch.Tensor) -> int:
+def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: Tensor) -> int:
     """The population from which tiles are stored with all their positions; the others of `threshold` are bitmaps.
 
     Bitmaps take fewer bytes, and longer, since every position is expanded (`benchmarks/results/tile_formats.json`): so
@@ -279,8 +280,8 @@ def _split(
 
 @register_partition("threshold")
 def by_threshold(
-    coords: torch.Tensor, shape: tuple[int, ...], *, threshold: int, whole: int = 0, **sides: int
-) -> list[torch.Tensor | None]:
+    coords: Tensor, shape: tuple[int, ...], *, threshold: int, whole: int = 0, **sides: int
+) -> list[Tensor | None]:
     """[nonzeros of tiles that hold at least `threshold`, the others]; tiles of the default sides, or of `side_m`.
 
     With `whole`, tiles of at least so many come first, apart from those of at least `threshold`.

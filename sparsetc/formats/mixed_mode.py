@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import PlanError
 from sparsetc.formats.fiber import expected_fibers
@@ -76,7 +77,7 @@ def forest(problem: Problem, share: Counts, along: int) -> Storage:
 
 
 @register_partition("mixed_mode")
-def by_mixed_mode(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
+def by_mixed_mode(coords: Tensor, shape: tuple[int, ...]) -> list[Tensor | None]:
     """Assign each nonzero to the mode along which its fiber is stored. Return the nonzeros of each mode.
 
     Fibers are taken in classes of lengths, from 2**n on, the longest class first, and within a class along one mode
@@ -97,10 +98,10 @@ def by_mixed_mode(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Te
         For each mode the numbers of its nonzeros, rising.
     """
     nnz, modes = coords.shape[1], range(len(shape))
-    number: list[torch.Tensor] = []  # (nnz,) for each mode the number of each nonzero's fiber along it
-    left: list[torch.Tensor] = []  # (fibers,) for each mode how many nonzeros of each fiber are left
+    number: list[Tensor] = []  # (nnz,) for each mode the number of each nonzero's fiber along it
+    left: list[Tensor] = []  # (fibers,) for each mode how many nonzeros of each fiber are left
 
-    def count(mode: int, fibers: torch.Tensor, change: int) -> None:
+    def count(mode: int, fibers: Tensor, change: int) -> None:
         left[mode].index_add_(0, fibers, left[mode].new_full((1,), change).expand(fibers.numel()))
 
     for along in modes:

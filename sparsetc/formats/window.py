@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.errors import FormatError, PlanError
@@ -75,8 +76,8 @@ def sizes_of(storage: Storage) -> tuple[int, int, int, int]:
 
 
 def ranked_rows(
-    coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
-) -> tuple[torch.Tensor, int]:
+    coords: Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
+) -> tuple[Tensor, int]:
     """Return the place of each nonzero's row, (nnz,), and how many rows have nonzeros; a cache keeps the groups.
 
     Rows are in the order of their coordinates, or group by group. What whole windows leave of the groups comes after
@@ -105,7 +106,7 @@ def ranked_rows(
     return rank.index_select(0, row), count
 
 
-def _ranks(coords: torch.Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+def _ranks(coords: Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[Tensor, int]:
     """Return (nnz,) the number of each nonzero's fiber of these modes, and the number of fibers."""
     return narrow_ranks((coords[m] for m in modes), [shape[m] for m in modes], coords[0])
 
@@ -141,7 +142,7 @@ class Window:
         return tiles(item, lane, Whole(sides, sequence))
 
     def pack(
-        self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
+        self, coords: Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
     ) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
         height, width, *_ = sizes_of(storage)
@@ -182,7 +183,7 @@ class Window:
 register_format(partial(Window, "vbr", compacted=False))
 
 
-def _filled(size: int, places: torch.Tensor, coordinates: torch.Tensor, none: int) -> torch.Tensor:
+def _filled(size: int, places: Tensor, coordinates: Tensor, none: int) -> Tensor:
     """Return (size,) coordinates at their places, and `none` elsewhere."""
     kind = index_dtype(none)
     lists = torch.full((size,), none, dtype=kind, device=coordinates.device)
@@ -203,8 +204,8 @@ def _listed(name: str, modes: Sequence[int], side: int) -> tuple[Listed, ...]:
 
 
 def tiled(
-    coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, group: torch.Tensor, compacted: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    coords: Tensor, shape: tuple[int, ...], storage: Storage, group: Tensor, compacted: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Number the tiles of each group: of its next columns, or of the strips that it touches.
 
     Returns:
@@ -226,8 +227,8 @@ def tiled(
 
 
 def populations(
-    coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    coords: Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many columns, each window has."""
     group = ranked_rows(coords, shape, storage, cache)[0] // storage.param("height")
     columns, spread = linear_key((coords[m] for m in storage.lane), [shape[m] for m in storage.lane])
@@ -237,14 +238,14 @@ def populations(
 
 @register_partition("row_similarity", whole_rows=True)
 def by_row_similarity(
-    coords: torch.Tensor,
+    coords: Tensor,
     shape: tuple[int, ...],
     kept: tuple[int, ...],
     *,
     threshold: int,
     cache: Lru[Any, Any] | None = None,
     **params: int,
-) -> list[torch.Tensor | None]:
+) -> list[Tensor | None]:
     """[nonzeros of the groups of rows whose tiles hold at least `threshold` on average, the others].
 
     Args:
@@ -270,7 +271,7 @@ def by_row_similarity(
     return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
 
 
-def _tiles(columns: torch.Tensor, storage: Storage) -> torch.Tensor:
+def _tiles(columns: Tensor, storage: Storage) -> Tensor:
     """Return (windows,) the number of tiles for this many columns."""
     width = storage.param("width")
     return (columns + (width - 1)) // width
@@ -394,7 +395,7 @@ def splits(
     if problem.backend == "triton" and not _multiplies(problem, part):
         return
 
-    def count() -> tuple[torch.Tensor, ...]:
+    def count() -> tuple[Tensor, ...]:
         return tuple([n.cpu() for n in populations(counts.coords, counts.shape, part.storage, counts.cache)[1:]])
 
     # Whatever the width of a tile, a window has these columns.
@@ -436,7 +437,7 @@ def _multiplies(problem: Problem, part: Part) -> bool:
 
 
 def _parts(
-    problem: Problem, part: Part, volume: int, nonzeros: torch.Tensor, tiles: torch.Tensor
+    problem: Problem, part: Part, volume: int, nonzeros: Tensor, tiles: Tensor
 ) -> Iterator[tuple[Part, Statistics]]:
     """Yield the part of groups with these nonzeros and tiles, also cut if there are few programs.
 

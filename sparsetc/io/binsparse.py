@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, lines, memory, mtx, npy, npz
@@ -52,9 +53,7 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         return memory.tensor_of(path, coords, values, shape)
 
 
-def _parsed(
-    library: Any, arrays: _Arrays, dtype: torch.dtype | None
-) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...], Any]:
+def _parsed(library: Any, arrays: _Arrays, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, tuple[int, ...], Any]:
     """Coordinates, values, shape and structure; the library's arrays are gone when it returns."""
     container = library.NPZBinsparseContainer(arrays)
     header = container.read_header()
@@ -169,7 +168,7 @@ def _check_length(raw: IO[bytes], name: int, version: bytes, type_size: bytes, s
         raise ValueError("a description longer than the file")
 
 
-def _entries(arrays: _Arrays, tensor: Any) -> tuple[torch.Tensor, np.ndarray]:
+def _entries(arrays: _Arrays, tensor: Any) -> tuple[Tensor, np.ndarray]:
     """Coordinates (order, n) and values of what is stored, level by level from the outermost."""
     order, transpose = len(tensor.shape), list(tensor.transpose or range(len(tensor.shape)))
     rows = list[np.ndarray]()
@@ -209,9 +208,7 @@ def _integers(array: np.ndarray) -> np.ndarray:
     return array.astype(np.int64, copy=False)
 
 
-def _in_full(
-    path: str | os.PathLike[str], coords: torch.Tensor, values: torch.Tensor, structure: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_full(path: str | os.PathLike[str], coords: Tensor, values: Tensor, structure: str) -> tuple[Tensor, Tensor]:
     """Return both triangles of a matrix that stores one."""
     kind, _, triangle = structure.rpartition("_")
     if kind not in _SYMMETRIES or triangle not in ("lower", "upper") or len(coords) != 2:

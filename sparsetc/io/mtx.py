@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import lines, memory, table
@@ -50,9 +51,7 @@ class MatrixHeader:
         if dtype and (dtype not in DTYPES or (self.field == "complex" and not dtype.is_complex)):
             raise DtypeError(f"{self.path} is of field {self.field}; it cannot be read as {dtype}")
 
-    def entries_of(
-        self, coords: torch.Tensor, reals: Sequence[torch.Tensor], dtype: torch.dtype | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def entries_of(self, coords: Tensor, reals: Sequence[Tensor], dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
         """Return (2, n) coordinates and (n,) values of rows of the table, with the entries of the other triangle.
 
         Raises:
@@ -118,7 +117,7 @@ def head(reader: lines.LineReader) -> MatrixHeader:
     return MatrixHeader(field, symmetry, (rows, columns), entries, reader.path, table.stated_dtype(reader))
 
 
-def in_full(coords: torch.Tensor, values: torch.Tensor, symmetry: str) -> tuple[torch.Tensor, torch.Tensor]:
+def in_full(coords: Tensor, values: Tensor, symmetry: str) -> tuple[Tensor, Tensor]:
     """Return entries with those of the other triangle. Raise `DtypeError` for an integer that cannot be negated."""
     if symmetry == "general":
         return coords, values

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, memory, npy, numbers
@@ -123,12 +124,12 @@ def _signed(values: Any) -> Any:
     return values.astype(np.int32 if values.dtype.itemsize == 2 else np.int64)
 
 
-def stored(values: np.ndarray | torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def stored(values: np.ndarray | Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return values as a tensor of the dtype, or of their own; unsigned integers of 16 bits or more in a wider one.
 
     ValueError where a dtype that a tensor may have does not hold them.
     """
-    made = values if isinstance(values, torch.Tensor) else torch.from_numpy(_signed(values))
+    made = values if isinstance(values, Tensor) else torch.from_numpy(_signed(values))
     if made.dtype not in DTYPES:
         raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.float32")
     return made if dtype is None else numbers.cast(made, dtype)

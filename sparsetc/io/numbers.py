@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.io import digits
 
@@ -15,7 +16,7 @@ SIX_DIGITS = 10**6 - 1
 _FLOAT32 = torch.finfo(torch.float32)
 
 
-def real(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+def real(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dtype) -> Tensor:
     """Tokens as ``dtype``, floating numbers rounded; `BadToken` for what is no number, or no integer, or too large."""
     reason = f"does not fit {dtype}"
     if dtype.is_floating_point:
@@ -27,7 +28,7 @@ def real(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dty
     return made
 
 
-def unnamed(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
+def unnamed(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dtype) -> tuple[Tensor, bool]:
     """Tokens as ``dtype``, float64 or float32, and whether float32 holds all of their digits: six, or more exactly.
 
     `BadToken` for what ``dtype`` does not hold: more digits, or for float64 an integer that int64 holds.
@@ -47,7 +48,7 @@ def unnamed(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.
     return torch.from_numpy(number).to(dtype), bool(held.all())
 
 
-def cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Values in another dtype, rounded; ValueError where a real or an integer dtype cannot hold one of them."""
     if values.is_complex() and not dtype.is_complex:
         raise ValueError(f"complex values cannot be read as {dtype}")
@@ -57,7 +58,7 @@ def cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return made
 
 
-def _converted(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _converted(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Values in another dtype, and where that cannot hold them: a finite one is infinite, or an integer is another."""
     made = values.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:

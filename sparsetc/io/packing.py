@@ -20,6 +20,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
 from sparsetc.io import foreign, lines, memory, mtx, npz, numbers, parquet, table, tns
@@ -120,7 +121,7 @@ def pack(
         state, spill = _state(name), f"{file.name}.spill"
         with _opened(name, dtype, columns, limit, progress) as found, ExitStack() as opened:
             rows, largest = parquet.row_group(found.order), [-1] * found.order
-            blocks, held = _blocks(found, largest), list[list[torch.Tensor]]()
+            blocks, held = _blocks(found, largest), list[list[Tensor]]()
             for block in blocks:
                 held.append(block)
                 if sum(len(one[0]) * len(one) * 8 for one in held) > (limit - FIXED) // HELD:
@@ -212,7 +213,7 @@ def _text(
     reader: lines.LineReader,
     layout: table.TableLayout,
     describe: table.Describe,
-    entries: Callable[[torch.Tensor, list[torch.Tensor]], tuple[Iterable[torch.Tensor], torch.Tensor]],
+    entries: Callable[[Tensor, list[Tensor]], tuple[Iterable[Tensor], Tensor]],
 ) -> Iterator[Batch]:
     rows = 0
     for part in table.parts(reader, layout, describe):
@@ -266,7 +267,7 @@ def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseExcept
     return None
 
 
-def _blocks(found: PackingSource, largest: list[int]) -> Iterator[list[torch.Tensor]]:
+def _blocks(found: PackingSource, largest: list[int]) -> Iterator[list[Tensor]]:
     """Yield the stored columns of a source block by block, and update the largest coordinates meanwhile."""
     none = torch.empty(0, dtype=SUMMED_IN.get(found.dtype, found.dtype))
     yield [*[torch.empty(0, dtype=torch.int64)] * found.order, *map(torch.from_numpy, parquet.columns(none))]
@@ -275,7 +276,7 @@ def _blocks(found: PackingSource, largest: list[int]) -> Iterator[list[torch.Ten
         yield [*coords, *map(torch.from_numpy, parquet.columns(values.to(none.dtype)))]
 
 
-def _sorted_here(held: list[list[torch.Tensor]], order: int, rows: int) -> Iterator[list[torch.Tensor]]:
+def _sorted_here(held: list[list[Tensor]], order: int, rows: int) -> Iterator[list[Tensor]]:
     """The columns of all blocks in order, as `_sorted` gives them."""
     columns = [torch.cat(parts) for parts in zip(*held, strict=True)]
     held.clear()
@@ -288,7 +289,7 @@ def _sorted_here(held: list[list[torch.Tensor]], order: int, rows: int) -> Itera
         yield from map(list, zip(*(column.split(rows) for column in columns), strict=True))
 
 
-def _fill(database: Any, blocks: Iterable[list[torch.Tensor]], rows: int) -> None:
+def _fill(database: Any, blocks: Iterable[list[Tensor]], rows: int) -> None:
     """Read blocks into the table of a database, ``rows`` or more at a time: a statement takes longer than its rows."""
     arrow = parquet.library()
     held = list[Any]()
@@ -308,19 +309,19 @@ def _fill(database: Any, blocks: Iterable[list[torch.Tensor]], rows: int) -> Non
         insert()
 
 
-def _sorted(database: Any, order: int, rows: int) -> Iterator[list[torch.Tensor]]:
+def _sorted(database: Any, order: int, rows: int) -> Iterator[list[Tensor]]:
     """The columns of all nonzeros in order, ``rows`` at a time; equal ones in the order of the source."""
     names = ", ".join(f"c{mode}" for mode in range(order))
     for batch in database.sql(f"FROM nonzeros ORDER BY {names}, rowid").to_arrow_reader(rows):
         yield [torch.from_numpy(column.to_numpy(zero_copy_only=False).copy()) for column in batch.columns]
 
 
-def _summed(batches: Iterable[list[torch.Tensor]], found: PackingSource, rows: int) -> Iterator[Batch]:
+def _summed(batches: Iterable[list[Tensor]], found: PackingSource, rows: int) -> Iterator[Batch]:
     """Unique nonzeros, about ``rows`` at a time; DtypeError for a sum of integers that the dtype cannot hold.
 
     What was added up of the last nonzero of a batch goes on in the next as it is.
     """
-    held: list[torch.Tensor] = []
+    held: list[Tensor] = []
     for columns in batches:
         if found.dtype in INTEGERS:
             columns[found.order :] = halves(columns[-1])
@@ -342,7 +343,7 @@ def _summed(batches: Iterable[list[torch.Tensor]], found: PackingSource, rows: i
         yield _batch(held, found)
 
 
-def _batch(columns: list[torch.Tensor], found: PackingSource) -> Batch:
+def _batch(columns: list[Tensor], found: PackingSource) -> Batch:
     coords, terms = columns[: found.order], columns[found.order :]
     if found.dtype in INTEGERS:
         return coords, joined(terms[0], terms[1], found.dtype)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.errors import CoordinateError, DtypeError, IOFormatError, ShapeError, SparsetcError
 from sparsetc.io import bounds, memory, npy, npz, numbers
@@ -39,7 +40,7 @@ NUMBERS = 1 << 20
 INT32_SIZES = 2**31
 """Sizes up to which coordinates are int32."""
 
-Batch = tuple[Sequence[torch.Tensor], torch.Tensor]
+Batch = tuple[Sequence[Tensor], Tensor]
 """Int64 coordinates, (n,) a mode, and (n,) values."""
 
 
@@ -224,7 +225,7 @@ class PackedFile(Table):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def block(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def block(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Read nonzeros ``start`` to ``stop``: (order, n) int64 coordinates and (n,) values, in new memory.
 
         Raises:
@@ -243,7 +244,7 @@ class PackedFile(Table):
             at = end
         return coords, values.to(self.dtype)
 
-    def rows(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Read the nonzeros whose coordinate of mode 0 is in ``first`` to below ``last``, as `block` returns them.
 
         Raises:
@@ -335,7 +336,7 @@ class PackedFile(Table):
         low = bisect_left(range(len(self.starts) - 1), row, key=lambda group: int(leading(group)[0]))
         return self.starts[low - 1] + int(np.searchsorted(leading(low - 1), row)) if low else 0
 
-    def _check_order(self, coords: torch.Tensor) -> None:
+    def _check_order(self, coords: Tensor) -> None:
         if not crd.is_sorted_unique(crd.sort_keys(coords, self.shape)):
             raise self.fault("nonzeros that are not in lexicographic order, or not unique")
 
@@ -458,7 +459,7 @@ def row_group(order: int) -> int:
     return NUMBERS // (order + 1)
 
 
-def columns(values: torch.Tensor) -> list[np.ndarray]:
+def columns(values: Tensor) -> list[np.ndarray]:
     """Return values as stored columns, which share their memory; complex values are two columns."""
     parts = torch.view_as_real(values).unbind(1) if values.is_complex() else (values,)
     return [part.numpy() for part in parts]

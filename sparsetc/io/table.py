@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.io import digits, loops, memory, numbers
 from sparsetc.io.atomic import replacing
@@ -76,7 +77,7 @@ class ParsedPart:
     """
 
     coords: list[np.ndarray]
-    reals: list[torch.Tensor]
+    reals: list[Tensor]
     rows: int
     single: bool
     lines: int
@@ -93,7 +94,7 @@ Describe = Callable[[int, str], str]
 _DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
 
 
-def read(reader: LineReader, layout: TableLayout, describe: Describe) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def read(reader: LineReader, layout: TableLayout, describe: Describe) -> tuple[Tensor, list[Tensor]]:
     """Read the rest of the file.
 
     Returns:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import tiles_along
@@ -55,10 +56,10 @@ class OperandBlocks:
 
     shape: tuple[int, ...]
     sides: tuple[int, ...]
-    block_coords: tuple[torch.Tensor, ...]
+    block_coords: tuple[Tensor, ...]
     blocks: int
-    block: torch.Tensor
-    place: torch.Tensor
+    block: Tensor
+    place: Tensor
 
     @property
     def nnz(self) -> int:
@@ -83,31 +84,31 @@ class OperandBlocks:
         return self.blocks * (sum(widths(index)) + bitmap)
 
     @cached_property
-    def bitmap(self) -> torch.Tensor:
+    def bitmap(self) -> Tensor:
         """(blocks, words of a bitmap): unsigned bits, in words of 8 to 64 bits."""
         return packed_bits(self.block, self.place, self.blocks, self.volume, self.word)
 
     @cached_property
-    def at(self) -> torch.Tensor:
+    def at(self) -> Tensor:
         """(nnz,) where each nonzero stands if whole blocks are stored: block * volume + position."""
         return torch.add(self.place, self.block, alpha=self.volume)
 
     @cached_property
-    def positions(self) -> torch.Tensor:
+    def positions(self) -> Tensor:
         """(nnz,) the nonzero that each stored value came from: the order of the set bits."""
         return torch.argsort(self.at)
 
     @cached_property
-    def counts(self) -> torch.Tensor:
+    def counts(self) -> Tensor:
         """(blocks,) int64 nonzeros of each."""
         return histogram(self.block, self.blocks)
 
     @cached_property
-    def first(self) -> torch.Tensor:
+    def first(self) -> Tensor:
         """(blocks,) where each block's values begin: the bits set in the bitmaps before, in 32 bits where they fit."""
         return (torch.cumsum(self.counts, 0) - self.counts).to(index_dtype(self.nnz))
 
-    def tile_arrays(self, values: torch.Tensor, word: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tile_arrays(self, values: Tensor, word: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the arrays that a kernel reads tiles from: first values, bits in words of `word`, packed values.
 
         Args:
@@ -116,14 +117,14 @@ class OperandBlocks:
         """
         return self.first, words.narrowed(self.bitmap, word), values.index_select(0, self.positions)
 
-    def whole(self, values: torch.Tensor) -> torch.Tensor:
+    def whole(self, values: Tensor) -> Tensor:
         """Return (blocks, volume): each block's values with its zeros, from `values` in the operand's order."""
         out = values.new_zeros(self.blocks * self.volume)
         return out.index_copy_(0, self.at, values).view(self.blocks, self.volume)
 
 
 def in_blocks(
-    rows: Sequence[torch.Tensor], shape: Sequence[int], sides: Sequence[int], like: torch.Tensor, n: int
+    rows: Sequence[Tensor], shape: Sequence[int], sides: Sequence[int], like: Tensor, n: int
 ) -> OperandBlocks:
     """Put nonzeros in blocks.
 
@@ -222,7 +223,7 @@ class Blocking:
         side |= {c: n for c, n in (sides or {}).items() if c in side and c not in roles.batch}
 
         def blocked(
-            operand: JoinOperand, matched: torch.Tensor | None, n: int, letters: tuple[str, ...]
+            operand: JoinOperand, matched: Tensor | None, n: int, letters: tuple[str, ...]
         ) -> tuple[OperandBlocks, JoinOperand]:
             sides = [side[c] for c in letters]
             blocks = in_blocks(operand.rows(letters, matched), operand.extents(letters), sides, operand.like, n)
@@ -277,12 +278,12 @@ class BlockPairList:
         owner: (programs,) the block, counted from `start`, that each program adds to; None when it is one each.
     """
 
-    places: torch.Tensor
-    ptr: torch.Tensor
-    x: torch.Tensor
-    y: torch.Tensor
+    places: Tensor
+    ptr: Tensor
+    x: Tensor
+    y: Tensor
     start: int = 0
-    owner: torch.Tensor | None = None
+    owner: Tensor | None = None
 
     @classmethod
     def of(cls, blocking: Blocking) -> BlockPairList:

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.join import loops
@@ -38,7 +39,7 @@ from sparsetc.tensor.coords import Numbering, histogram, joint_keys, lexsort, nu
 from sparsetc.tensor.sums import accumulator, in_order, summed_rows
 
 
-def add_up(values: torch.Tensor, owner: torch.Tensor, count: int, deterministic: bool = False) -> torch.Tensor:
+def add_up(values: Tensor, owner: Tensor, count: int, deterministic: bool = False) -> Tensor:
     """The sum of each owner's values, (count, …), of values (n, …) and owner (n,) int, not falling."""
     with in_order(deterministic):
         return summed_rows(values, owner, count)
@@ -117,14 +118,14 @@ class JoinOperand:
 
     letters: tuple[str, ...]
     sizes: tuple[int, ...]
-    coords: tuple[torch.Tensor, ...]
+    coords: tuple[Tensor, ...]
     n: int
     ordered: bool
-    source: torch.Tensor | None
-    owner: torch.Tensor | None
-    like: torch.Tensor
+    source: Tensor | None
+    owner: Tensor | None
+    like: Tensor
 
-    def rows(self, letters: Sequence[str], entries: torch.Tensor | None = None) -> list[torch.Tensor]:
+    def rows(self, letters: Sequence[str], entries: Tensor | None = None) -> list[Tensor]:
         """The coordinates of each letter, (n,), or (len(entries),) for some entries only."""
         rows = [self.coords[self.letters.index(c)] for c in letters]
         return rows if entries is None else [row.index_select(0, entries) for row in rows]
@@ -133,12 +134,12 @@ class JoinOperand:
         """Return the sizes of the modes with these letters."""
         return tuple(self.sizes[self.letters.index(c)] for c in letters)
 
-    def only(self, entries: torch.Tensor) -> JoinOperand:
+    def only(self, entries: Tensor) -> JoinOperand:
         """Return the operand restricted to these entries, ascending; its values are given for them alone."""
         rows = tuple(row.index_select(0, entries) for row in self.coords)
         return replace(self, coords=rows, n=entries.numel(), source=None, owner=None)
 
-    def values(self, given: torch.Tensor, deterministic: bool = False) -> torch.Tensor:
+    def values(self, given: Tensor, deterministic: bool = False) -> Tensor:
         """(n,) the operand's values, entry by entry, in the type that sums are kept in; differentiable."""
         wide = given.to(accumulator(given.dtype))
         parts = crd.picked(wide, self.source)
@@ -151,7 +152,7 @@ class JoinOperand:
 
 
 def prepared(
-    letters: Sequence[str], coords: torch.Tensor, sizes: dict[str, int], order: Sequence[str], coalesced: bool = False
+    letters: Sequence[str], coords: Tensor, sizes: dict[str, int], order: Sequence[str], coalesced: bool = False
 ) -> JoinOperand:
     """An operand of a join with the letters `order`: its diagonal, with all other letters summed away.
 
@@ -212,12 +213,12 @@ class Join:
     roles: Roles
     x: JoinOperand
     y: JoinOperand
-    x_matched: torch.Tensor | None
-    y_matched: torch.Tensor | None
-    x_key: torch.Tensor
-    y_key: torch.Tensor
-    y_each: torch.Tensor
-    counts: torch.Tensor
+    x_matched: Tensor | None
+    y_matched: Tensor | None
+    x_key: Tensor
+    y_key: Tensor
+    y_each: Tensor
+    counts: Tensor
     row: Numbering
     column: Numbering
     tasks: int
@@ -289,7 +290,7 @@ class Join:
         # Matched entries of x and y have the same coordinates of the shared letters.
         return distinct(roles.batch), distinct(roles.free_x), distinct(roles.contracted), self.columns
 
-    def coordinates(self, places: torch.Tensor, letters: tuple[str, ...]) -> torch.Tensor:
+    def coordinates(self, places: Tensor, letters: tuple[str, ...]) -> Tensor:
         """Return (letters, n) the coordinates of the results at these places."""
         of_rows = dict(zip(self.roles.kept_x, self.row.coords, strict=True))
         other = dict(zip(self.roles.free_y, self.column.coords, strict=True))
@@ -310,13 +311,13 @@ class Join:
                 done(begin + piece.numel())
         return out
 
-    def only(self, kept: torch.Tensor) -> tuple[Join, torch.Tensor]:
+    def only(self, kept: Tensor) -> tuple[Join, Tensor]:
         """Return the join restricted to some matched entries of x, and their numbers; `kept` is a mask (matched x,)."""
         numbers = torch.nonzero(kept).flatten()
         entries = numbers if self.x_matched is None else self.x_matched[numbers]
         return Join.of(self.x.only(entries), self.y, self.roles), entries
 
-    def places_in(self, whole: Join, entries: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def places_in(self, whole: Join, entries: Tensor, places: Tensor) -> Tensor:
         """Convert places of this restricted join to places of `whole`; `entries` are the entries of x it was restricted
         to.
         """
@@ -329,6 +330,6 @@ class Join:
         return row[of_row] * whole.columns + column[places - of_row * self.columns]
 
 
-def _by_entry(ranks: torch.Tensor, entries: int, matched: torch.Tensor | None) -> torch.Tensor:
+def _by_entry(ranks: Tensor, entries: int, matched: Tensor | None) -> Tensor:
     """(entries,) the rank of each that is matched."""
     return ranks if matched is None else ranks.new_zeros(entries).index_copy_(0, matched, ranks)

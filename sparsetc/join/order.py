@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from sparsetc.join.join import PIECE, Join
 from sparsetc.options import Options
@@ -45,10 +46,10 @@ class Expanded:
 
     begin: int
     end: int
-    p: torch.Tensor
-    q: torch.Tensor
+    p: Tensor
+    q: Tensor
     first: int
-    shift: torch.Tensor
+    shift: Tensor
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class JoinOrder:
     """
 
     join: Join
-    x_entry: torch.Tensor | None
-    y_entry: torch.Tensor | None
-    first: torch.Tensor
-    ends: torch.Tensor
-    row: torch.Tensor
-    column: torch.Tensor
+    x_entry: Tensor | None
+    y_entry: Tensor | None
+    first: Tensor
+    ends: Tensor
+    row: Tensor
+    column: Tensor
     tasks: int
 
     @classmethod
@@ -115,12 +116,12 @@ class JoinOrder:
         return Expanded(begin, end, entry.add_(low), q, low, shift)
 
 
-def composed(first: torch.Tensor | None, then: torch.Tensor) -> torch.Tensor:
+def composed(first: Tensor | None, then: Tensor) -> Tensor:
     """Elements of the first positions, None for all in order, at the second positions."""
     return then if first is None else first.index_select(0, then)
 
 
-def pattern_of(join: Join, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+def pattern_of(join: Join, places: Tensor) -> tuple[Tensor, Tensor | None]:
     """The coordinates of a result with entries at ascending places.
 
     Returns:
@@ -142,7 +143,7 @@ def pattern_of(join: Join, places: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return coords, order
 
 
-def _bounds(join: Join, places: torch.Tensor) -> list[int]:
+def _bounds(join: Join, places: Tensor) -> list[int]:
     """Bounds of pieces of about `PIECE` results, cut where the coordinate changes of the output's first letter, x's."""
     n = places.numel()
     if n <= PIECE:

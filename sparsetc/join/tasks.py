@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import runs
@@ -35,7 +36,7 @@ from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import INT32_MAX
 
-TaskGroup = tuple[Expanded, torch.Tensor, torch.Tensor]
+TaskGroup = tuple[Expanded, Tensor, Tensor]
 """Consecutive tasks; (n,) the entry of the result that each adds to; (m,) int64, the places that none before reached,
 ascending."""
 
@@ -73,11 +74,7 @@ def groups(join_order: JoinOrder, size: int) -> Iterator[TaskGroup]:
 
 
 def _whole_rows(
-    join_order: JoinOrder,
-    lines: tuple[torch.Tensor, torch.Tensor],
-    span: tuple[int, int],
-    rows: tuple[int, int],
-    reached: int,
+    join_order: JoinOrder, lines: tuple[Tensor, Tensor], span: tuple[int, int], rows: tuple[int, int], reached: int
 ) -> Iterator[TaskGroup]:
     row, column = lines
     first, last = rows
@@ -90,9 +87,7 @@ def _whole_rows(
     yield tasks, slot, fresh.long() + first * columns
 
 
-def _long_row(
-    join_order: JoinOrder, column: torch.Tensor, bounds: list[int], row: int, reached: int
-) -> Iterator[TaskGroup]:
+def _long_row(join_order: JoinOrder, column: Tensor, bounds: list[int], row: int, reached: int) -> Iterator[TaskGroup]:
     fresh, columns = column[:0], join_order.join.columns
     for piece in pairwise(bounds):
         reached_here, _ = distinct(column.index_select(0, join_order.expand(*piece).q), columns)
@@ -105,7 +100,7 @@ def _long_row(
         places = places[:0]
 
 
-def distinct(key: torch.Tensor, spread: int, offset: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def distinct(key: Tensor, spread: int, offset: int = 0) -> tuple[Tensor, Tensor]:
     """The distinct keys of some below `spread`, ascending, and which of them each key is, counted from `offset`.
 
     Where few keys are possible each is marked, a byte a possible one, and the marks are counted; else keys are sorted.
@@ -151,10 +146,10 @@ class NonzeroPairList:
     nnz: int
     begin: int
     end: int
-    x_word: torch.Tensor
-    x_base: torch.Tensor
-    y_shift: torch.Tensor
-    z_word: torch.Tensor
+    x_word: Tensor
+    x_base: Tensor
+    y_shift: Tensor
+    z_word: Tensor
 
     @classmethod
     def room(cls, join_order: JoinOrder, begin: int, end: int) -> NonzeroPairList:
@@ -172,7 +167,7 @@ class NonzeroPairList:
             z_word=torch.empty(tasks, dtype=index_dtype(most), device=device),
         )
 
-    def take(self, tasks: Expanded, slot: torch.Tensor) -> None:
+    def take(self, tasks: Expanded, slot: Tensor) -> None:
         """Write a group at the positions of its tasks."""
         start, stop = tasks.begin - self.begin, tasks.end - self.begin
         frame = torch.arange(start, stop, dtype=tasks.p.dtype, device=tasks.p.device) // FRAME
@@ -211,7 +206,7 @@ class NonzeroPairList:
         return Packed("tasks", storage, self.shape, n, view, arrays, None, n, word.numel())
 
     @cached_property
-    def _items(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _items(self) -> tuple[Tensor, Tensor]:
         """Return pointers and entries of x of the work items: runs of one entry, cut if long."""
         bounds = self.join_order.ends.new_tensor([self.begin, max(self.begin, self.end - 1)])
         low, high = torch.searchsorted(self.join_order.ends, bounds, right=True).tolist()
@@ -240,7 +235,7 @@ class NonzeroPairList:
                 self.z_word[start:stop],
             )
 
-    def coordinates(self) -> torch.Tensor:
+    def coordinates(self) -> Tensor:
         """(3, n) int64: p, q and z of every task, in lexicographic order."""
         at = torch.arange(self.end - self.begin, device=self.x_word.device)
         p = self.x_base[at // FRAME].long() + self.x_word
@@ -287,7 +282,7 @@ class Tasks:
         self.nnz = 0
         self._kept: NonzeroPairList | None = None
 
-    def places(self) -> torch.Tensor:
+    def places(self) -> Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
         if self._marked:
             return self._by_marks()
@@ -337,7 +332,7 @@ class Tasks:
         few = join.rows * join.columns <= ROW_WORDS * self.join_order.tasks
         return self.fits and few and room <= self.budget.limit / 4
 
-    def _by_rows(self, find: Callable[..., int]) -> torch.Tensor:
+    def _by_rows(self, find: Callable[..., int]) -> Tensor:
         """(nnz,) the places, as `places` finds them, by a native loop over the tasks of each row."""
         m, kept = self.join_order, NonzeroPairList.room(self.join_order, 0, self.join_order.tasks)
         kept.y_shift[0:1] = m.first[0:1]
@@ -349,7 +344,7 @@ class Tasks:
         self._kept = replace(kept, nnz=self.nnz)
         return places[: self.nnz]
 
-    def _by_marks(self) -> torch.Tensor:
+    def _by_marks(self) -> Tensor:
         """(nnz,) the places, as `places` finds them, by kernels: a bit a place, set by each task that adds to it.
 
         There are four launches and a handful of calls of torch, where groups of tasks take some hundred, and one wait,

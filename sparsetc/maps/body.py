@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from sparsetc.maps.elementwise import Elementwise
 from sparsetc.maps.trace import trace
@@ -61,13 +62,13 @@ class Body:
 
     products: Mapping[str, tuple[str, str]]
     vectors: Mapping[str, Side]
-    map: Callable[..., torch.Tensor]
+    map: Callable[..., Tensor]
     softmax: bool = False
     table: str | None = None
     stored: bool = False
     dropout: float = 0.0
     positions: tuple[str, ...] = ()
-    inner: Mapping[str, tuple[Callable[..., torch.Tensor], str]] = field(default_factory=dict)
+    inner: Mapping[str, tuple[Callable[..., Tensor], str]] = field(default_factory=dict)
 
     @cached_property
     def tables(self) -> dict[str, int]:
@@ -85,7 +86,7 @@ class Body:
         """Names of the rows that all pairs of a head have in common."""
         return tuple(dict.fromkeys(name for _, name in self.inner.values()))
 
-    def mapped(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def mapped(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return what the map gives of its products and vectors, found among others by name."""
         return self.map(**{name: inputs[name] for name in (*self.products, *self.vectors)})
 
@@ -170,8 +171,8 @@ def forward(body: Body) -> Walk:
 def _inner(body: Body, mode: int) -> dict[str, Inner]:
     """Return the inner functions of products as a walk of a mode sees them, with derivatives."""
 
-    def traced(function: Callable[..., torch.Tensor]) -> Elementwise:
-        def derived(own: torch.Tensor, other: torch.Tensor, shared: torch.Tensor) -> dict[str, torch.Tensor]:
+    def traced(function: Callable[..., Tensor]) -> Elementwise:
+        def derived(own: Tensor, other: Tensor, shared: Tensor) -> dict[str, Tensor]:
             left, right = (own, other) if mode == 0 else (other, own)
             both: Any = torch.func.vjp(function, left, right, shared)
             value, pull = both
@@ -206,8 +207,8 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
         vectors |= {"lse": "rows", "delta": "rows"}
     names = [*body.products, *body.vectors]
 
-    def gradients(**inputs: Any) -> dict[str, torch.Tensor]:
-        def mapped(*tensors: torch.Tensor) -> torch.Tensor:
+    def gradients(**inputs: Any) -> dict[str, Tensor]:
+        def mapped(*tensors: Tensor) -> Tensor:
             return body.mapped(dict(zip(names, tensors, strict=True)))
 
         derivative: Any = torch.func.vjp(mapped, *[inputs[name] for name in names])

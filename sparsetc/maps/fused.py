@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.autograd import recordable
 from sparsetc.maps.body import LOG2E, RESULT, SIDES, Body, Walk, backward, forward
@@ -25,7 +26,7 @@ from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
 from sparsetc.tensor.pattern import Pattern, followed, transforming
 
-Tensors = Sequence[torch.Tensor]
+Tensors = Sequence[Tensor]
 Gradients = tuple[list[WalkKernel], list[tuple[str, str]]]
 """Kernels, and the names of the gradients that they give with those of the inputs."""
 
@@ -103,26 +104,26 @@ class Kernels:
         except Untraced as error:
             self.refusal = str(error)
 
-    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, torch.Tensor]) -> WalkKernel:
+    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> WalkKernel:
         precision, cache_dir, name = self.made_by
         kind = f"{name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
         sides = self.sides[number > 0]
         return WalkKernel(walk, self.tiles[number], tensors, self.heads, sides, precision, cache_dir, kind)
 
-    def results(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def results(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return memory for the result and, of a softmax, for ``lse_out``: the logarithms to base 2 of rows' sums."""
         outputs = {RESULT: tensors[0].new_empty(self.shape)}
         if self.body.softmax:
             outputs["lse_out"] = tensors[0].new_empty(self.shape[:2], dtype=torch.float32)
         return outputs
 
-    def gradient_of(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def gradient_of(self, name: str, tensor: Tensor) -> Tensor:
         """Allocate an input's gradient; for a row shared by all pairs, one row for each row of pairs, summed later."""
         if name in self.body.shared:
             return tensor.new_empty((self.heads.count, self.shape[1], tensor.shape[-1]))
         return tensor.new_empty(tensor.shape)
 
-    def of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> Gradients:
+    def of_gradients(self, given: Mapping[str, Tensor], wanted: tuple[str, ...]) -> Gradients:
         """Return the kernels that compute the gradients ``grad_…`` of wanted inputs, with all names they use.
 
         There are none where the map's derivative cannot be traced.
@@ -134,7 +135,7 @@ class Kernels:
         key = wanted, "g_lse" in given, given[f"g_{RESULT}"].stride()
         return self.gradients.once(key, lambda: self._of_gradients(given, wanted))
 
-    def _of_gradients(self, given: Mapping[str, torch.Tensor], wanted: tuple[str, ...]) -> Gradients:
+    def _of_gradients(self, given: Mapping[str, Tensor], wanted: tuple[str, ...]) -> Gradients:
         of_lse = "g_lse" in given
         try:
             walks = [walk_of(self.body, mode, wanted, of_lse) for mode in (0, 1)]
@@ -160,7 +161,7 @@ def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> tuple[int, ...]:
     return (heads.count, pairs.shape[0], *width)
 
 
-def _heads(pairs: Pairs, body: Body, named: Mapping[str, torch.Tensor]) -> Heads:
+def _heads(pairs: Pairs, body: Body, named: Mapping[str, Tensor]) -> Heads:
     """Return the heads of a body's tensors."""
     of_columns = [named[name].shape[0] for name, mode in body.tables.items() if mode]
     of_columns += [named[name].shape[0] for name, side in body.vectors.items() if side == "columns"]
@@ -186,9 +187,7 @@ def walk_of(body: Body, mode: int, wanted: tuple[str, ...] | None = None, of_lse
     return forward(body) if wanted is None else backward(body, mode, wanted, of_lse)
 
 
-def fused(
-    kernels: Kernels, unfused: Callable[..., Any], tensors: Tensors, seed: torch.Tensor | None, with_lse: bool
-) -> Any:
+def fused(kernels: Kernels, unfused: Callable[..., Any], tensors: Tensors, seed: Tensor | None, with_lse: bool) -> Any:
     """Return the result (heads, rows, size), (heads, rows) or (heads, entries) of a task, and maybe `lse`.
 
     Args:
@@ -204,12 +203,12 @@ def fused(
     return _returned(kernels, _results(kernels, ready, seed), with_lse)
 
 
-def rows_whole(tensor: torch.Tensor) -> torch.Tensor:
+def rows_whole(tensor: Tensor) -> Tensor:
     """Return the tensor with the elements of a row next to one another."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
-def _results(kernels: Kernels, tensors: Tensors, seed: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def _results(kernels: Kernels, tensors: Tensors, seed: Tensor | None) -> dict[str, Tensor]:
     """Return the result and, of a softmax, the logarithm to base 2 of each row's sum, by name."""
     results = kernels.results(tensors)
     named = dict(zip(kernels.body.inputs, tensors, strict=True))
@@ -217,7 +216,7 @@ def _results(kernels: Kernels, tensors: Tensors, seed: torch.Tensor | None) -> d
     return results
 
 
-def _returned(kernels: Kernels, made: Mapping[str, torch.Tensor], with_lse: bool) -> Any:
+def _returned(kernels: Kernels, made: Mapping[str, Tensor], with_lse: bool) -> Any:
     if not with_lse:
         return made[RESULT]
     lse = made["lse_out"]
@@ -226,9 +225,7 @@ def _returned(kernels: Kernels, made: Mapping[str, torch.Tensor], with_lse: bool
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, kernels: Kernels, unfused: Any, seed: torch.Tensor | None, with_lse: bool, *tensors: torch.Tensor
-    ) -> Any:
+    def forward(ctx: Any, kernels: Kernels, unfused: Any, seed: Tensor | None, with_lse: bool, *tensors: Tensor) -> Any:
         results = _results(kernels, tensors, seed)
         ctx.kernels, ctx.unfused = kernels, unfused
         ctx.set_materialize_grads(False)
@@ -237,7 +234,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     @entry_point
-    def backward(ctx: Any, *upstream: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, seed, result, lse = ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:]
         present = [g for g in upstream if g is not None]
@@ -257,11 +254,11 @@ def gradients_by(
     kernels: Kernels,
     tensors: Tensors,
     wanted: Sequence[bool],
-    seed: torch.Tensor | None,
-    result: torch.Tensor,
-    lse: torch.Tensor | None,
-    upstream: Sequence[torch.Tensor | None],
-) -> list[torch.Tensor | None] | None:
+    seed: Tensor | None,
+    result: Tensor,
+    lse: Tensor | None,
+    upstream: Sequence[Tensor | None],
+) -> list[Tensor | None] | None:
     """Compute the wanted gradients, by one walk a mode; None if there are no such kernels.
 
     Args:
@@ -299,8 +296,8 @@ def gradients_by(
 
 
 def gradients_of_steps(
-    unfused: Callable[..., Any], tensors: Tensors, wanted: Sequence[bool], upstream: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
+    unfused: Callable[..., Any], tensors: Tensors, wanted: Sequence[bool], upstream: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     """Return the gradients that are wanted as functions of the tensors and the upstream ones."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import FUSED, assembled, launch_of, triton_type
@@ -159,7 +160,7 @@ class WalkKernel:
         self,
         walk: Walk,
         tiles: RowTiles,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Tensor],
         heads: Heads,
         sides: Sides,
         precision: str,
@@ -237,7 +238,7 @@ class WalkKernel:
         options = self.options_for(machine_of(self.device))
         launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, foreign, options)
 
-        def run(tensors: Mapping[str, torch.Tensor]) -> None:
+        def run(tensors: Mapping[str, Tensor]) -> None:
             filled = [*arguments]
             for place, name in places:
                 filled[place] = tensors[name]
@@ -245,7 +246,7 @@ class WalkKernel:
 
         return run
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __call__(self, tensors: Mapping[str, Tensor]) -> None:
         """Launch, with inputs and results by name."""
         if self.idle:
             return
@@ -258,7 +259,7 @@ class WalkKernel:
             self.launch({**tensors, **partial})
             self.combine({**tensors, **partial})
 
-    def _slots(self) -> dict[str, torch.Tensor]:
+    def _slots(self) -> dict[str, Tensor]:
         """Return memory for the partial sums of windows that are cut."""
         rows, sizes = self.slots * self.parts * self.sides.height, dict(self.layout.sizes)
         shapes = {

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor.pattern import Pattern
@@ -51,16 +52,16 @@ class RowTiles:
     height: int
     width: int
     gathered: bool
-    full_ptr: torch.Tensor
-    full_col: torch.Tensor
-    part_ptr: torch.Tensor
-    part_col: torch.Tensor
-    bits: torch.Tensor
-    full_base: torch.Tensor | None = None
-    part_base: torch.Tensor | None = None
-    order: torch.Tensor | None = None
+    full_ptr: Tensor
+    full_col: Tensor
+    part_ptr: Tensor
+    part_col: Tensor
+    bits: Tensor
+    full_base: Tensor | None = None
+    part_base: Tensor | None = None
+    order: Tensor | None = None
     patterns: int = 1
-    _items: Lru[int, tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=lambda: Lru(8))
+    _items: Lru[int, tuple[Tensor, Tensor, int]] = field(default_factory=lambda: Lru(8))
 
     @property
     def windows(self) -> int:
@@ -83,11 +84,11 @@ class RowTiles:
         return int(self.full_ptr[-1]) + int(self.part_ptr[-1])
 
     @property
-    def _counts(self) -> torch.Tensor:
+    def _counts(self) -> Tensor:
         """(2, windows) full and partial tiles of each window."""
         return torch.stack((self.full_ptr, self.part_ptr)).diff(dim=1).long()
 
-    def items(self, most: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def items(self, most: int) -> tuple[Tensor, Tensor, int]:
         """Return work items of at most `most` tiles (0: any number), the windows that were cut, and their slots.
 
         A window that is cut has a slot for the partial sums of each item; the longest items come first.
@@ -98,7 +99,7 @@ class RowTiles:
         """
         return self._items.once(most, partial(self._cut, most))
 
-    def _cut(self, most: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _cut(self, most: int) -> tuple[Tensor, Tensor, int]:
         full, part = self._counts
         total, device = full + part, full.device
         pieces = torch.ones_like(total)
@@ -130,8 +131,8 @@ class RowTiles:
 
 
 def of_tiles(
-    full: tuple[torch.Tensor, torch.Tensor],
-    part: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    full: tuple[Tensor, Tensor],
+    part: tuple[Tensor, Tensor, Tensor],
     shape: tuple[int, int],
     height: int,
     width: int,
@@ -261,7 +262,7 @@ def whole_blocks(pattern: Pattern, height: int, width: int) -> bool:
     return all(side % size == 0 or size % side == 0 for side in sides for size in (height, width))
 
 
-def in_pieces(pattern: Pattern, tile: tuple[int, int]) -> torch.Tensor:
+def in_pieces(pattern: Pattern, tile: tuple[int, int]) -> Tensor:
     """Return (modes, pieces) the first positions of entries, or of what of blocks lies in one tile each."""
     if pattern.blocks is None:
         return pattern.coords
@@ -270,12 +271,12 @@ def in_pieces(pattern: Pattern, tile: tuple[int, int]) -> torch.Tensor:
     return pattern.cut(sides)[0].coords * pattern.coords.new_tensor(sides)[:, None]
 
 
-def _with_numbers(tiles: RowTiles, bases: dict[str, torch.Tensor], order: torch.Tensor | None) -> RowTiles:
+def _with_numbers(tiles: RowTiles, bases: dict[str, Tensor], order: Tensor | None) -> RowTiles:
     fields = {name: getattr(tiles, name) for name in tiles.__dataclass_fields__ if name != "_items"}
     return RowTiles(**{**fields, **bases, "order": order})
 
 
-def _sorted(pattern: Pattern, mode: int, height: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _sorted(pattern: Pattern, mode: int, height: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the coordinates of entries in the order of a mode, and the number of each in the pattern.
 
     Own coordinates of a stack's second pattern begin where a window of this height does, after those of the first.
@@ -290,14 +291,8 @@ def _sorted(pattern: Pattern, mode: int, height: int) -> tuple[torch.Tensor, tor
 
 
 def _runs(
-    stack: list[torch.Tensor],
-    own: torch.Tensor,
-    other: torch.Tensor,
-    rows: int,
-    columns: int,
-    shape: tuple[int, int],
-    width: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    stack: list[Tensor], own: Tensor, other: Tensor, rows: int, columns: int, shape: tuple[int, int], width: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return each row of pieces inside of the shape: its pattern, its place, its first column, and their word."""
     device = own.device
     which = stack[0] if stack else torch.zeros_like(own)
@@ -310,19 +305,19 @@ def _runs(
     return which, own, other, ones << (other % width)
 
 
-def _bit(column: torch.Tensor, width: int) -> torch.Tensor:
+def _bit(column: Tensor, width: int) -> Tensor:
     return torch.ones_like(column) << (column % width)
 
 
-def _first(place: torch.Tensor, places: int) -> torch.Tensor:
+def _first(place: Tensor, places: int) -> Tensor:
     """Return the number of the first entry at each place."""
     numbers = torch.arange(len(place), device=place.device)
     return numbers.new_zeros(places).scatter_reduce_(0, place, numbers, "amin", include_self=False)
 
 
-def _pointers(window: torch.Tensor, windows: int) -> torch.Tensor:
+def _pointers(window: Tensor, windows: int) -> Tensor:
     return _cumulated(torch.bincount(window, minlength=windows))
 
 
-def _cumulated(counts: torch.Tensor) -> torch.Tensor:
+def _cumulated(counts: Tensor) -> Tensor:
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()

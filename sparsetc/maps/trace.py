@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.maps.elementwise import INPUT, TEXT, Argument, Builder, Elementwise
 
@@ -35,7 +36,7 @@ class Untraced(Exception):
     """Raised for a function with an operation that kernels lack; the text names it."""
 
 
-def trace(function: Callable[..., Mapping[str, torch.Tensor]], inputs: Sequence[str]) -> Elementwise:
+def trace(function: Callable[..., Mapping[str, Tensor]], inputs: Sequence[str]) -> Elementwise:
     """Return the operations of ``function(**inputs)``, by the names of what it returns.
 
     Raises:
@@ -43,7 +44,7 @@ def trace(function: Callable[..., Mapping[str, torch.Tensor]], inputs: Sequence[
     """
     names: list[str] = []
 
-    def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
         results = function(**dict(zip(inputs, tensors, strict=True)))
         names[:] = results
         return tuple(results.values())
@@ -148,7 +149,7 @@ class _Reader:
         raise Untraced(f"it converts {before} to {after}")
 
 
-def _scalar(constant: torch.Tensor) -> float:
+def _scalar(constant: Tensor) -> float:
     if constant.numel() != 1:
         raise Untraced("it reads a tensor that is not among its arguments")
     return float(constant)
@@ -166,4 +167,4 @@ def told_apart(function: Callable[..., Any]) -> Hashable:
         hash(key)
     except TypeError:
         return function
-    return function if any(isinstance(one, torch.Tensor) for one in (*outside, *cells)) else key
+    return function if any(isinstance(one, Tensor) for one in (*outside, *cells)) else key

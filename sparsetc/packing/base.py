@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest.nest import LEVELS, Nest
@@ -45,15 +46,15 @@ class Packed:
     shape: tuple[int, ...]
     nnz: int
     view: Nest
-    arrays: dict[str, torch.Tensor]
-    positions: torch.Tensor | None
+    arrays: dict[str, Tensor]
+    positions: Tensor | None
     stored: int
     items: int
-    representatives: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    representatives: tuple[Tensor | None, Tensor | None] = (None, None)
     split_rows: bool = False
     split_fibers: bool = False
     padded: bool = False
-    source: torch.Tensor | None = field(default=None)
+    source: Tensor | None = field(default=None)
     token: object = field(default_factory=object, compare=False, repr=False)
 
     @property
@@ -66,7 +67,7 @@ class Packed:
         """True if stored positions need 64 bits."""
         return self.stored + 4096 > INT32_MAX
 
-    def in_whole(self, indices: torch.Tensor | None) -> torch.Tensor | None:
+    def in_whole(self, indices: Tensor | None) -> Tensor | None:
         """Nonzeros of the part -> nonzeros of the whole tensor; -1 stays."""
         if self.source is None:
             return indices
@@ -77,7 +78,7 @@ class Packed:
         numbers = self.source[indices.clamp(min=0)]
         return torch.where(indices < 0, indices, numbers) if self.padded else numbers
 
-    def pack_values(self, values: torch.Tensor) -> torch.Tensor:
+    def pack_values(self, values: Tensor) -> Tensor:
         """(nnz of the whole tensor,) values -> (stored,) values in this format's order, 0 where padded.
 
         In the operand's own order, these are the values themselves.
@@ -96,7 +97,7 @@ class Packed:
         return self.positions is None and self.source is None
 
     @cached_property
-    def scattered(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    def scattered(self) -> tuple[Tensor, Tensor | None] | None:
         """Return the places of nonzeros and their numbers in the whole tensor (None for all in order) if most is
         padding.
 
@@ -112,20 +113,20 @@ class Packed:
         return places, None if in_order else numbers
 
     @cached_property
-    def gathered(self) -> torch.Tensor:
+    def gathered(self) -> Tensor:
         """(stored,) the nonzero of the whole tensor each value is; of padded ones one further, so that 0 is a zero."""
         places = self.in_whole(self.positions)
         assert places is not None
         return places + 1 if self.padded else places
 
-    def slots(self, level: int, slot: torch.Tensor) -> torch.Tensor:
+    def slots(self, level: int, slot: Tensor) -> Tensor:
         """Return the output slot of each item, lane or stored nonzero, given the slot of every nonzero."""
         places = self.in_whole((*self.representatives, self.positions)[level])
         if places is None:
             return slot.contiguous()
         return slot[places.clamp(min=0)].contiguous() if slot.numel() else places.clamp(min=0)
 
-    def of(self, source: torch.Tensor | None) -> Packed:
+    def of(self, source: Tensor | None) -> Packed:
         """The storage as a part that holds the nonzeros `source` of a larger tensor."""
         return replace(self, source=source)
 
@@ -137,7 +138,7 @@ class Packed:
         return replace(self, arrays=self.arrays | {"block_full": full // steps * steps})
 
 
-def after_zero(values: torch.Tensor) -> torch.Tensor:
+def after_zero(values: Tensor) -> Tensor:
     """Return (n + 1,) values behind a zero, which padding reads."""
     return torch.nn.functional.pad(values, (1, 0))
 
@@ -167,7 +168,7 @@ class Format(Protocol):
     def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
         """Return the nest by which a part of this storage is read; plans are priced by it before anything is packed."""
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
         """Coordinates (order, nnz), int64, in lexicographic order -> arrays and their view."""
 
 
@@ -199,7 +200,7 @@ def unknown_parameter(format: str, storage: Storage, order: int) -> str:
 
 
 def pack(
-    coords: torch.Tensor, shape: tuple[int, ...], format: str, storage: Storage, cache: Lru[Any, Any] | None = None
+    coords: Tensor, shape: tuple[int, ...], format: str, storage: Storage, cache: Lru[Any, Any] | None = None
 ) -> Packed:
     """Pack with the named format and check its view; `cache` holds objects made of these coordinates."""
     if fault := storage.misdealt(coords.shape[0]):
@@ -227,12 +228,12 @@ def index_dtype(largest: int) -> torch.dtype:
     return torch.int32 if largest + 4096 <= INT32_MAX else torch.int64
 
 
-def pointers(starts: torch.Tensor, end: int, largest: int) -> torch.Tensor:
+def pointers(starts: Tensor, end: int, largest: int) -> Tensor:
     """(n + 1,) where each of n ranges begins, and the last one ends, of the type that holds `largest`."""
     return torch.cat([starts, starts.new_full((1,), end)]).to(index_dtype(largest))
 
 
-def cut_runs(flags: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
+def cut_runs(flags: Tensor, most: int) -> tuple[Tensor, Tensor, bool]:
     """Return begins and lengths of runs, given True at each start, cut after every `most` (0: never); True if any was
     cut.
 

@@ -15,6 +15,7 @@ from inspect import signature
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
@@ -24,7 +25,7 @@ from sparsetc.support.names import check_free, check_label, is_own
 from sparsetc.tensor.coords import linear_key, narrow_ranks, ranked
 from sparsetc.tensor.pattern import clear_patterns
 
-Deal = Callable[..., list[torch.Tensor | None]]
+Deal = Callable[..., list[Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -90,19 +91,19 @@ def get_partition(name: str) -> Partition:
 
 
 @register_partition("all")
-def everything(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
+def everything(coords: Tensor, shape: tuple[int, ...]) -> list[Tensor | None]:
     """One part of everything."""
     return [None]
 
 
 def deal(
     name: str,
-    coords: torch.Tensor,
+    coords: Tensor,
     shape: tuple[int, ...],
     kept: tuple[int, ...],
     options: dict[str, int],
     cache: Lru[Any, Any] | None = None,
-) -> list[torch.Tensor | None]:
+) -> list[Tensor | None]:
     """Deal by the named rule.
 
     Args:
@@ -145,7 +146,7 @@ def deal(
     return [None if nnz and part.numel() == nnz else part for part in parts]
 
 
-def taken(plan: Plan, dealt: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def taken(plan: Plan, dealt: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The shares that the parts of a plan take; `PlanError` where the plan has no part for some."""
     shares = plan.shares or tuple(range(len(dealt)))
     if len(shares) != len(plan.parts) or not set(shares) <= set(range(len(dealt))):
@@ -156,12 +157,12 @@ def taken(plan: Plan, dealt: Sequence[torch.Tensor | None]) -> list[torch.Tensor
     return [dealt[n] for n in shares]
 
 
-def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torch.Tensor:
+def _numbers(name: str, part: Tensor | None, coords: Tensor) -> Tensor:
     """(n,) int64: the nonzeros of a part."""
     if part is None:
         return torch.arange(coords.shape[1], device=coords.device)
-    if not isinstance(part, torch.Tensor) or part.ndim != 1 or part.dtype not in (torch.int64, torch.int32):
-        kind = f"{part.dtype}, shape {tuple(part.shape)}" if isinstance(part, torch.Tensor) else type(part).__name__
+    if not isinstance(part, Tensor) or part.ndim != 1 or part.dtype not in (torch.int64, torch.int32):
+        kind = f"{part.dtype}, shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
         raise PlanError(
             f"partition {name!r} must give each part's nonzeros by their numbers, one-dimensional integers, "
             f"or None for all; found {kind}"
@@ -171,7 +172,7 @@ def _numbers(name: str, part: torch.Tensor | None, coords: torch.Tensor) -> torc
     return part.long()
 
 
-def _check_each_once(name: str, parts: Sequence[torch.Tensor], nnz: int) -> bool:
+def _check_each_once(name: str, parts: Sequence[Tensor], nnz: int) -> bool:
     """Raise `PlanError`, naming the first nonzero that is lost or doubled; waits for the device once.
 
     Returns whether each part's numbers rise.
@@ -196,7 +197,7 @@ def _check_each_once(name: str, parts: Sequence[torch.Tensor], nnz: int) -> bool
     raise PlanError(f"{wrong}; nonzero {first} is dealt {int(times[first])} times")
 
 
-def _check_whole_rows(name: str, parts: Sequence[torch.Tensor], row: torch.Tensor) -> None:
+def _check_whole_rows(name: str, parts: Sequence[Tensor], row: Tensor) -> None:
     """Raise `PlanError` where two nonzeros of a row went to different parts."""
     owner = torch.empty_like(row)
     for n, part in enumerate(parts):
@@ -212,7 +213,7 @@ def _check_whole_rows(name: str, parts: Sequence[torch.Tensor], row: torch.Tenso
         )
 
 
-def row_numbers(coords: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+def row_numbers(coords: Iterable[Tensor], sizes: Sequence[int]) -> Tensor:
     """(nnz,) a number for each nonzero's output row: its linear index, or its rank where that would be too large.
 
     Args:
@@ -235,13 +236,13 @@ def shares(
     partition: str,
     options: Iterable[tuple[str, Any]],
     kept: tuple[int, ...],
-    coords: torch.Tensor,
+    coords: Tensor,
     shape: tuple[int, ...],
     cache: Lru[Any, Any],
-) -> list[torch.Tensor | None]:
+) -> list[Tensor | None]:
     """Return the nonzeros of each share, as `deal` gives them, or as the cache of the pattern has them."""
     key = dealing(partition, options, kept)
-    dealt: list[torch.Tensor | None] | None = cache.get(key)
+    dealt: list[Tensor | None] | None = cache.get(key)
     if dealt is None:
         dealt = deal(partition, coords, shape, kept, dict(options), cache)
         if len(dealt) > 1:
@@ -256,7 +257,7 @@ def storage_keys(plan: Plan, kept: tuple[int, ...]) -> list[Hashable]:
 
 
 def stored_parts(
-    plan: Plan, coords: torch.Tensor, shape: tuple[int, ...], kept: tuple[int, ...], cache: Lru[Any, Any]
+    plan: Plan, coords: Tensor, shape: tuple[int, ...], kept: tuple[int, ...], cache: Lru[Any, Any]
 ) -> list[Packed]:
     """Return each part of a plan, packed now or taken from the cache.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import Expression, Reader
@@ -17,7 +18,7 @@ from sparsetc.packing import words as word_codec
 from sparsetc.packing.base import Packed
 from sparsetc.tensor.coords import in_runs
 
-Arrays = dict[str, torch.Tensor]
+Arrays = dict[str, Tensor]
 
 STORED, PLACE = "stored", "place"
 """Names, beside those of axes: the position of each stored value, and its place in its tile in the tile's order."""
@@ -25,7 +26,7 @@ BITS = 1 << 16
 """Words of bits that are spread out at a time."""
 
 
-def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
+def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[Tensor, Tensor]:
     """Return (coords (order, n), places (n,)) of the n values that a kernel reads, padding included.
 
     Examples:
@@ -36,7 +37,7 @@ def read(view: Nest, arrays: Arrays, items: int, stored: int) -> tuple[torch.Ten
                 [0, 4]])
     """
     at = positions(view, arrays, items, stored)
-    coords: dict[int, torch.Tensor] = {}
+    coords: dict[int, Tensor] = {}
     reader = Reader(
         at.__getitem__,
         coords.__getitem__,
@@ -74,7 +75,7 @@ def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
     return {axis: numbers[where] for axis, numbers in at.items()} | {STORED: place_stored, PLACE: place}
 
 
-def _along(at: Arrays, axis: str, starts: torch.Tensor, ends: torch.Tensor) -> tuple[Arrays, torch.Tensor]:
+def _along(at: Arrays, axis: str, starts: Tensor, ends: Tensor) -> tuple[Arrays, Tensor]:
     """Everything in ranges along an axis, with the positions of what they are ranges of; how far each is behind."""
     position, behind = in_runs(ends - starts)
     return {name: numbers[position] for name, numbers in at.items()} | {axis: starts[position] + behind}, behind
@@ -128,7 +129,7 @@ def check_coordinates(packed: Packed) -> None:
             require(inside, f"a coordinate of mode {mode} lies outside its size, {packed.shape[mode]}")
 
 
-def _along_axis(packed: Packed, e: Expression, count: int) -> torch.Tensor:
+def _along_axis(packed: Packed, e: Expression, count: int) -> Tensor:
     """An expression at all positions of the one axis that it is read along, and of the side if it has one."""
     view, arrays = packed.view, packed.arrays
     at = torch.arange(count, device=next(iter(arrays.values())).device)
@@ -140,10 +141,10 @@ def _along_axis(packed: Packed, e: Expression, count: int) -> torch.Tensor:
         lambda array, where: word_codec.whole(arrays[array]) if where is at else word_codec.whole(arrays[array])[where],
     )
     coordinates = e.evaluate(reader)
-    return coordinates if isinstance(coordinates, torch.Tensor) else torch.full_like(at, coordinates)
+    return coordinates if isinstance(coordinates, Tensor) else torch.full_like(at, coordinates)
 
 
-def _check_pointers(name: str, pointers: torch.Tensor, count: int, end: int) -> None:
+def _check_pointers(name: str, pointers: Tensor, count: int, end: int) -> None:
     require(pointers.numel() == count + 1 > 0, f"{name} has {pointers.numel()} elements, expected {count + 1}")
     first, last = int(pointers[0]), int(pointers[-1])
     require((first, last) == (0, end), f"{name} goes from {first} to {last}, expected 0 to {end}")

@@ -13,6 +13,7 @@ from math import prod
 from typing import NoReturn
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.nest import ITEM, Nest, tiles, tiles_along
@@ -69,7 +70,7 @@ def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> Nest:
     return tiles(item, tile, Whole(sides, sequence, storage.contracted))
 
 
-def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage, view: Nest) -> Packed:
+def packed_tiles(format: str, coords: Tensor, shape: tuple[int, ...], storage: Storage, view: Nest) -> Packed:
     """Pack nonzeros sorted by tile, the item modes first; cut the tiles of a row of blocks at `max_item_nnz` positions.
 
     Raises:
@@ -121,7 +122,7 @@ def packed_tiles(format: str, coords: torch.Tensor, shape: tuple[int, ...], stor
     )
 
 
-def _places(coords: torch.Tensor, view: Nest) -> torch.Tensor:
+def _places(coords: Tensor, view: Nest) -> Tensor:
     """(nnz,) the place of each nonzero in its tile."""
     place = torch.zeros_like(coords[0])
     for row, side, stride in zip(coords, view.values.sides, view.values.strides, strict=True):
@@ -129,7 +130,7 @@ def _places(coords: torch.Tensor, view: Nest) -> torch.Tensor:
     return place
 
 
-def items_of(rows: torch.Tensor, storage: Storage, view: Nest) -> tuple[torch.Tensor, bool]:
+def items_of(rows: Tensor, storage: Storage, view: Nest) -> tuple[Tensor, bool]:
     """(items,) where each work item begins, given True at the first tile of each row; whether a row has several.
 
     An item has whole tiles, of `max_item_nnz` positions at most where there is more than one.
@@ -138,7 +139,7 @@ def items_of(rows: torch.Tensor, storage: Storage, view: Nest) -> tuple[torch.Te
     return start, split
 
 
-def placed(places: torch.Tensor, size: int) -> torch.Tensor:
+def placed(places: Tensor, size: int) -> Tensor:
     """Return (size,) the nonzero at each place, -1 for none. Raise `FormatError` if two have the same place."""
     positions, numbers = places.new_full((size,), -1), torch.arange(places.numel(), device=places.device)
     positions.scatter_(0, places, numbers)
@@ -154,7 +155,7 @@ def refuse_duplicates() -> NoReturn:
     )
 
 
-def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: torch.Tensor) -> torch.Tensor:
+def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: Tensor) -> Tensor:
     """(items or tiles * kept positions,) the output slot of every kept position; -1 where it has no nonzero.
 
     Args:
@@ -181,7 +182,7 @@ def tile_count(packed: Packed) -> int:
     return packed.view.values.number(packed.arrays, packed.stored)
 
 
-def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, ...]:
+def tiles_of_nonzeros(packed: Packed) -> tuple[Tensor, ...]:
     """(tile of each stored nonzero, its position in it, which nonzero it is)."""
     assert packed.positions is not None
     real = packed.positions >= 0
@@ -189,7 +190,7 @@ def tiles_of_nonzeros(packed: Packed) -> tuple[torch.Tensor, ...]:
     return (*torch.nonzero(has.masked_scatter(has, real), as_tuple=True), packed.positions[real])
 
 
-def tile_populations(coords: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> torch.Tensor:
+def tile_populations(coords: Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> Tensor:
     """(nnz,) for every nonzero, how many its tile holds."""
     if coords.shape[1] == 0:
         return coords.new_zeros(0)

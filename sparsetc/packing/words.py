@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from sparsetc.ir.nest.coordinates import Field, ModeCoordinate, word_bits
 from sparsetc.tensor import coords as crd
@@ -31,20 +32,20 @@ class Nonzeros:
         gaps: whether a number may be -1.
     """
 
-    coords: torch.Tensor
+    coords: Tensor
     shape: Sequence[int]
-    numbers: torch.Tensor | None = None
+    numbers: Tensor | None = None
     sides: tuple[int, ...] = ()
     gaps: bool = True
 
     @classmethod
-    def sorted(cls, coords: torch.Tensor, shape: Sequence[int], modes: tuple[int, ...]) -> Nonzeros:
+    def sorted(cls, coords: Tensor, shape: Sequence[int], modes: tuple[int, ...]) -> Nonzeros:
         """Return all nonzeros, sorted by their modes in another order."""
         if modes == tuple(range(len(shape))):
             return cls(coords, shape)
         return cls(coords, shape, crd.lexsort((coords[m] for m in modes), [shape[m] for m in modes]))
 
-    def __getitem__(self, mode: int) -> torch.Tensor:
+    def __getitem__(self, mode: int) -> Tensor:
         row = self.coords[mode]
         if self.numbers is not None:
             if not row.numel():
@@ -53,14 +54,14 @@ class Nonzeros:
             row = row.masked_fill_(self.numbers < 0, 0) if self.gaps else row
         return row // self.sides[mode] if self.sides else row
 
-    def at(self, places: torch.Tensor, gaps: bool = True) -> Nonzeros:
+    def at(self, places: Tensor, gaps: bool = True) -> Nonzeros:
         """Return the nonzeros at these places of the order; with `gaps`, a place of -1 holds none."""
         if self.numbers is None or not self.numbers.numel():
             return replace(self, numbers=places.long(), gaps=gaps)
         numbers = self.numbers.index_select(0, places.clamp(min=0) if gaps else places)
         return replace(self, numbers=numbers.masked_fill_(places < 0, -1) if gaps else numbers, gaps=gaps)
 
-    def starts(self, modes: Sequence[int]) -> torch.Tensor:
+    def starts(self, modes: Sequence[int]) -> Tensor:
         """Return (n,) bool: True at the first nonzero, and where these modes' coordinates differ from the nonzero
         before.
         """
@@ -125,12 +126,10 @@ def widths(coordinates: Sequence[ModeCoordinate]) -> list[int]:
 
 
 def encode(
-    coords: torch.Tensor | Nonzeros | Sequence[torch.Tensor],
-    coordinates: Sequence[ModeCoordinate],
-    narrow: bool = False,
-) -> dict[str, torch.Tensor]:
+    coords: Tensor | Nonzeros | Sequence[Tensor], coordinates: Sequence[ModeCoordinate], narrow: bool = False
+) -> dict[str, Tensor]:
     """The words of every nonzero, by array name: uint16 (where `narrow`), int32 or int64, the smallest that serves."""
-    words: dict[str, torch.Tensor] = {}
+    words: dict[str, Tensor] = {}
     for mode, field in ((c.mode, field) for c in coordinates for field in c.fields):
         part, name = coords[mode] << field.shift if field.shift else coords[mode], field.word.array
         if name in words:  # what was shifted is no one else's
@@ -139,12 +138,12 @@ def encode(
     return {name: _shrunk(words.pop(name), name, coordinates, narrow) for name in list(words)}
 
 
-def whole(word: torch.Tensor) -> torch.Tensor:
+def whole(word: Tensor) -> Tensor:
     """Return words as int64; words of 16 bits are unsigned."""
     return word.view(torch.int16).long() & 0xFFFF if word.dtype == torch.uint16 else word.long()
 
 
-def _shrunk(word: torch.Tensor, name: str, coordinates: Sequence[ModeCoordinate], narrow: bool) -> torch.Tensor:
+def _shrunk(word: Tensor, name: str, coordinates: Sequence[ModeCoordinate], narrow: bool) -> Tensor:
     bits = word_bits(coordinates, name)
     if narrow and bits <= 16:  # unsigned, so that a GPU loads it with its upper bits zero and no instruction more
         return word.to(torch.int32).to(torch.int16).view(torch.uint16)
@@ -156,7 +155,7 @@ WORDS = {8: torch.uint8, 16: torch.uint16, 32: torch.int32, 64: torch.int64}
 _SIGNED = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
-def packed_bits(tile: torch.Tensor, place: torch.Tensor, tiles: int, volume: int, word: int) -> torch.Tensor:
+def packed_bits(tile: Tensor, place: Tensor, tiles: int, volume: int, word: int) -> Tensor:
     """Return the bitmaps (tiles, words a tile) of `word` bits, with the bit of each position `place` of `tile` set."""
     each, bit = -(-volume // word), (place % word).long()
     value = 1 << bit  # of 64 bits the last is the sign already
@@ -168,6 +167,6 @@ def packed_bits(tile: torch.Tensor, place: torch.Tensor, tiles: int, volume: int
     return sums.view(WORDS[word]).view(tiles, each)
 
 
-def narrowed(words: torch.Tensor, word: int) -> torch.Tensor:
+def narrowed(words: Tensor, word: int) -> Tensor:
     """Bits in words of fewer, as a little-endian machine has them in memory; (tiles, words) likewise."""
     return words.contiguous().view(WORDS[word])

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.cost import Statistics
@@ -245,7 +246,7 @@ def _by_height(keys: Numbers, held: Numbers, share: int, weight: Numbers) -> Win
     return Windows(nonzeros, columns, share, weights)
 
 
-def different(group: torch.Tensor, key: torch.Tensor, spread: int, groups: int) -> torch.Tensor:
+def different(group: Tensor, key: Tensor, spread: int, groups: int) -> Tensor:
     """(groups,) how many different keys, below `spread`, the entries of each group have."""
     if groups * spread > crd.INT64_SIZES:
         number, spread = crd.ranked(key, spread)
@@ -254,7 +255,7 @@ def different(group: torch.Tensor, key: torch.Tensor, spread: int, groups: int) 
     return torch.bincount(keys[crd.starts_of_runs([keys])] // spread, minlength=groups)
 
 
-def similar_order(row: torch.Tensor, strip: torch.Tensor, count: int) -> torch.Tensor:
+def similar_order(row: Tensor, strip: Tensor, count: int) -> Tensor:
     """(count,) rows in the order of two min-hashes of the strips of columns that they touch: like rows are together."""
     hashed = (strip * SPREAD).bitwise_right_shift_(33).bitwise_and_(0x3FFFFFFF).int()
     low = hashed.new_full((count,), 1 << 30).scatter_reduce_(0, row.long(), hashed, "amin")
@@ -298,14 +299,14 @@ def _drawn(ends: Numbers, nnz: int) -> tuple[Numbers, Numbers]:
     return block, hits * nnz / (count * np.diff(ends, prepend=0)[block])
 
 
-def _ranges(start: Numbers, length: Numbers, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _ranges(start: Numbers, length: Numbers, device: torch.device) -> tuple[Tensor, Tensor]:
     """The numbers of ranges, one behind the other, and the range of each; on a device, which is not waited for."""
     shift, lengths = torch.as_tensor(np.stack((start - (np.cumsum(length) - length), length))).to(device)
     owner = torch.repeat_interleave(lengths, output_size=int(length.sum()))
     return torch.arange(owner.numel(), device=device) + shift[owner], owner
 
 
-def _thinned(key: torch.Tensor) -> tuple[torch.Tensor | slice, int]:
+def _thinned(key: Tensor) -> tuple[Tensor | slice, int]:
     """Choose keys, all entries of each, so that about `SAMPLE` entries are left; one key of how many was chosen."""
     share = 1 << max(0, (key.numel() - 1) // SAMPLE).bit_length()
     if share == 1:

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_backend, portable, shared_memory
 from sparsetc.ir.equation.einsum import Bound
@@ -43,11 +44,11 @@ class Counts:
 
     def __init__(
         self,
-        coords: torch.Tensor,
+        coords: Tensor,
         shape: tuple[int, ...],
         memory: dict[Any, Any] | None = None,
         cache: Lru[Any, Any] | None = None,
-        share: tuple[int, Callable[[], torch.Tensor | None]] | None = None,
+        share: tuple[int, Callable[[], Tensor | None]] | None = None,
     ) -> None:
         """Count nothing yet.
 
@@ -74,12 +75,12 @@ class Counts:
         return Counts(self._coords, self.shape, self._memory, cache, (self.nnz, self._share))
 
     @cached_property
-    def _numbers(self) -> torch.Tensor | None:
+    def _numbers(self) -> Tensor | None:
         """(nnz,) the numbers of the nonzeros; None for all of them."""
         return self._share()
 
     @property
-    def coords(self) -> torch.Tensor:
+    def coords(self) -> Tensor:
         """(order, nnz) int64, in lexicographic order; of a share, copied at each access."""
         return self._coords if self._numbers is None else self._coords[:, self._numbers]
 
@@ -89,12 +90,12 @@ class Counts:
         cache = self._cache()
         return Lru(1) if cache is None else cache
 
-    def row(self, mode: int) -> torch.Tensor:
+    def row(self, mode: int) -> Tensor:
         """(nnz,) int64 coordinates of a mode; on the host where a copy takes less time than counting launches."""
         return self._near[mode]
 
     @cached_property
-    def _near(self) -> torch.Tensor:
+    def _near(self) -> Tensor:
         coords = self.coords
         return coords.cpu() if coords.is_cuda and self.nnz <= ON_HOST else coords
 
@@ -124,12 +125,12 @@ class Counts:
 
         return self.once("neighbours", count)
 
-    def lengths(self, modes: tuple[int, ...]) -> torch.Tensor:
+    def lengths(self, modes: tuple[int, ...]) -> Tensor:
         """Return (rows,) the number of nonzeros of each coordinate that occurs in these modes, in lexicographic order.
 
         They are kept where they take little; how many there are, and the longest, are noted on the way.
         """
-        lengths: torch.Tensor | None = self._memory.get(("lengths", modes))
+        lengths: Tensor | None = self._memory.get(("lengths", modes))
         if lengths is not None:
             return lengths
         rows = [self.row(m) for m in modes]
@@ -145,10 +146,10 @@ class Counts:
             self._memory[("lengths", modes)] = lengths
         return lengths
 
-    def tiles(self) -> torch.Tensor:
+    def tiles(self) -> Tensor:
         """Count the nonzeros that lie in tiles of each population, of the default sides: (volume + 1,), on the CPU."""
 
-        def count() -> torch.Tensor:
+        def count() -> Tensor:
             held = tile_populations(self.coords, self.shape, sides_of(self.shape))
             return torch.bincount(held, minlength=VOLUME + 1).cpu()
 
@@ -196,7 +197,7 @@ class Counts:
             PlanError: the rule is not known, or breaks its promises.
         """
 
-        def dealt() -> list[torch.Tensor | None]:
+        def dealt() -> list[Tensor | None]:
             return shares(partition, options.items(), kept, self.coords, self.shape, self.cache)
 
         def count() -> list[tuple[int, dict[Any, Any]]]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.ir.nest.nest import LANE
@@ -116,7 +117,7 @@ def statistics_of(
     return statistics
 
 
-def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
+def _populations(packed: Sequence[Packed], problem: Problem) -> Tensor:
     """(most + 1,) nonzeros in tiles of each population: in stored windows, or in all of a tensor cut evenly."""
     tiles = [p for p in packed if p.view.along]
     if any(getattr(FORMATS.get(p.format), "even", False) for p in tiles):
@@ -126,7 +127,7 @@ def _populations(packed: Sequence[Packed], problem: Problem) -> torch.Tensor:
     return torch.bincount(held) * torch.arange(int(held.max()) + 1, device="cpu")
 
 
-def _tiles(histogram: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
+def _tiles(histogram: Tensor) -> tuple[tuple[int, int, int], ...]:
     """Count the tiles of each population, in classes of 1, 2 to 3, 4 to 7, … nonzeros."""
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = histogram // sizes.clamp(min=1)

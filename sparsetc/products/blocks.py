@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.launch import PartArrays, Programs
 from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
@@ -42,7 +43,7 @@ MOST_POSITIONS = 1 << 16
 """Positions of an operand's or the result's block that a program may hold in registers: 8 warps spill beyond."""
 
 
-Read = tuple[torch.Tensor, torch.Tensor | None]
+Read = tuple[Tensor, Tensor | None]
 """(n,) positions in a buffer, and the entries of the result that stand there; None when they are all, in order."""
 
 
@@ -139,7 +140,7 @@ class BlockPath(JoinPath):
 
     # -- places -----------------------------------------------------------------------------------------------------
     @cached_property
-    def _lines(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _lines(self) -> tuple[Tensor, Tensor]:
         """The line of blocks * side + line in the block, of the rows of the result, (rows,), and of its columns."""
         blocking, m = self.blocking, self.blocking.join
         r, c, k = blocking.extents
@@ -152,7 +153,7 @@ class BlockPath(JoinPath):
             lines.append(block_lines.new_empty(line.count).index_copy_(0, line.rank, block_lines))
         return lines[0], lines[1]
 
-    def places(self) -> torch.Tensor:
+    def places(self) -> Tensor:
         """(nnz,) the result's places, ascending; their positions among the blocks are kept for `run`."""
         m = self.blocking.join
         # On the CPU by the twin, so that a kernel is compiled for a GPU where there is none to launch it on.
@@ -168,7 +169,7 @@ class BlockPath(JoinPath):
             return self._unfolded(blocks.view(-1))
         return self._sorted(blocks_made)
 
-    def _unfolded(self, made: torch.Tensor) -> torch.Tensor:
+    def _unfolded(self, made: Tensor) -> Tensor:
         """Return (nnz,) the result's places in the dense product, without sorting, if that product is little larger
         than its blocks.
         """
@@ -191,7 +192,7 @@ class BlockPath(JoinPath):
         self._reads: list[Read] = [(at.index_select(0, places), None)]
         return places
 
-    def _sorted(self, made: Iterable[torch.Tensor]) -> torch.Tensor:
+    def _sorted(self, made: Iterable[Tensor]) -> Tensor:
         """(nnz,) the places in any number of buffers, found among blocks and sorted."""
         r, c, _ = self.blocking.extents
         positions, total = [self.blocking.join.x_key[:0]], 0
@@ -205,7 +206,7 @@ class BlockPath(JoinPath):
         self._reads = self._reads_of(at, order)
         return places
 
-    def _reads_of(self, at: torch.Tensor, order: torch.Tensor) -> list[Read]:
+    def _reads_of(self, at: Tensor, order: Tensor) -> list[Read]:
         """The positions of results among the blocks of each buffer, in order of places where there is one buffer."""
         r, c, _ = self.blocking.extents
         narrow = index_dtype(2 * self.room * r * c)
@@ -218,7 +219,7 @@ class BlockPath(JoinPath):
             for b, (done, end) in zip(self._buffers, pairwise(ends), strict=True)
         ]
 
-    def _place_of(self, at: torch.Tensor) -> torch.Tensor:
+    def _place_of(self, at: Tensor) -> Tensor:
         """(n,) the places of the result of positions in its blocks."""
         r, c, _ = self.blocking.extents
         pairs = self.blocking.pairs
@@ -240,7 +241,7 @@ class BlockPath(JoinPath):
         """The pairs for each group of result blocks computed together, found once, so that calls wait for nothing."""
         return [self.tasks.some(start, self.room) for start in range(0, self.tasks.blocks, self.room)]
 
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> SplitOperands | None:
+    def halves(self, x: Tensor, y: Tensor) -> SplitOperands | None:
         """Both operands in halves, from the values of all entries; None where blocks are read as they are."""
         if self.launch_of_halves is None:
             return None
@@ -268,20 +269,20 @@ class BlockPath(JoinPath):
         )
 
     @cached_property
-    def _items(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _items(self) -> list[tuple[Tensor, Tensor]]:
         """The row of blocks of each operand that the programs of a buffer make blocks of the result for, by buffer."""
         columns = max(1, self.blocking.pairs.columns)
         places = [b.places if b.owner is None else b.places[b.owner] for b in self._buffers]
         return [((place // columns).int(), (place % columns).int()) for place in places]
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: SplitOperands | None = None) -> torch.Tensor:
+    def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
         """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
         results = self._read(self._made(x, y, halves))
         if halves is not None:
             self._room.append(halves)
         return results
 
-    def _read(self, made: Iterator[torch.Tensor]) -> torch.Tensor:
+    def _read(self, made: Iterator[Tensor]) -> Tensor:
         """(nnz,) the results, read from the blocks."""
         if self._reads[0][1] is None:
             (blocks,) = made
@@ -294,7 +295,7 @@ class BlockPath(JoinPath):
             out.index_copy_(0, slot, blocks.view(-1).index_select(0, at))
         return out
 
-    def _made(self, x: torch.Tensor, y: torch.Tensor, halves: SplitOperands | None) -> Iterator[torch.Tensor]:
+    def _made(self, x: Tensor, y: Tensor, halves: SplitOperands | None) -> Iterator[Tensor]:
         """Blocks of the result, made of the values of all entries or of their halves."""
         if halves is not None:
             assert self.launch_of_halves is not None
@@ -305,7 +306,7 @@ class BlockPath(JoinPath):
         dtype = self.dtype if self.launch.backend == "triton" else accumulator(self.dtype)
         return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
-    def _products(self, launch: Programs, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
+    def _products(self, launch: Programs, x: Tensor, y: Tensor) -> Iterator[Tensor]:
         """Blocks of the result, made of the values of the matched entries as they are."""
         operands = zip((self.blocking.x, self.blocking.y), launch.programs[0].view.pairs, (x, y), strict=True)
         arrays = [
@@ -315,7 +316,7 @@ class BlockPath(JoinPath):
         ]
         return self._multiplied(launch, [arrays] * len(self._buffers))
 
-    def _multiplied(self, launch: Programs, arrays: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
+    def _multiplied(self, launch: Programs, arrays: list[list[Tensor]]) -> Iterator[Tensor]:
         """Blocks of the result, some at a time; `arrays` has those of each buffer, without the list of pairs."""
         for b, arrays_of_operands in zip(self._buffers, arrays, strict=True):
             sums = launch.blocks([b.ptr, b.x, b.y, *arrays_of_operands])

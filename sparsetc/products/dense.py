@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen import cache
 from sparsetc.codegen.launch import source_name
@@ -103,10 +104,10 @@ class DensePath(JoinPath):
         module, path = cache.load(source, p.budget.settings.cache_dir, source_name(p.equation, "dense"))
         self.module: Any = module
         self.inner = (SimpleNamespace(programs=(), source=source, path=path),)
-        self.at: torch.Tensor | None = None
+        self.at: Tensor | None = None
         n = (m.x_key.numel(), m.y_key.numel())
 
-        def rank(letters: tuple[str, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        def rank(letters: tuple[str, ...]) -> tuple[Tensor, Tensor]:
             """Ranks of the coordinates of x and of y, for letters that both have."""
             rows = zip(m.x.rows(letters, m.x_matched), m.y.rows(letters, m.y_matched), strict=True)
             ranks = numbered([torch.cat(pair) for pair in rows], m.x.extents(letters), sum(n), m.x.like).rank
@@ -124,13 +125,13 @@ class DensePath(JoinPath):
         self.y_at = (y_batch * contracted + y_inner) * m.columns + m.column.rank
 
     @cached_property
-    def _line_of_row(self) -> torch.Tensor | None:
+    def _line_of_row(self) -> Tensor | None:
         """(rows,) the line of the product that holds each row of the result; None where lines are rows."""
         if not self.join.roles.batch:
             return None
         return self.x_line.new_zeros(self.join.rows).index_copy_(0, self.join.row.rank, self.x_line)
 
-    def _positions(self, places: torch.Tensor) -> torch.Tensor:
+    def _positions(self, places: Tensor) -> Tensor:
         """(n,) the positions in the product of the results at these places."""
         if self._line_of_row is None:
             return places
@@ -138,7 +139,7 @@ class DensePath(JoinPath):
         row = places // columns
         return torch.add(places - row * columns, self._line_of_row[row], alpha=columns)
 
-    def _places_of(self, product: torch.Tensor) -> torch.Tensor:
+    def _places_of(self, product: Tensor) -> Tensor:
         """(nnz,) the result's places, ascending, where the product of the patterns is not 0."""
         lines = (product != 0).reshape(prod(self.join.sizes[:2]), self.join.columns)
         rows = picked(lines, self._line_of_row)
@@ -150,7 +151,7 @@ class DensePath(JoinPath):
         m = self.join
         return (m.x_key.numel(), 0), (m.y_key.numel(), 0)
 
-    def places(self) -> torch.Tensor:
+    def places(self) -> Tensor:
         """Find the positions where the product of the patterns is not 0."""
         x, y = (torch.ones(at.numel(), dtype=torch.float32, device=at.device) for at in (self.x_at, self.y_at))
         product = self._product(x, y, None, "highest")
@@ -160,15 +161,15 @@ class DensePath(JoinPath):
         self.at = None if all_in_order else self._positions(places)
         return places
 
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> SplitOperands | None:
+    def halves(self, x: Tensor, y: Tensor) -> SplitOperands | None:
         """No halves: torch multiplies values as they are."""
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: SplitOperands | None = None) -> torch.Tensor:
+    def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
         """Scatter, multiply, gather."""
         m = self.join
         return self._product(picked(x, m.x_matched), picked(y, m.y_matched), self.at, self.precision)
 
-    def _product(self, x: torch.Tensor, y: torch.Tensor, at: torch.Tensor | None, precision: str) -> torch.Tensor:
+    def _product(self, x: Tensor, y: Tensor, at: Tensor | None, precision: str) -> Tensor:
         with matmul_precision(precision):
             return self.module.contract(x, y, self.x_at, self.y_at, self.join.sizes, at)
 

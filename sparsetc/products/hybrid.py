@@ -14,6 +14,7 @@ from itertools import accumulate
 from math import inf
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.ir.plan import Plan
@@ -36,7 +37,7 @@ def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[BlockWork]:
     rows, columns = _most(x.counts, pairs.row.rank, pairs.rows), _most(fullest, pairs.column.rank, pairs.columns)
     edges = x.counts.new_tensor(thresholds)
 
-    def at_least(population: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    def at_least(population: Tensor, *weights: Tensor) -> Tensor:
         """(1 + weights, thresholds + 1) the number of blocks and sums of weights, by the thresholds reached."""
         reached = torch.bucketize(population, edges, right=True)
         lines = torch.stack([torch.ones_like(population), *weights])
@@ -53,7 +54,7 @@ def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[BlockWork]:
     return works
 
 
-def _most(of: torch.Tensor, owner: torch.Tensor, owners: int) -> torch.Tensor:
+def _most(of: Tensor, owner: Tensor, owners: int) -> Tensor:
     """(owners,) the largest element of each owner, 0 where it has none."""
     return of.new_zeros(owners).scatter_reduce(0, owner, of, "amax")
 
@@ -135,7 +136,7 @@ class HybridPath(JoinPath):
         (of_blocks, in_blocks), (of_tasks, others) = p.join.only(filled), p.join.only(~filled)
         self.inner = BlockPath(replace(p, join=of_blocks), plan), TaskSums(replace(p, join=of_tasks))
         self.entries = in_blocks, others
-        self.slots: list[torch.Tensor] = []
+        self.slots: list[Tensor] = []
         self.nnz = 0
 
     @property
@@ -143,7 +144,7 @@ class HybridPath(JoinPath):
         """Sizes of each operand that both sides read."""
         return tuple(size for path in self.inner for size in path.sizes)
 
-    def places(self) -> torch.Tensor:
+    def places(self) -> Tensor:
         """The union of both sides' places, (nnz,) int64."""
         sides = zip(self.inner, self.entries, strict=True)
         by_side = [path.problem.join.places_in(self.join, entries, path.places()) for path, entries in sides]
@@ -152,11 +153,11 @@ class HybridPath(JoinPath):
         self.nnz = places.numel()
         return places
 
-    def halves(self, x: torch.Tensor, y: torch.Tensor) -> SplitOperands | None:
+    def halves(self, x: Tensor, y: Tensor) -> SplitOperands | None:
         """The halves of values that are multiplied in blocks."""
         return self.inner[0].halves(x.index_select(0, self.entries[0]), y)
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, halves: SplitOperands | None = None) -> torch.Tensor:
+    def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
         """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
         out, (blocks, tasks) = x.new_zeros(self.nnz), self.inner
         x_blocks, x_tasks = (x.index_select(0, entries) for entries in self.entries)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.launch import PartArrays, Programs
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -95,7 +96,7 @@ class TaskSum:
         self.programs = Programs([program], self.dtype, p.backend, device, settings.cache_dir, name=name, about=about)
         self.executable = Executable(self.programs, max(1, self.rows), (), self.dtype, False)
 
-    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def __call__(self, left: Tensor, right: Tensor) -> Tensor:
         """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
         out = left.new_zeros(self.rows)
         factors = [left.contiguous(), right.contiguous()]
@@ -192,7 +193,7 @@ class TaskSums(JoinPath):
         self.problem, self.tasks = p, Tasks(JoinOrder.of(p.join), p.budget)
         self._made: dict[str, TaskSum] = {}
 
-    def product(self, letter: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def product(self, letter: str, left: Tensor, right: Tensor) -> Tensor:
         """The sum over tasks for p, q or z of the other two, with x and y in the order of their `JoinOperand`s."""
         m = self.tasks.join_order
         entries = {"p": m.x_entry, "q": m.y_entry, "z": None}
@@ -223,11 +224,11 @@ class TaskSums(JoinPath):
         """Bytes of the kept tasks."""
         return self.tasks.nbytes
 
-    def places(self) -> torch.Tensor:
+    def places(self) -> Tensor:
         """(nnz,) the distinct places of all tasks: expand, sort, compress."""
         return self.tasks.places()
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def run(self, x: Tensor, y: Tensor) -> Tensor:
         """Multiply and add up, task by task."""
         return self.product("z", x, y)
 

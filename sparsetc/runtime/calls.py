@@ -17,6 +17,7 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.support.entry import matmul_precision as matmul_precision
@@ -39,7 +40,7 @@ LONG_RUN = 32
 """Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
 
 
-def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def bag(index: Tensor, table: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
     """(runs, width): for each run, the sum of ``weights[n] * table[index[n]]`` over its elements n.
 
     Args:
@@ -62,7 +63,7 @@ def bag(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights
     return run_sums(rows if weights is None else rows * weights.unsqueeze(1), offsets)
 
 
-def bags(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def bags(index: Tensor, table: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
     """(runs, k, width): for each run and position m, the sum of ``weights[n, m] * table[index[n], m]`` over its n.
 
     Args:
@@ -78,9 +79,7 @@ def bags(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor, weight
     return torch.stack([bag(first + m, flat, offsets, weights[:, m].contiguous()) for m in range(k)], 1)
 
 
-def dots(
-    first: torch.Tensor, left: torch.Tensor, second: torch.Tensor, right: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
+def dots(first: Tensor, left: Tensor, second: Tensor, right: Tensor, weights: Tensor) -> Tensor:
     """Return (n, k): ``weights[n] * (left[first[n], m] @ right[second[n], m])`` for each n and position m.
 
     On the CPU, where rows of `left` come in few runs, torch's sampled product of matrices gathers no row of `right`.
@@ -113,7 +112,7 @@ def dots(
     return out
 
 
-def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> None:
+def add_rows(out: Tensor, row: Tensor, values: Tensor) -> None:
     """Add ``values[n]`` to ``out[row[n]]`` in place; neighbours of one row are summed in pieces first."""
     if out.device.type == "cpu" and len(row) > LONG:
         fresh = row[1:] != row[:-1]
@@ -123,7 +122,7 @@ def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> None
     sums.add_rows(out, row, values)
 
 
-def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def run_sums(rows: Tensor, offsets: Tensor) -> Tensor:
     """(runs, ...): the sum of the rows of each run. rows (n, ...); offsets (runs + 1,) from 0 to n."""
     if rows.is_complex():
         return torch.view_as_complex(run_sums(torch.view_as_real(rows), offsets))
@@ -140,7 +139,7 @@ def run_sums(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return summed.reshape(runs, *rows.shape[1:])
 
 
-def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def run_products(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
     """(runs, M, N): for each run, ``left.T @ right`` over its rows. left (n, M), right (n, N)."""
     runs = offsets.numel() - 1
     if runs and left.shape[0] >= LONG_RUN * runs:
@@ -158,12 +157,12 @@ def run_products(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor)
     return run_sums(left.unsqueeze(2) * right.unsqueeze(1), offsets)
 
 
-def _added(pieces: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def _added(pieces: Tensor, offsets: Tensor) -> Tensor:
     """Return the sums of the pieces of each run, which are few and are added in 64 bits."""
     return run_sums(pieces.to(sums.wide(pieces.dtype)), offsets).to(pieces.dtype)
 
 
-def _cut(offsets: torch.Tensor, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _cut(offsets: Tensor, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """Offsets of pieces of runs, and of the pieces of each run; None where no run is too long, or sums are exact."""
     if rows <= LONG or not (dtype.is_floating_point or dtype.is_complex) or dtype == torch.float64:
         return None
@@ -174,14 +173,12 @@ def _cut(offsets: torch.Tensor, rows: int, dtype: torch.dtype) -> tuple[torch.Te
     return pieces, torch.searchsorted(pieces, offsets).to(offsets.dtype)
 
 
-def _wide(index: torch.Tensor) -> torch.Tensor:
+def _wide(index: Tensor) -> Tensor:
     """Return an index in a type by which torch selects rows."""
     return index.long() if index.dtype == torch.int16 else index
 
 
-def _csr_product(
-    offsets: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, table: torch.Tensor
-) -> torch.Tensor:
+def _csr_product(offsets: Tensor, index: Tensor, weights: Tensor, table: Tensor) -> Tensor:
     matrix = _csr(offsets, index.to(offsets.dtype), weights, table.shape[0])
     if table.shape[1] == 1:
         return torch.mv(matrix, table.flatten()).unsqueeze(1)
@@ -189,7 +186,7 @@ def _csr_product(
     return torch.addmm(out, matrix, table, beta=0, out=out)
 
 
-def _csr(offsets: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, width: int) -> torch.Tensor:
+def _csr(offsets: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
     """Return torch's matrix in compressed rows with `width` columns, unchecked."""
     _hush()
     size = (offsets.numel() - 1, width)
@@ -206,7 +203,7 @@ def _hush() -> None:
         torch.sparse_csr_tensor(none.new_zeros(2), none, none, (1, 1), device="cpu")
 
 
-def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
     """Write the product of two matrices of one dtype to `out`; sums are as wide as `out`.
 
     Args:
@@ -245,7 +242,7 @@ def has_matrix_product(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" or dtype.is_floating_point or dtype.is_complex
 
 
-def integer_einsum(equation: str, *operands: torch.Tensor) -> torch.Tensor:
+def integer_einsum(equation: str, *operands: Tensor) -> Tensor:
     """Return `torch.einsum` of int64 operands, on any device; no more than `ELEMENTS` are made beside results.
 
     Args:
@@ -271,7 +268,7 @@ def _pairs(equation: str, shapes: tuple[torch.Size, ...]) -> list[tuple[tuple[in
     return [(step[0], step[2]) for step in path.contraction_list]
 
 
-def _contracted(equation: str, *pair: torch.Tensor) -> torch.Tensor:
+def _contracted(equation: str, *pair: Tensor) -> Tensor:
     """Return the einsum of two operands, each with a dimension for every letter that is kept or shared."""
     inputs, kept = equation.split("->")
     left, right = inputs.split(",")
@@ -280,14 +277,14 @@ def _contracted(equation: str, *pair: torch.Tensor) -> torch.Tensor:
     return _product(first, second, len(kept))
 
 
-def _aligned(own: str, operand: torch.Tensor, letters: list[str]) -> torch.Tensor:
+def _aligned(own: str, operand: Tensor, letters: list[str]) -> Tensor:
     """Return an operand with a dimension for each letter (size 1 if it lacks the letter), summed over all others."""
     ordered = torch.einsum(f"{own}->{''.join(c for c in letters if c in own)}", operand)  # of one: diagonals and sums
     sizes = iter(ordered.shape)
     return ordered.reshape([next(sizes) if c in own else 1 for c in letters])
 
 
-def _product(left: torch.Tensor, right: torch.Tensor, kept: int) -> torch.Tensor:
+def _product(left: Tensor, right: Tensor, kept: int) -> Tensor:
     """The product, broadcast, summed over all dimensions but the first `kept`; of halves where it is too large."""
     shape = [m if n == 1 else n for m, n in zip(left.shape, right.shape, strict=True)]
     if len(shape) == kept:
@@ -306,9 +303,7 @@ def _product(left: torch.Tensor, right: torch.Tensor, kept: int) -> torch.Tensor
 # -- tiles as a bit a position, and the values of the bits that are set ------------------------------------------------
 
 
-def expanded(
-    bits: torch.Tensor, values: torch.Tensor, word: int, volume: int, begins: torch.Tensor | None = None
-) -> torch.Tensor:
+def expanded(bits: Tensor, values: Tensor, word: int, volume: int, begins: Tensor | None = None) -> Tensor:
     """(tiles, volume): the values at the positions whose bits are set, 0 at the others.
 
     Args:

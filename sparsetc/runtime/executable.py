@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
@@ -21,7 +22,7 @@ from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import in_pieces
 
-Rows = torch.Tensor | None
+Rows = Tensor | None
 MOST_SUMMED = 64
 """Rows that one thread sums, one after another, at most. Not measured on a GPU."""
 
@@ -44,13 +45,13 @@ class SecondPass:
     """
 
     partials: int
-    order: torch.Tensor | None
-    rows: torch.Tensor
-    lengths: tuple[torch.Tensor, ...]
+    order: Tensor | None
+    rows: Tensor
+    lengths: tuple[Tensor, ...]
     stored: int = 0
 
     @classmethod
-    def of(cls, row_of_partial: torch.Tensor, stored: int = 0) -> SecondPass:
+    def of(cls, row_of_partial: Tensor, stored: int = 0) -> SecondPass:
         """Make the second pass from the output row of every partial row, (partials,) int64; `stored` rows lie before
         them.
         """
@@ -61,7 +62,7 @@ class SecondPass:
         )
         return cls(row_of_partial.numel(), order, rows, tuple(in_pieces(lengths, MOST_SUMMED)), stored)
 
-    def __call__(self, partial: torch.Tensor, out: torch.Tensor, accumulate: bool = False) -> None:
+    def __call__(self, partial: Tensor, out: Tensor, accumulate: bool = False) -> None:
         """Write the sums of (partials, …) partial rows to the rows of (rows, …) `out` that have any, or add them."""
         if not self.partials:  # the width of a row is not known
             return
@@ -84,7 +85,7 @@ class Arrays:
 
     parts: tuple[PartArrays, ...]
     second: SecondPass | None = None
-    zeroed: torch.Tensor | None = None
+    zeroed: Tensor | None = None
 
 
 class Inspectable:
@@ -153,10 +154,10 @@ class Executable:
         self,
         arrays: Arrays,
         values: Values,
-        dense: Sequence[torch.Tensor],
-        out: torch.Tensor | None = None,
+        dense: Sequence[Tensor],
+        out: Tensor | None = None,
         accumulate: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Run, outside autograd; on a GPU without waiting for it.
 
         Args:
@@ -194,15 +195,15 @@ class Executable:
         call(values, dense, out)
         return out
 
-    def empty(self, device: torch.device) -> torch.Tensor:
+    def empty(self, device: torch.device) -> Tensor:
         """Return an uninitialised result with the strides that programs write."""
         if self.strides is None:
             return torch.empty(self.shape, dtype=self.dtype, device=device)
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def _ordered(
-        self, write: Callable[[torch.Tensor], None], second: SecondPass, zeroed: Rows, out: Rows, accumulate: bool
-    ) -> torch.Tensor:
+        self, write: Callable[[Tensor], None], second: SecondPass, zeroed: Rows, out: Rows, accumulate: bool
+    ) -> Tensor:
         """Partial rows, zeros first since what is padding stores nothing; then their sums.
 
         Where some parts store rows of the result, all rows of it lie before the partial ones.
@@ -225,7 +226,7 @@ class Executable:
         second(added, out, accumulate)
         return out
 
-    def _bound_to(self, arrays: Arrays, values: Values, dense: Sequence[torch.Tensor]) -> tuple[Call, torch.device]:
+    def _bound_to(self, arrays: Arrays, values: Values, dense: Sequence[Tensor]) -> tuple[Call, torch.device]:
         """Return the programs bound to these arrays, and the device; bound again only for other arrays."""
         if self._bound is not None and self._bound[0] is arrays:
             return self._bound[1:]
@@ -236,7 +237,7 @@ class Executable:
         return call, device
 
 
-def _zero(out: torch.Tensor, rows: torch.Tensor | None) -> None:
+def _zero(out: Tensor, rows: Tensor | None) -> None:
     """Set these rows to zero."""
     if rows is not None and rows.numel():
         out.index_fill_(0, rows, 0)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from sparsetc.tensor.coords import in_runs, markable, numbered, sorted_runs
@@ -42,11 +43,11 @@ class Clusters:
         strip_count: strips that have nonzeros.
     """
 
-    ptr: torch.Tensor
-    strips: torch.Tensor
-    height: torch.Tensor
-    filled: torch.Tensor
-    signature: torch.Tensor
+    ptr: Tensor
+    strips: Tensor
+    height: Tensor
+    filled: Tensor
+    signature: Tensor
     strip_count: int
 
     @property
@@ -55,14 +56,14 @@ class Clusters:
         return self.height.numel()
 
     @property
-    def sizes(self) -> torch.Tensor:
+    def sizes(self) -> Tensor:
         """(count,) strips of each union."""
         return self.ptr[1:] - self.ptr[:-1]
 
 
 def clusters_of(
-    rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: int, width: int
-) -> tuple[torch.Tensor, torch.Tensor, Clusters]:
+    rows: Tensor, columns: Tensor, n_rows: int, n_columns: int, width: int
+) -> tuple[Tensor, Tensor, Clusters]:
     """Put rows that touch the same strips of `width` columns into one cluster.
 
     Args:
@@ -90,7 +91,7 @@ def clusters_of(
     return row.coords[0], cluster, Clusters(ptr, strips, height, height * lengths, signature, strip.count)
 
 
-def _signatures(ptr: torch.Tensor, strips: torch.Tensor, strip_count: int) -> torch.Tensor:
+def _signatures(ptr: Tensor, strips: Tensor, strip_count: int) -> Tensor:
     """(patterns, HASHES) int32; a few hashes at a time, so that no more than some numbers a strip are held."""
     strip = torch.arange(max(strip_count, 1), device=ptr.device)
     signatures = []
@@ -100,7 +101,7 @@ def _signatures(ptr: torch.Tensor, strips: torch.Tensor, strip_count: int) -> to
     return torch.cat(signatures, 1)
 
 
-def _equal_rows(of_row: torch.Tensor, strips: torch.Tensor, ptr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _equal_rows(of_row: Tensor, strips: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
     """((rows,) the number of each row's pattern; (patterns,) a row that has each)."""
     hashes = torch.zeros_like(ptr[1:]).index_add_(0, of_row, mixed(strips, 0))
     by_hash, fresh = sorted_runs([hashes])
@@ -121,18 +122,18 @@ def _equal_rows(of_row: torch.Tensor, strips: torch.Tensor, ptr: torch.Tensor) -
 # -- arithmetic on ranges and hashes ----------------------------------------------------------------------------------
 
 
-def offsets(counts: torch.Tensor) -> torch.Tensor:
+def offsets(counts: Tensor) -> Tensor:
     """(n + 1,) where each of n ranges begins that lie one behind the other."""
     return torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
 
 
-def spans(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def spans(starts: Tensor, lengths: Tensor) -> Tensor:
     """The numbers of ranges, one range behind the other."""
     owner, place = in_runs(lengths)
     return starts[owner] + place
 
 
-def mixed(numbers: torch.Tensor, seed: int) -> torch.Tensor:
+def mixed(numbers: Tensor, seed: int) -> Tensor:
     """Return pseudo-random int64 numbers, a fixed function of the given ones (splitmix64, which wraps)."""
     x = numbers + _signed((seed + 1) * 0x9E3779B97F4A7C15)
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
@@ -145,9 +146,7 @@ def _signed(word: int) -> int:
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def candidates(
-    clusters: Clusters, least: float, tau: float, seed: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def candidates(clusters: Clusters, least: float, tau: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Find for each cluster the one whose signature agrees most with its own, where the two may merge.
 
     Args:
@@ -182,8 +181,8 @@ def candidates(
 
 
 def _compared(
-    clusters: Clusters, left: torch.Tensor, right: torch.Tensor, least: float, tau: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    clusters: Clusters, left: Tensor, right: Tensor, least: float, tau: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the pairs with a Jaccard similarity of at least `least` whose union keeps the bound `tau`."""
     sizes, span = clusters.sizes, clusters.strip_count
     swap = sizes[left] > sizes[right]
@@ -206,16 +205,14 @@ def _compared(
     return left[kept], right[kept], similarity[kept]
 
 
-def keeps_bound(filled: torch.Tensor, height: torch.Tensor, union: torch.Tensor, tau: float) -> torch.Tensor:
+def keeps_bound(filled: Tensor, height: Tensor, union: Tensor, tau: float) -> Tensor:
     """Return True where groups keep the bound of theorem 1, by their filled strips, their rows and the strips of the
     union.
     """
     return filled >= (tau / 2) * (height * union).double()
 
 
-def stars(
-    clusters: Clusters, left: torch.Tensor, right: torch.Tensor, similarity: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def stars(clusters: Clusters, left: Tensor, right: Tensor, similarity: Tensor) -> tuple[Tensor, Tensor]:
     """Choose the merges of a round: return roots and their followers from pairs that may merge.
 
     Each cluster points at the nearest one it is paired with. Where two point at each other, the one of more filled

@@ -14,6 +14,7 @@ from textwrap import indent
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError, PlanError
 from sparsetc.explain import aligned
@@ -132,7 +133,7 @@ def blocking_curve(
 
 
 def measured(
-    groups: Groups, rows: torch.Tensor, columns: torch.Tensor, n_columns: int, width: int, tau: float, seconds: float
+    groups: Groups, rows: Tensor, columns: Tensor, n_columns: int, width: int, tau: float, seconds: float
 ) -> BlockingPoint:
     """The blocks of a grouping, given the (nnz,) coordinates of nonzeros."""
     nnz, group = rows.numel(), group_of_nonzeros(groups, rows)
@@ -145,7 +146,7 @@ def measured(
     return BlockingPoint(tau, groups.count, blocks, height, density, stored, seconds)
 
 
-def _columns(x: SparseTensor, mode: int) -> torch.Tensor:
+def _columns(x: SparseTensor, mode: int) -> Tensor:
     """Return (nnz,) the linear index of all modes but one; its rank among the nonzeros' if it could pass 2**63."""
     others = [m for m in range(x.order) if m != mode]
     sizes = [x.shape[m] for m in others]

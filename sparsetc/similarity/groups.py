@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.similarity.clusters import Clusters, candidates, clusters_of, keeps_bound, offsets, spans, stars
@@ -30,8 +31,8 @@ class Groups:
         ptr: (groups + 1,) where each group begins in `order`.
     """
 
-    order: torch.Tensor
-    ptr: torch.Tensor
+    order: Tensor
+    ptr: Tensor
 
     @property
     def count(self) -> int:
@@ -39,14 +40,12 @@ class Groups:
         return self.ptr.numel() - 1
 
     @property
-    def heights(self) -> torch.Tensor:
+    def heights(self) -> Tensor:
         """(groups,) rows of each."""
         return self.ptr[1:] - self.ptr[:-1]
 
 
-def group_rows(
-    rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: int, *, width: int, tau: float
-) -> Groups:
+def group_rows(rows: Tensor, columns: Tensor, n_rows: int, n_columns: int, *, width: int, tau: float) -> Groups:
     """Group rows that touch about the same strips of columns; for matrices of any size, on any device.
 
     It takes O(nnz) memory and a few tens of rounds of whole-array steps. The groups depend on the pattern alone: not on
@@ -91,7 +90,7 @@ def check_options(width: int, tau: float) -> None:
         raise PlanError(f"a similarity must be above 0 and at most 1, found tau {tau}")
 
 
-def _check(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: int, width: int, tau: float) -> None:
+def _check(rows: Tensor, columns: Tensor, n_rows: int, n_columns: int, width: int, tau: float) -> None:
     check_options(width, tau)
     if rows.ndim != 1 or rows.shape != columns.shape:
         raise ShapeError(
@@ -102,7 +101,7 @@ def _check(rows: torch.Tensor, columns: torch.Tensor, n_rows: int, n_columns: in
     crd.check_range(torch.stack([rows, columns]), (n_rows, n_columns))
 
 
-def group_of_nonzeros(groups: Groups, rows: torch.Tensor) -> torch.Tensor:
+def group_of_nonzeros(groups: Groups, rows: Tensor) -> Tensor:
     """(nnz,) the number of the group of each nonzero, from its row."""
     ascending, place = torch.sort(groups.order)
     return torch.repeat_interleave(groups.heights)[place[torch.searchsorted(ascending, rows)]]
@@ -121,7 +120,7 @@ WORTHWHILE = 0.02
 """Share of the clusters that a round must merge for another one of the same similarity."""
 
 
-def merged(clusters: Clusters, tau: float) -> torch.Tensor:
+def merged(clusters: Clusters, tau: float) -> Tensor:
     """(count,) int64: the number of each cluster's group."""
     owner = torch.arange(clusters.count, device=clusters.ptr.device)
     seed = 0
@@ -151,8 +150,8 @@ def _similarities(tau: float) -> list[float]:
 
 
 def _accepted(
-    clusters: Clusters, roots: torch.Tensor, followers: torch.Tensor, least: float, tau: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    clusters: Clusters, roots: Tensor, followers: Tensor, least: float, tau: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Find the followers to join each star, in order, up to the first that differs too much by then.
 
     Returns:
@@ -190,15 +189,15 @@ def _accepted(
     return members[joins], star[joins], sizes, keys[kept] % clusters.strip_count
 
 
-def _running(counts: torch.Tensor, head: torch.Tensor, star: torch.Tensor) -> torch.Tensor:
+def _running(counts: Tensor, head: Tensor, star: Tensor) -> Tensor:
     """Sums of each star's counts up to each member."""
     until = torch.cumsum(counts, 0)
     return until - (until[head] - counts[head])[star]
 
 
 def _joined(
-    clusters: Clusters, members: torch.Tensor, star: torch.Tensor, union: torch.Tensor, union_strips: torch.Tensor
-) -> tuple[Clusters, torch.Tensor]:
+    clusters: Clusters, members: Tensor, star: Tensor, union: Tensor, union_strips: Tensor
+) -> tuple[Clusters, Tensor]:
     """(the clusters with each star as one; (count,) the new number of each old cluster)."""
     n = clusters.count
     device = clusters.ptr.device

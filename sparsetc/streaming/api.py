@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.operands import check_operand
 from sparsetc.contraction.output import Result, check_form
@@ -39,7 +40,7 @@ WHEN_OPENED = ("streams", "order", "device", "progress", "memory_limit", "cache_
 
 
 @entry_point
-def stream(equation: str, x: Any, *dense: Any, out: torch.Tensor | None = None, **options: Any) -> Result:
+def stream(equation: str, x: Any, *dense: Any, out: Tensor | None = None, **options: Any) -> Result:
     """Evaluate an einsum of a sparse operand larger than the device's memory, chunk by chunk.
 
     The result is that of `einsum`, up to the order of sums: an einsum is linear in its sparse operand, so the results
@@ -200,7 +201,7 @@ def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence
         )
     given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
     for n, o in enumerate(given):
-        if not isinstance(o, torch.Tensor) or o.layout != torch.strided:
+        if not isinstance(o, Tensor) or o.layout != torch.strided:
             if SparseTensor.coerce(o) is not None:
                 raise EquationError(f"a stream takes one sparse operand, its first; operand {n + 2} is sparse too")
             raise DtypeError(f"operand {n + 2} must be a torch tensor, found {type(o).__name__}")

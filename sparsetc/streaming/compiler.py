@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
 from sparsetc.contraction.contraction import contraction
@@ -33,7 +34,7 @@ from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
-Nonzeros = tuple[torch.Tensor, torch.Tensor]
+Nonzeros = tuple[Tensor, Tensor]
 """(order, n) int64 coordinates, in lexicographic order without duplicates, and (n,) values."""
 
 
@@ -108,7 +109,7 @@ class Compiler:
         """The backend of programs: ``triton`` or ``torch``."""
         return self.template.problem.backend
 
-    def _prepared(self, coords: torch.Tensor, values: torch.Tensor) -> tuple[Preparation, Pull]:
+    def _prepared(self, coords: Tensor, values: Tensor) -> tuple[Preparation, Pull]:
         """Return the prepared einsum of some nonzeros as a tensor, and the map to its operands."""
         x = SparseTensor._of(coords, values, tuple(self.bound.shape(0)), True)
         like = torch.empty((), dtype=self.dtype, device=x.device)
@@ -142,7 +143,7 @@ class Compiler:
         if refused is not None:
             raise refused
 
-    def _tune(self, coords: torch.Tensor, values: torch.Tensor) -> None:
+    def _tune(self, coords: Tensor, values: Tensor) -> None:
         """Take the plan that is fastest for some nonzeros as a tensor of their own, if chunks can have it."""
         x = SparseTensor._of(coords.to(self.target), values.to(self.target), tuple(self.bound.shape(0)), True)
         plan = ONE_PASS if requested(self.settings.plan) == AUTO else self.settings.plan
@@ -152,8 +153,8 @@ class Compiler:
             self.plan = self._fitted(step.choice.plan)
 
     def pack(
-        self, coords: torch.Tensor, values: torch.Tensor
-    ) -> tuple[Variant, list[tuple[PartArrays, torch.Tensor]], torch.Tensor | None] | None:
+        self, coords: Tensor, values: Tensor
+    ) -> tuple[Variant, list[tuple[PartArrays, Tensor]], Tensor | None] | None:
         """Pack a chunk by the plan that was chosen.
 
         Args:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.errors import PlanError
@@ -50,7 +51,7 @@ class StoredPart:
     arrays: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, arrays: PartArrays, values: torch.Tensor) -> StoredPart:
+    def of(cls, arrays: PartArrays, values: Tensor) -> StoredPart:
         """Return the arrays of a packed part."""
         return cls(arrays.items, tuple([(NAMES[t.dtype], t.numel()) for t in (*arrays.index, values)]))
 
@@ -88,12 +89,12 @@ class Chunk:
         """Bytes of its buffer."""
         return self.places[-1][2]
 
-    def tensors(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+    def tensors(self, buffer: Tensor) -> list[Tensor]:
         """Return all arrays as views of (`nbytes` or more,) uint8."""
         views = zip(self.arrays, self.places, strict=True)
         return [buffer[begin:end].view(DTYPES[name]) for (name, _), (begin, end, _) in views]
 
-    def views(self, buffer: torch.Tensor) -> tuple[list[PartArrays], list[torch.Tensor]]:
+    def views(self, buffer: Tensor) -> tuple[list[PartArrays], list[Tensor]]:
         """Return the arrays and the values of all parts, as programs are bound to them."""
         tensors = iter(self.tensors(buffer))
         arrays = []
@@ -116,7 +117,7 @@ class StreamCut:
 
     chunks: tuple[Chunk, ...]
     variants: tuple[Variant, ...]
-    coords: torch.Tensor
+    coords: Tensor
 
     @property
     def nbytes(self) -> int:

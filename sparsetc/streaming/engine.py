@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen.launch import Call, Programs
 from sparsetc.streaming.cutting import Chunk, StreamCut
@@ -54,7 +55,7 @@ class Lane:
     """
 
     stream: Any
-    staging: torch.Tensor | None
+    staging: Tensor | None
     rows: Any
 
 
@@ -68,7 +69,7 @@ class ResultTarget:
         firsts: (chunks, *width) the first row of each chunk, which the chunk before may have as its last.
     """
 
-    whole: torch.Tensor | None
+    whole: Tensor | None
     host: Any = None
     firsts: Any = None
 
@@ -130,7 +131,7 @@ class Engine:
         self.dtype = dtype
         self.resident = resident
         self.lanes: list[Lane] = []
-        self._bound: dict[int, tuple[int, Call, list[torch.Tensor]]] = {}
+        self._bound: dict[int, tuple[int, Call, list[Tensor]]] = {}
         self._marks: list[list[Any]] = []
 
     def _allocate(self) -> ResultTarget:
@@ -156,7 +157,7 @@ class Engine:
         self._bound.clear()
         self._marks.clear()
 
-    def run(self, store: ChunkMemory | ChunkFile, tables: Sequence[torch.Tensor], at: At) -> torch.Tensor:
+    def run(self, store: ChunkMemory | ChunkFile, tables: Sequence[Tensor], at: At) -> Tensor:
         """Run all chunks; on a GPU what is enqueued on the current stream afterwards comes after them.
 
         Args:
@@ -191,8 +192,8 @@ class Engine:
 
     def _chunks(
         self,
-        feed: Generator[torch.Tensor, None, None],
-        tables: Sequence[torch.Tensor],
+        feed: Generator[Tensor, None, None],
+        tables: Sequence[Tensor],
         target: ResultTarget,
         copied: list[Callable[[], object]],
         at: At,
@@ -230,7 +231,7 @@ class Engine:
                 at(done)
 
     # -- chunks -----------------------------------------------------------------------------------------------------
-    def _call(self, position: int, buffer: torch.Tensor, held: torch.Tensor) -> tuple[Call, list[torch.Tensor]]:
+    def _call(self, position: int, buffer: Tensor, held: Tensor) -> tuple[Call, list[Tensor]]:
         """A chunk's programs, bound to its arrays in a buffer; bound once while the buffer is the same."""
         known = self._bound.get(position)
         if known is not None and known[0] == buffer.data_ptr():
@@ -241,7 +242,7 @@ class Engine:
         self._bound[position] = (buffer.data_ptr(), call, values)
         return call, values
 
-    def _out(self, chunk: Chunk, lane: Lane, target: ResultTarget) -> torch.Tensor:
+    def _out(self, chunk: Chunk, lane: Lane, target: ResultTarget) -> Tensor:
         """Return the buffer that a chunk adds to."""
         if target.whole is None:
             lane.rows[: chunk.rows].zero_()
@@ -250,7 +251,7 @@ class Engine:
             return target.whole
         return target.whole[0, chunk.first : chunk.first + self.window]
 
-    def _back(self, position: int, chunk: Chunk, out: torch.Tensor, target: ResultTarget) -> None:
+    def _back(self, position: int, chunk: Chunk, out: Tensor, target: ResultTarget) -> None:
         """Copy a chunk's rows to the host: the first apart, the others where no other chunk copies any."""
         target.firsts[position].copy_(out[0], non_blocking=True)
         if chunk.rows > 1:

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.output import Result, arranged, is_sparse, without_zeros
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
@@ -39,7 +40,7 @@ class ResultForm:
         self.dtype = summed_dtype(compiler.dtype) if bound.einsum.plain_sum else compiler.dtype
         self.sparse = is_sparse(recipe.output, template.bound.einsum, [template.problem.letters])
         self.rows = made.coords.shape[1] if recipe.numbered else output.rows
-        self._order: torch.Tensor | None = None
+        self._order: Tensor | None = None
         self._pattern: Pattern | None = None
         if recipe.numbered:
             with lasting():
@@ -48,7 +49,7 @@ class ResultForm:
                     self._pattern, self._order = arranged(output)
         self.output = output
 
-    def of(self, rows: torch.Tensor) -> Result:
+    def of(self, rows: Tensor) -> Result:
         """Return the result of (rows, *dense sizes), on their device."""
         rows, output = fitted(rows, self.dtype, f'the result of "{self._text}"'), self.output
         if self._pattern is not None:
@@ -63,7 +64,7 @@ class ResultForm:
         whole.index_copy_(0, number, rows.cpu())
         return replace(output, pattern=None).shaped(whole)
 
-    def _sparse(self, rows: torch.Tensor) -> SparseTensor:
+    def _sparse(self, rows: Tensor) -> SparseTensor:
         assert self._pattern is not None
         if self._pattern.device != rows.device:  # kept there, so that results share it
             self._pattern = self._pattern.like(self._pattern.coords.to(rows.device), True)
@@ -76,8 +77,8 @@ class ResultForm:
         """Raise unless a result can be written to `out`."""
         if self.sparse:
             raise PlanError(f'"{self._text}" has a sparse result, which out= cannot take; use output="dense"')
-        if not isinstance(out, torch.Tensor) or (tuple(out.shape), out.dtype) != (self.shape, self.dtype):
-            found = f"{tuple(out.shape)}, {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
+        if not isinstance(out, Tensor) or (tuple(out.shape), out.dtype) != (self.shape, self.dtype):
+            found = f"{tuple(out.shape)}, {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
             raise ShapeError(f"out= must be a tensor of shape {self.shape} and {self.dtype}, found {found}")
         if out.layout != torch.strided:
             raise DtypeError(f"out= must be a dense tensor, found one of layout {out.layout}")

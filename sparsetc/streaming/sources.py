@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.operands import resolved
 from sparsetc.errors import EquationError, IOFormatError, TransformError
@@ -36,7 +37,7 @@ class Source(Protocol):
     def dtype(self) -> torch.dtype:
         """Type of the values."""
 
-    def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """(order, n) int64 coordinates of nonzeros ``start`` to ``stop``, in lexicographic order, and (n,) values."""
 
 
@@ -49,12 +50,12 @@ class TensorSource:
         self.shape = x.shape
         self.nnz = x.nnz
         self.dtype = x.dtype
-        self._order: torch.Tensor | None = None
+        self._order: Tensor | None = None
         if kept is not None and not leading(kept):
             rows, sizes = x.coords[list(kept)], [x.shape[m] for m in kept]
             self._order = crd.lexsort(rows, sizes)
 
-    def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Nonzeros by number, as of `Source`."""
         x = self.x
         if self._order is None:
@@ -72,7 +73,7 @@ class FileSource:
         self.nnz = file.nnz
         self.dtype = file.dtype
 
-    def take(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Nonzeros by number, as of `Source`; `IOFormatError` where the file is damaged there."""
         return self.file.block(start, stop)
 
@@ -104,7 +105,7 @@ def operand(x: Any) -> SparseTensor | PackedFile | Source:
         return x
     if not isinstance(x, SparseTensor) and isinstance(x, Source) and hasattr(x, "take"):
         return x
-    sparse = None if isinstance(x, torch.Tensor) and x.layout == torch.strided else SparseTensor.coerce(x)
+    sparse = None if isinstance(x, Tensor) and x.layout == torch.strided else SparseTensor.coerce(x)
     if sparse is None:
         raise EquationError(
             f"what is streamed is a SparseTensor, a packed file (.parquet) or the path of one, found {type(x).__name__}"

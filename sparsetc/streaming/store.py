@@ -20,6 +20,7 @@ from threading import Lock
 from typing import Any, BinaryIO, TypeAlias
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import FormatError, IOFormatError, PlanError, printable
 
@@ -36,7 +37,7 @@ MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, Overfl
 """The exceptions that reading JSON of another shape than expected may raise."""
 
 
-def host_bytes(nbytes: int, pinned: bool = False) -> torch.Tensor:
+def host_bytes(nbytes: int, pinned: bool = False) -> Tensor:
     """Return (nbytes,) zeros of uint8 in host memory; a GPU copies from it at full speed where it is pinned."""
     return torch.zeros(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
@@ -52,16 +53,16 @@ class ChunkMemory:
 
     def __init__(self, pinned: bool) -> None:
         self.pinned = pinned
-        self.buffers: list[torch.Tensor] = []
+        self.buffers: list[Tensor] = []
         self.closed, self.lock = False, Lock()
 
-    def put(self, buffer: torch.Tensor) -> None:
+    def put(self, buffer: Tensor) -> None:
         """Keep a chunk."""
         self.buffers.append(buffer)
 
     def feed(
         self, order: Sequence[int], streams: int, copied: Sequence[Callable[[], object]]
-    ) -> Generator[torch.Tensor, None, None]:
+    ) -> Generator[Tensor, None, None]:
         """Yield the chunks in an order; nothing need be waited for."""
         yield from [self.buffers[number] for number in order]
 
@@ -85,7 +86,7 @@ class ChunkWriter:
         self.checksums: list[list[int]] = []
         file.seek(RESERVED)
 
-    def put(self, buffer: torch.Tensor) -> None:
+    def put(self, buffer: Tensor) -> None:
         """Write a buffer."""
         data = buffer.numpy().data
         self._file.write(data)
@@ -143,8 +144,8 @@ class ChunkFile:
         self.pinned = pinned
         self.lock = Lock()
         self.closed = False
-        self.check: Callable[[int, torch.Tensor], None]
-        self._ring: list[torch.Tensor] = []
+        self.check: Callable[[int, Tensor], None]
+        self._ring: list[Tensor] = []
         self._checked: set[int] = set()
         self._file = open(self.path, "rb", buffering=0, opener=_at_once)  # noqa: SIM115  # closed by `close`
         try:
@@ -187,12 +188,12 @@ class ChunkFile:
         """Return the error that names the file."""
         return IOFormatError(f"{self.path}: {printable(reason)}")
 
-    def read(self, number: int, into: torch.Tensor) -> None:
+    def read(self, number: int, into: Tensor) -> None:
         """Read a buffer into (as many or more,) uint8, in this thread."""
         for begin in range(0, self._sizes[number], BLOCK):
             self._read_block(number, begin, into)
 
-    def _read_block(self, number: int, begin: int, into: torch.Tensor) -> None:
+    def _read_block(self, number: int, begin: int, into: Tensor) -> None:
         """Read a block of a buffer, and compare it with its checksum where the buffer was not read before."""
         block = memoryview(into.numpy().data)[begin : min(begin + BLOCK, self._sizes[number])]
         at, view = self._begins[number] + begin, block
@@ -204,7 +205,7 @@ class ChunkFile:
         if number not in self._checked and zlib.crc32(block) != self._checksums[number][begin // BLOCK]:
             raise self.fault(f"chunk {number}: damaged, its checksum is another")
 
-    def _accept(self, number: int, buffer: torch.Tensor) -> None:
+    def _accept(self, number: int, buffer: Tensor) -> None:
         """Check a chunk once, after its first reading."""
         if number in self._checked:
             return
@@ -216,7 +217,7 @@ class ChunkFile:
 
     def feed(
         self, order: Sequence[int], streams: int, copied: Sequence[Callable[[], object]]
-    ) -> Generator[torch.Tensor, None, None]:
+    ) -> Generator[Tensor, None, None]:
         """Yield the chunks in an order, read ahead by threads into a ring of buffers.
 
         Args:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.guard import finite
@@ -147,7 +148,7 @@ class Stream:
 
     # -- calls ------------------------------------------------------------------------------------------------------
     @entry_point
-    def __call__(self, *dense: Any, out: torch.Tensor | None = None) -> Result:
+    def __call__(self, *dense: Any, out: Tensor | None = None) -> Result:
         """Stream all chunks through the device.
 
         Args:
@@ -175,19 +176,18 @@ class Stream:
             result: Any = self._other()(*whole) if blind else self._result.of(self._run(tables))
             return result if out is None else out.copy_(result)
 
-    def _tables(self, dense: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _tables(self, dense: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tables that programs read, and the dense operands behind them."""
         compiler, device = self.compiler, self.device
         given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
-        if any(isinstance(d, torch.Tensor) and torch._C._functorch.is_batchedtensor(d) for d in given):
+        if any(isinstance(d, Tensor) and torch._C._functorch.is_batchedtensor(d) for d in given):
             raise TransformError(f'"{self.equation}" is streamed, which torch.func.vmap cannot batch; take stc.einsum')
         if carry_derivatives(given):
             raise TransformError(
                 f'"{self.equation}" is streamed, which gives no gradients: detach() the operands, or take stc.einsum'
             )
         moved = [
-            d.to(device) if isinstance(d, torch.Tensor) and d.layout == torch.strided and not d.is_meta else d
-            for d in given
+            d.to(device) if isinstance(d, Tensor) and d.layout == torch.strided and not d.is_meta else d for d in given
         ]
         operands = dense_of_call(compiler.bound, moved, compiler.dtype, device)
         whole = [d.expand(s) for d, s in zip(operands, compiler.bound.dense_shapes, strict=True)]
@@ -198,7 +198,7 @@ class Stream:
                 tables = [t.to(accumulator(compiler.dtype)) for t in tables]
         return tables, whole
 
-    def _run(self, tables: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _run(self, tables: Sequence[Tensor]) -> Tensor:
         """Run all chunks. Return the summed rows of the result."""
         engine, settings = self._engine, self.compiler.settings
         if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum

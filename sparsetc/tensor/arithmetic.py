@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support.compiled import native
@@ -35,9 +36,9 @@ MERGED = 8
 """Two sorted runs are merged if the longer has at most this many times the numbers of the other; else searched."""
 IN_PLACE = "a SparseTensor is not changed in place, as {} would: take the result of an operation, or change x.values"
 """The message for operations that torch does in place."""
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., Tensor]
 """A function of torch, elementwise."""
-Entries = torch.Tensor
+Entries = Tensor
 """(n,) int64: which of an operand's entries, or of a result's."""
 
 
@@ -55,15 +56,15 @@ class Arithmetic:
 
     if TYPE_CHECKING:
         _pattern: Pattern
-        _values: torch.Tensor
+        _values: Tensor
 
         @classmethod
-        def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor: ...
+        def _make(cls, pattern: Pattern, values: Tensor) -> SparseTensor: ...
         def coalesce(self) -> Self: ...
 
     # -- of entries alone -----------------------------------------------------------------------------------------
 
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
+    def map(self, function: Callable[[Tensor], Tensor]) -> SparseTensor:
         """Apply a function to the values of entries; absent entries stay absent.
 
         Args:
@@ -80,8 +81,8 @@ class Arithmetic:
         blocks, values = x._pattern._blocks, x._values
         masks = x._pattern._once("inside", lambda: blocks.masks(x._pattern.coords)) if blocks and blocks.ragged else ()
         found = function(inside_only(values, masks, 1))  # past the end nothing is infinite, nor a gradient
-        if not isinstance(found, torch.Tensor) or found.shape != values.shape:
-            what = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        if not isinstance(found, Tensor) or found.shape != values.shape:
+            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ShapeError(f"a function of {tuple(values.shape)} values gave {what}")
         return self._make(x._pattern, inside_only(found, masks))
 
@@ -231,14 +232,14 @@ class Arithmetic:
 
 
 def is_strided(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.layout == torch.strided
+    return isinstance(x, Tensor) and x.layout == torch.strided
 
 
 def is_sparse(x: Any) -> bool:
     return isinstance(x, Arithmetic)
 
 
-def attempted(function: Function, *operands: Any, **settings: Any) -> torch.Tensor:
+def attempted(function: Function, *operands: Any, **settings: Any) -> Tensor:
     """Call a function of torch. Raise `DtypeError` if it does not support these values."""
     try:
         return function(*operands, **settings)
@@ -268,7 +269,7 @@ def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str)
     return x._make(pattern, values)  # type: ignore[no-any-return]
 
 
-def _spread(x: Any, entries: Entries | None, count: int) -> torch.Tensor:
+def _spread(x: Any, entries: Entries | None, count: int) -> Tensor:
     """Return values of x at its `entries` among `count`; 0 at the others."""
     values = x._values
     if entries is None:
@@ -278,7 +279,7 @@ def _spread(x: Any, entries: Entries | None, count: int) -> torch.Tensor:
 
 def _number(x: Any) -> Any:
     """A tensor without modes as a number; anything else as it is."""
-    return x.item() if isinstance(x, torch.Tensor) and not x.ndim else x
+    return x.item() if isinstance(x, Tensor) and not x.ndim else x
 
 
 def _ordered(x: Any) -> None:
@@ -287,7 +288,7 @@ def _ordered(x: Any) -> None:
         raise DtypeError(f"{x.dtype} has no order: compare magnitudes, .abs()")
 
 
-def only(x: Any, held: torch.Tensor) -> SparseTensor:
+def only(x: Any, held: Tensor) -> SparseTensor:
     """The entries of a coalesced tensor for which (nnz,) bools hold."""
     kept = held.nonzero()[:, 0]
     return x._make(x._pattern.like(x._pattern.coords[:, kept], True), x._values.index_select(0, kept))  # type: ignore[no-any-return]
@@ -320,14 +321,14 @@ def _product(x: Any, other: Any, apply: Function, sign: str = "*") -> SparseTens
     return x._make(pattern, _applied(apply, _taken(x, left), _taken(y, right)))  # type: ignore[no-any-return]
 
 
-def _applied(apply: Function, values: torch.Tensor, other: Any) -> torch.Tensor:
+def _applied(apply: Function, values: Tensor, other: Any) -> Tensor:
     """A function of values and others; `DtypeError` for a product or power of integers that does not fit."""
     if apply not in (torch.mul, torch.pow) or values.dtype not in INTEGERS:
         return attempted(apply, values, other)
     return multiplied(apply, torch.result_type(values, other), values, other)
 
 
-def _with_dense(x: Any, other: torch.Tensor, apply: Function) -> SparseTensor:
+def _with_dense(x: Any, other: Tensor, apply: Function) -> SparseTensor:
     """Apply a function to the entries of x and a dense tensor's elements at their places; the dense tensor is
     broadcast.
     """
@@ -340,7 +341,7 @@ def _with_dense(x: Any, other: torch.Tensor, apply: Function) -> SparseTensor:
     return x._make(x._pattern, _applied(apply, x._values, at_entries(other, x, "the dense operand")))  # type: ignore[no-any-return]
 
 
-def at_entries(dense: torch.Tensor, x: Any, what: str) -> torch.Tensor:
+def at_entries(dense: Tensor, x: Any, what: str) -> Tensor:
     """Return the elements (nnz, *dense sizes) of a dense tensor, broadcast to the shape of x, at the entries of x.
 
     Torch cannot broadcast to 2**63 positions, so modes of size 1 are read at 0. `ShapeError` where they do not fit.
@@ -367,7 +368,7 @@ def _sum(x: Any, other: Any, sign: int) -> SparseTensor:
     dtype = torch.result_type(x._values, y._values)
     pattern, left, right = _union(x._pattern, y._pattern)
 
-    def added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def added(a: Tensor, b: Tensor) -> Tensor:
         b = b if sign > 0 else attempted(torch.neg, b)
         if left is None or right is None:
             return a + b
@@ -408,7 +409,7 @@ def broadcast(first: tuple[int, ...], second: tuple[int, ...], name: str) -> tup
     return tuple(m if n == 1 else n for n, m in pairs)
 
 
-def _taken(x: Any, entries: Entries | None) -> torch.Tensor:
+def _taken(x: Any, entries: Entries | None) -> Tensor:
     return crd.picked(x._values, entries)  # type: ignore[no-any-return]
 
 
@@ -458,7 +459,7 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | N
     return x._again(("union", y.number), made)
 
 
-def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor]:
+def places(x: Pattern, y: Pattern) -> tuple[Entries, Tensor]:
     """For each entry of y, return the first entry of x that is not before it, and True if the two are equal."""
     of_x, of_y = _ranks(x, y)
     here = _before(of_x, of_y)
@@ -470,7 +471,7 @@ def places(x: Pattern, y: Pattern) -> tuple[Entries, torch.Tensor]:
     return here, equal
 
 
-def _ranks(x: Pattern, y: Pattern) -> list[torch.Tensor]:
+def _ranks(x: Pattern, y: Pattern) -> list[Tensor]:
     """Numbers for the entries of both, equal and ordered across both as coordinates are."""
     keys = [crd.sort_keys(one.coords, x.shape) for one in (x, y)]
     if len(keys[0]) == 1:
@@ -479,7 +480,7 @@ def _ranks(x: Pattern, y: Pattern) -> list[torch.Tensor]:
     return [rank[: x.nnz], rank[x.nnz :]]
 
 
-def _before(of_x: torch.Tensor, of_y: torch.Tensor) -> Entries:
+def _before(of_x: Tensor, of_y: Tensor) -> Entries:
     """For each of some ascending numbers, count the smaller ones among other ascending numbers.
 
     On a CPU two runs of like length are merged, as a stable sort of numpy does: half of a search's time.

@@ -16,6 +16,7 @@ from operator import index
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import FormatError, ShapeError
 from sparsetc.tensor import coords as crd
@@ -44,19 +45,19 @@ class Blocks:
         """The blocks of modes in another order."""
         return Blocks(tuple(self.sides[m] for m in modes), tuple(self.shape[m] for m in modes))
 
-    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+    def laid_out(self, tensor: Tensor) -> Tensor:
         """The tensor (*shape, *dense sizes), of (*grid, *sides, *dense sizes)."""
         order, dense = len(self.sides), tensor.shape[2 * len(self.sides) :]
         pairs = [n for m in range(order) for n in (m, order + m)]
         apart = tensor.permute(*pairs, *range(2 * order, tensor.ndim))
         return joined(apart, (*self.sides, *[0] * len(dense)), (*self.shape, *dense))
 
-    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+    def apart(self, tensor: Tensor) -> Tensor:
         """The tensor (*grid, *sides), of (*shape); zero past the end. The inverse of `laid_out`."""
         pairs = split(tensor, self.sides, self.shape)
         return pairs.permute(*range(0, pairs.ndim, 2), *range(1, pairs.ndim, 2))
 
-    def masks(self, coords: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def masks(self, coords: Tensor) -> tuple[Tensor, ...]:
         """Bool, of every ragged mode: the positions of each block that are not past its end.
 
         Each has as many dimensions as (n, *sides).
@@ -69,7 +70,7 @@ class Blocks:
             found.append((position < self.shape[mode]).reshape(-1, *shape))
         return tuple(found)
 
-    def check_end(self, coords: torch.Tensor, values: torch.Tensor) -> None:
+    def check_end(self, coords: Tensor, values: Tensor) -> None:
         """FormatError unless values past the end of every mode are zero; one transfer from the device a ragged mode."""
         if not self.ragged:
             return
@@ -93,7 +94,7 @@ def without_blocks(x: T) -> T:
     return (tensor.expand_dense() if tensor.blocksize else tensor).coalesce()  # type: ignore[no-any-return]
 
 
-def inside_only(values: torch.Tensor, masks: Sequence[torch.Tensor], past: int = 0) -> torch.Tensor:
+def inside_only(values: Tensor, masks: Sequence[Tensor], past: int = 0) -> Tensor:
     """Values of blocks, zero or another number past the end, whatever they hold there; differentiable."""
     for mask in masks:
         mask = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim))
@@ -123,12 +124,12 @@ class BlockCut:
     """
 
     blocks: Blocks
-    coords: torch.Tensor
+    coords: Tensor
     times: tuple[int, ...]
-    source: torch.Tensor | None
+    source: Tensor | None
 
     @classmethod
-    def of(cls, blocks: Blocks, coords: torch.Tensor, coalesced: bool, sides: tuple[int, ...]) -> BlockCut:
+    def of(cls, blocks: Blocks, coords: Tensor, coalesced: bool, sides: tuple[int, ...]) -> BlockCut:
         """Cut blocks into smaller ones; smaller blocks past the end are left out."""
         times = tuple(old // new for old, new in zip(blocks.sides, sides, strict=True))
         smaller = Blocks(sides, blocks.shape)
@@ -146,7 +147,7 @@ class BlockCut:
             found, source = found.index_select(1, by_place), source.index_select(0, by_place)
         return cls(smaller, found.contiguous(), times, source)
 
-    def values(self, values: torch.Tensor) -> torch.Tensor:
+    def values(self, values: Tensor) -> Tensor:
         """(m, *smaller sides, *dense sizes) of (n, *larger sides, *dense sizes); differentiable."""
         if self.source is None:
             return values
@@ -159,7 +160,7 @@ class BlockCut:
         return flat.index_select(0, self.source)
 
 
-def split(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int], first: int = 0) -> torch.Tensor:
+def split(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int], first: int = 0) -> Tensor:
     """A tensor each of whose dimensions with a side is two, blocks and positions in them; padded where it must be.
 
     Args:
@@ -193,7 +194,7 @@ def _split_shape(
     return shape, [p for n in reversed(padding) for p in (0, n)] if any(padding) else []
 
 
-def joined(tensor: torch.Tensor, sides: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+def joined(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """The inverse of `split`, and its transpose: a dimension with a side, and the next, become one of a given size."""
     shape = _joined_shape(tensor.shape, tuple(sides))
     tensor = tensor.reshape(shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 WORDS = {1: torch.int8, 2: torch.int16}
 """Integers that hold the bits of elements of so many bytes; int32 those of larger ones."""
@@ -16,7 +17,7 @@ CHUNK = 1 << 18
 many, so that launches take less time than products; not measured."""
 
 
-def bits(x: torch.Tensor) -> int:
+def bits(x: Tensor) -> int:
     """A number for the bits of a tensor in their order, which other tensors rarely have; waits for a GPU."""
     x = torch.atleast_1d(torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()).resolve_neg()
     weights = _weights(CHUNK << 4 * x.is_cuda, x.device)
@@ -30,7 +31,7 @@ def bits(x: torch.Tensor) -> int:
 
 
 @lru_cache
-def _weights(count: int, device: torch.device) -> torch.Tensor:
+def _weights(count: int, device: torch.device) -> Tensor:
     """(count,) random: exchanged words change a sum of products but in one of 2**33 cases."""
     random = torch.Generator("cpu").manual_seed(0)
     return torch.empty(count, dtype=torch.int64, device="cpu").random_(generator=random).to(device)

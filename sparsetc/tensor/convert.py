@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError, FormatError, ShapeError
 from sparsetc.support import memory
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Tensor:
+def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> Tensor:
     """See SparseTensor.to_dense."""
     blocks, values = x.pattern.blocks, x.values
     limit = None if memory_limit is None else memory.as_bytes(memory_limit)
@@ -53,9 +54,7 @@ def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> torch.Te
     return found if blocks is None else blocks.laid_out(found)
 
 
-def to_torch(
-    x: SparseTensor, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None
-) -> torch.Tensor:
+def to_torch(x: SparseTensor, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> Tensor:
     """Convert to a torch.sparse tensor: COO of any order (hybrid if semi-sparse); CSR, CSC, BSR or BSC of order 2.
 
     Args:
@@ -100,7 +99,7 @@ def to_torch(
     return coo.to_sparse(layout=layout, blocksize=blocksize) if blocked else coo.to_sparse(layout=layout)
 
 
-def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int]) -> torch.Tensor:
+def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int]) -> Tensor:
     """Return a BSR or BSC tensor, with blocks cut to this size, which must divide the shape."""
     pattern, cut = x.pattern.cut(tuple(blocksize))
     values, outer = cut.values(x.values), 0 if layout == torch.sparse_bsr else 1
@@ -164,7 +163,7 @@ def to_pydata(x: SparseTensor) -> Any:
     return sparse.COO(coords, values, shape=shape, has_duplicates=not x.is_coalesced, sorted=x.is_coalesced)
 
 
-def from_torch(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
+def from_torch(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
     """Convert a torch tensor: sparse COO (hybrid too), CSR, CSC, BSR, BSC, or strided (see `from_dense`).
 
     BSR and BSC keep their blocks. Of batches of compressed layouts, batch modes come first.
@@ -173,7 +172,7 @@ def from_torch(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
         >>> stc.SparseTensor.from_torch(torch.eye(2).to_sparse_csr()).nnz
         2
     """
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         raise FormatError(f"from_torch takes a torch.Tensor, found {type(tensor).__name__}")
     check_plain(tensor, "the tensor")
     if tensor.layout == torch.strided:
@@ -187,7 +186,7 @@ def from_torch(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
     return _from_coo(cls, tensor)
 
 
-def _from_coo(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
+def _from_coo(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
     shape, indices = tuple(tensor.shape), tensor._indices()
     found = reading(
         torch.sparse_coo, shape, [indices], [indices.untyped_storage()], lambda own: (own[0].contiguous(), None)
@@ -197,7 +196,7 @@ def _from_coo(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
     return cls._make(found.pattern, found.values(tensor._values()))
 
 
-def _from_compressed(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTensor:
+def _from_compressed(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
     by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     outer = tensor.crow_indices() if by_rows else tensor.ccol_indices()
     inner = tensor.col_indices() if by_rows else tensor.row_indices()
@@ -212,7 +211,7 @@ def _from_compressed(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTen
         blocks = Blocks((*[1] * batch, *sides), shape[: batch + 2])
         values = values.reshape(*values.shape[: batch + 1], *[1] * batch, *values.shape[batch + 1 :])
 
-    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
+    def numbered(own: tuple[Tensor, ...]) -> tuple[Tensor, None]:
         return _compressed_coordinates(own, by_rows), None
 
     memory = [outer.untyped_storage(), inner.untyped_storage()]
@@ -220,7 +219,7 @@ def _from_compressed(cls: type[SparseTensor], tensor: torch.Tensor) -> SparseTen
     return cls._make(found.pattern, found.values(values.flatten(0, batch)))
 
 
-def _compressed_coordinates(own: tuple[torch.Tensor, ...], by_rows: bool) -> torch.Tensor:
+def _compressed_coordinates(own: tuple[Tensor, ...], by_rows: bool) -> Tensor:
     """Return (order, nnz) coordinates from the index arrays of compressed rows or columns, batches included."""
     starts, inner = own
     lines = starts.shape[-1] - 1
@@ -263,7 +262,7 @@ def from_dense(
                  [0., 1.]]])
     """
     check_plain(tensor, "the tensor")
-    strided = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
+    strided = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
     if strided.layout != torch.strided:
         raise FormatError(f"from_dense takes a strided tensor, found {strided.layout}; see from_torch")
     if strided.ndim == 0:
@@ -307,7 +306,7 @@ def _from_arrays(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
     values, shape = as_values(matrix.data), tuple(matrix.shape)
     blocks = Blocks(tuple(values.shape[1:]), shape) if matrix.format == "bsr" else None
 
-    def numbered(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def numbered(own: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
         if blocks is not None:
             return _compressed_coordinates(own, by_rows=True), None
         plain = matrix.copy()
@@ -346,10 +345,10 @@ def coerce(cls: type[SparseTensor], obj: object) -> SparseTensor | None:
     """
     if isinstance(obj, cls):
         return obj
-    graph = None if type(obj) in (torch.Tensor, np.ndarray) else graph_matrix(cls, obj)
+    graph = None if type(obj) in (Tensor, np.ndarray) else graph_matrix(cls, obj)
     if graph is not None:
         return graph
-    if isinstance(obj, torch.Tensor):
+    if isinstance(obj, Tensor):
         if not_plain(obj):
             return None  # its layout may say anything
         return None if obj.layout == torch.strided else from_torch(cls, obj)

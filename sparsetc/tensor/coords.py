@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
 
@@ -54,12 +55,12 @@ def mode_of(order: int, mode: Any, what: str = "") -> int:
     return number % order
 
 
-def picked(rows: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
+def picked(rows: Tensor, at: Tensor | None) -> Tensor:
     """Return the rows of a tensor at positions; all of them, in order, where positions are None."""
     return rows if at is None else rows.index_select(0, at)
 
 
-def in_runs(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def in_runs(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Return the run of each element of runs of these lengths, one behind the other, and its place in the run."""
     run = torch.repeat_interleave(lengths)
     before = torch.cumsum(lengths, 0) - lengths
@@ -74,7 +75,7 @@ def offset_of(offset: Any) -> int:
         raise ShapeError(f"the offset of a diagonal is an integer, found {offset!r:.80}") from None
 
 
-def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero") -> None:
+def check_range(coords: Tensor, shape: Sequence[int], what: str = "nonzero") -> None:
     """CoordinateError naming mode, `what`, value and size unless 0 <= coords[m] < shape[m] for every mode m."""
     if coords.shape[1] == 0:
         return
@@ -90,13 +91,13 @@ def check_range(coords: torch.Tensor, shape: Sequence[int], what: str = "nonzero
             )
 
 
-def sort_keys(coords: Iterable[torch.Tensor], shape: Sequence[int]) -> list[torch.Tensor]:
+def sort_keys(coords: Iterable[Tensor], shape: Sequence[int]) -> list[Tensor]:
     """Return the fewest int64 keys, most significant first, that sort lexicographically as the coordinates do.
 
     Each key is the row-major linear index of as many consecutive modes as fit below 2**63; a tensor whose sizes
     multiply to no more than 2**63 has one key.
     """
-    keys: list[torch.Tensor] = []
+    keys: list[Tensor] = []
     span = 0
     for row, size in zip(coords, shape, strict=True):
         if keys and span * size <= INT64_SIZES:
@@ -108,7 +109,7 @@ def sort_keys(coords: Iterable[torch.Tensor], shape: Sequence[int]) -> list[torc
     return keys
 
 
-def with_dense_modes(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+def with_dense_modes(coords: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return (order + dense modes, nnz * positions): each nonzero's coordinates with those of every position,
     row-major.
     """
@@ -121,7 +122,7 @@ def with_dense_modes(coords: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor
     return whole
 
 
-def starts_of_runs(keys: Sequence[torch.Tensor]) -> torch.Tensor:
+def starts_of_runs(keys: Sequence[Tensor]) -> Tensor:
     """Return (nnz,) bool: True at the first nonzero, and where keys differ from the nonzero before."""
     fresh = torch.ones_like(keys[0], dtype=torch.bool)
     fresh[1:] = keys[0][1:] != keys[0][:-1]
@@ -130,13 +131,13 @@ def starts_of_runs(keys: Sequence[torch.Tensor]) -> torch.Tensor:
     return fresh
 
 
-def sorted_runs(keys: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def sorted_runs(keys: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(`order_of` the keys, `starts_of_runs` of them in that order)."""
     order = order_of(keys)
     return order, starts_of_runs([key[order] for key in keys])
 
 
-def on_diagonal(labels: Sequence[Hashable], coords: torch.Tensor) -> torch.Tensor | None:
+def on_diagonal(labels: Sequence[Hashable], coords: Tensor) -> Tensor | None:
     """The nonzeros whose coordinates agree in modes of the same label, ascending; None where no two are the same."""
     first = [labels.index(label) for label in labels]
     again = [mode for mode, own in enumerate(first) if own != mode]
@@ -145,7 +146,7 @@ def on_diagonal(labels: Sequence[Hashable], coords: torch.Tensor) -> torch.Tenso
     return torch.nonzero((coords[again] == coords[[first[mode] for mode in again]]).all(0)).flatten()
 
 
-def is_sorted_unique(keys: Sequence[torch.Tensor]) -> bool:
+def is_sorted_unique(keys: Sequence[Tensor]) -> bool:
     """True if the keys are strictly increasing in lexicographic order; one transfer from the device."""
     if keys[0].shape[0] < 2:
         return True
@@ -155,7 +156,7 @@ def is_sorted_unique(keys: Sequence[torch.Tensor]) -> bool:
     return bool(rising.all())
 
 
-def order_of(keys: Sequence[torch.Tensor]) -> torch.Tensor:
+def order_of(keys: Sequence[Tensor]) -> Tensor:
     """Stable permutation (nnz,) int64 that puts ``keys`` (most significant first; coordinates will do) in order.
 
     One stable sort a key, least significant first, so equal nonzeros keep the order in which they were given.
@@ -168,7 +169,7 @@ def order_of(keys: Sequence[torch.Tensor]) -> torch.Tensor:
 
 # -- numbers for tuples -----------------------------------------------------------------------------------------------
 
-Rows = Sequence[torch.Tensor]
+Rows = Sequence[Tensor]
 """Coordinates: int64, (n,) a mode."""
 MARKS = 8
 """Possible keys a tuple up to which they are marked, not sorted: a byte to mark and eight to count each."""
@@ -185,12 +186,12 @@ class Numbering:
         coords: (count,) a mode: the tuple of each number.
     """
 
-    rank: torch.Tensor
-    coords: tuple[torch.Tensor, ...]
+    rank: Tensor
+    coords: tuple[Tensor, ...]
     count: int
 
 
-def numbered(rows: Rows, sizes: Sequence[int], n: int, like: torch.Tensor, ascending: bool = False) -> Numbering:
+def numbered(rows: Rows, sizes: Sequence[int], n: int, like: Tensor, ascending: bool = False) -> Numbering:
     """Number tuples.
 
     Args:
@@ -218,7 +219,7 @@ def numbered(rows: Rows, sizes: Sequence[int], n: int, like: torch.Tensor, ascen
     return Numbering(rank, tuple(row[representatives] for row in rows), representatives.numel())
 
 
-def narrow_ranks(rows: Iterable[torch.Tensor], sizes: Sequence[int], like: torch.Tensor) -> tuple[torch.Tensor, int]:
+def narrow_ranks(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor) -> tuple[Tensor, int]:
     """Number tuples in lexicographic order, in little memory.
 
     Args:
@@ -232,9 +233,7 @@ def narrow_ranks(rows: Iterable[torch.Tensor], sizes: Sequence[int], like: torch
     return ranked(*linear_key(rows, sizes, like))
 
 
-def narrow_runs(
-    rows: Iterable[torch.Tensor], sizes: Sequence[int], like: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def narrow_runs(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
     """Number tuples as `narrow_ranks` does, and give the first tuple of each number.
 
     Returns:
@@ -246,16 +245,14 @@ def narrow_runs(
     return torch.empty_like(number).scatter_(0, order, number), order[fresh]
 
 
-def lexsort(rows: Iterable[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+def lexsort(rows: Iterable[Tensor], sizes: Sequence[int]) -> Tensor:
     """(n,) int64 stable permutation that puts tuples of at least one mode in lexicographic order."""
     key, spread = linear_key(rows, sizes)
     key = narrowed(key, spread)
     return torch.sort(key, stable=True).indices
 
 
-def linear_key(
-    rows: Iterable[torch.Tensor], sizes: Sequence[int], like: torch.Tensor | None = None
-) -> tuple[torch.Tensor, int]:
+def linear_key(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor | None = None) -> tuple[Tensor, int]:
     """Return (n,) one int64 key a tuple, ordered as the tuples are, and an upper bound that all keys are below.
 
     Where sizes multiply to more than 2**63, the first modes are numbered, and their numbers stand for them. The key of
@@ -285,7 +282,7 @@ def linear_key(
     return key, spread
 
 
-def ranked(key: torch.Tensor, spread: int) -> tuple[torch.Tensor, int]:
+def ranked(key: Tensor, spread: int) -> tuple[Tensor, int]:
     """(n,) the numbers of keys below `spread`, int32 where that holds them; how many different ones there are."""
     n = key.numel()
     dtype = torch.int32 if n <= INT32_MAX else torch.int64
@@ -299,7 +296,7 @@ def ranked(key: torch.Tensor, spread: int) -> tuple[torch.Tensor, int]:
     return torch.empty_like(number).scatter_(0, order, number), int(number[-1]) + 1
 
 
-def _by_sorting(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _by_sorting(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(n,) of keys in order: the number of each, which one it is, and whether it is the first of its number."""
     found, order = torch.sort(key, stable=True)
     fresh = torch.ones_like(found, dtype=torch.bool)
@@ -314,17 +311,17 @@ def markable(keys: int, n: int) -> bool:
     return keys <= MARKS * n + FEW
 
 
-def narrowed(keys: torch.Tensor, spread: int) -> torch.Tensor:
+def narrowed(keys: Tensor, spread: int) -> Tensor:
     """Return keys below `spread` in 32 bits if they fit, which halves the passes of a radix sort."""
     return keys.to(torch.int32) if spread <= INT32_MAX else keys
 
 
-def histogram(key: torch.Tensor, keys: int) -> torch.Tensor:
+def histogram(key: Tensor, keys: int) -> Tensor:
     """(keys,) int64: how often each key below `keys` occurs. `torch.bincount` would wait for the device."""
     return key.new_zeros(keys).index_add_(0, key, key.new_ones(1).expand(key.numel()))
 
 
-def sorted_keys(keys: torch.Tensor, spread: int) -> tuple[torch.Tensor, torch.Tensor]:
+def sorted_keys(keys: Tensor, spread: int) -> tuple[Tensor, Tensor]:
     """(distinct int64 `keys` below `spread`, ascending; where each was)."""
     n = keys.numel()
     if not markable(spread, n):
@@ -337,8 +334,8 @@ def sorted_keys(keys: torch.Tensor, spread: int) -> tuple[torch.Tensor, torch.Te
 
 
 def joint_keys(
-    left: Rows, right: Rows, sizes: Sequence[int], like: torch.Tensor, n: tuple[int, int]
-) -> tuple[torch.Tensor, torch.Tensor, int]:
+    left: Rows, right: Rows, sizes: Sequence[int], like: Tensor, n: tuple[int, int]
+) -> tuple[Tensor, Tensor, int]:
     """Keys of two sets of `n` tuples; equal, and ordered, across both as the tuples are.
 
     Returns:
@@ -352,7 +349,7 @@ def joint_keys(
     return both.rank[: n[0]], both.rank[n[0] :], both.count
 
 
-def _decoded(keys: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+def _decoded(keys: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Coordinates of linear keys, row-major."""
     found = []
     for size in reversed(sizes[1:]):
@@ -361,6 +358,6 @@ def _decoded(keys: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ..
     return (keys, *reversed(found))
 
 
-def set_bits(words: torch.Tensor, word: int) -> torch.Tensor:
+def set_bits(words: Tensor, word: int) -> Tensor:
     """Return (tiles, words * word) bool: each bit of the words, the lowest of a word first."""
     return ((words.to(torch.int64).unsqueeze(2) >> torch.arange(word, device=words.device)) & 1 == 1).flatten(1)

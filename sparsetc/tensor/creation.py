@@ -11,6 +11,7 @@ from numbers import Number
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.support import memory
@@ -201,7 +202,7 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
     sparse = isinstance(condition, SparseTensor)
     if sparse:
         condition = condition.expand_dense().drop()
-    elif not isinstance(condition, torch.Tensor):
+    elif not isinstance(condition, Tensor):
         raise DtypeError(f"where takes a SparseTensor or a tensor as condition, found {type(condition).__name__}")
     if sparse and not isinstance(x, SparseTensor):
         if isinstance(x, int | float | complex):
@@ -263,13 +264,13 @@ def randn(
     return _anywhere(torch.randn, shape, density, nnz, generator, dtype, device)
 
 
-def _at(position: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+def _at(position: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Coordinates of positions in row-major order."""
     return torch.stack(torch.unravel_index(position, sizes)) if sizes else position.new_zeros(0, position.numel())
 
 
 def _anywhere(
-    draw: Callable[..., torch.Tensor],
+    draw: Callable[..., Tensor],
     shape: tuple[Any, ...],
     density: float | None,
     nnz: int | None,

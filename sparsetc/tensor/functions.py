@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from sparsetc.errors import DtypeError, ShapeError
@@ -86,10 +87,10 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
     return lambda x, y: compare(x, y) if is_sparse(x) else mirrored(y, x)
 
 
-def _of_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
+def _of_tensors(function: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
     """Return the function for tensors or numbers, both cast to their common dtype."""
 
-    def apply(x: Any, y: Any) -> torch.Tensor:
+    def apply(x: Any, y: Any) -> Tensor:
         dtype = torch.result_type(x, y)
         return function(*(torch.as_tensor(one, dtype=dtype) for one in (x, y)))
 
@@ -103,7 +104,7 @@ def _elementwise(name: str) -> Callable[[Any, Any], Any]:
     return lambda x, y: elementwise(x, y, apply, name) if is_sparse(x) else elementwise(y, x, mirrored, name)
 
 
-def _none_apart(x: Any, y: Any, apart: Callable[..., torch.Tensor], name: str) -> bool:
+def _none_apart(x: Any, y: Any, apart: Callable[..., Tensor], name: str) -> bool:
     """True if two tensors, one of them sparse, have the same shape and no elements for which `apart` is True."""
     if tuple(x.shape) != tuple(y.shape):
         return False
@@ -338,7 +339,7 @@ ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
 }
 """Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
 for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names
-    if hasattr(torch.Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
+    if hasattr(Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
         setattr(Functions, _name, property(_call) if _name in ("real", "imag") else _call)
 Functions.where = lambda x, condition, y=0: FUNCTIONS["where"](condition, x, y)  # type: ignore[attr-defined]
 if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.errors import FormatError, ShapeError
 from sparsetc.tensor.inputs import comes_from
@@ -56,7 +57,7 @@ def from_graph(
         raise FormatError(f"weight= and nodes= go with edges, found {type(graph).__name__}, which has these")
     boolean = str(getattr(graph, "dtype", "")) in ("bool", "torch.bool")
     if boolean:
-        graph = graph.to(torch.get_default_dtype()) if isinstance(graph, torch.Tensor) else graph.astype(np.float32)
+        graph = graph.to(torch.get_default_dtype()) if isinstance(graph, Tensor) else graph.astype(np.float32)
     sparse = cls.coerce(graph)
     if sparse is None and getattr(graph, "ndim", 0) == 2:
         sparse = cls.from_dense(graph)
@@ -92,7 +93,7 @@ def graph_matrix(
 
 
 def _is_index(graph: Any) -> bool:
-    strided = isinstance(graph, np.ndarray) or (isinstance(graph, torch.Tensor) and graph.layout == torch.strided)
+    strided = isinstance(graph, np.ndarray) or (isinstance(graph, Tensor) and graph.layout == torch.strided)
     return strided and graph.ndim == 2 and graph.shape[0] == 2 and "int" in str(graph.dtype)
 
 

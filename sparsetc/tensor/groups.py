@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.tensor import coords as crd
@@ -35,7 +36,7 @@ class Groups(NamedTuple):
     """
 
     pattern: Pattern
-    of_entry: torch.Tensor
+    of_entry: Tensor
     number: int
 
 
@@ -62,13 +63,8 @@ def check_reduction(kind: str, dtype: torch.dtype) -> None:
 
 
 def reduced_groups(
-    values: torch.Tensor,
-    pattern: Pattern,
-    kept: tuple[int, ...],
-    kind: str,
-    positions: int = 0,
-    dims: tuple[int, ...] = (),
-) -> torch.Tensor:
+    values: Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str, positions: int = 0, dims: tuple[int, ...] = ()
+) -> Tensor:
     """Reduce the (nnz, *sizes) values of entries to (groups, *sizes), one for each group.
 
     Args:
@@ -96,7 +92,7 @@ def reduced_groups(
     return _extrema(values, pattern, kept, kind, absent, dims)
 
 
-def _over(values: torch.Tensor, kind: str, dims: tuple[int, ...]) -> torch.Tensor:
+def _over(values: Tensor, kind: str, dims: tuple[int, ...]) -> Tensor:
     """Reduce dimensions of values, and leave them with size 1."""
     if kind != "prod":
         kind = kind if values.numel() else "sum"  # entries of no elements give 0
@@ -107,13 +103,8 @@ def _over(values: torch.Tensor, kind: str, dims: tuple[int, ...]) -> torch.Tenso
 
 
 def _extrema(
-    values: torch.Tensor,
-    pattern: Pattern,
-    kept: tuple[int, ...],
-    kind: str,
-    absent: torch.Tensor | None,
-    dims: tuple[int, ...],
-) -> torch.Tensor:
+    values: Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str, absent: Tensor | None, dims: tuple[int, ...]
+) -> Tensor:
     """The largest or least values of groups, of which `absent` zeros are.
 
     Gradients are shared by all that are equal to it, absent zeros among them, as those of torch's dense extrema are.
@@ -136,7 +127,7 @@ def _extrema(
     return of_ties + torch.where(of_ties == most, 0, most - of_ties).detach()  # by which equal shares were rounded
 
 
-def _products(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
+def _products(values: Tensor, pattern: Pattern, kept: tuple[int, ...]) -> Tensor:
     """Multiply the values of each group; with gradients, by a tree of products of neighbours."""
     if not followed([values]):
         return _reduced(values, pattern, kept, "prod")
@@ -150,7 +141,7 @@ def _products(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> 
     return found
 
 
-def sizes_of(pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
+def sizes_of(pattern: Pattern, kept: tuple[int, ...]) -> Tensor:
     """(groups,) int64: how many entries each has; made once."""
     _, rows, count = groups_of(pattern, kept)
     return pattern._once(("sizes of", kept), lambda: crd.histogram(rows, count))
@@ -162,7 +153,7 @@ def _largest(pattern: Pattern, kept: tuple[int, ...]) -> int:
     return pattern._once(("largest of", kept), lambda: int(each.max()) if each.numel() else 0)
 
 
-def gathered(source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def gathered(source: Tensor, rows: Tensor) -> Tensor:
     """``source.index_select(0, rows)``, of rows of any width."""
     places = _places(source, rows)
     if places is None:
@@ -170,7 +161,7 @@ def gathered(source: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return source.reshape(-1).gather(0, places).view(rows.numel(), *source.shape[1:])
 
 
-def added(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
+def added(values: Tensor, pattern: Pattern, kept: tuple[int, ...]) -> Tensor:
     """(groups, *sizes): sums of the values of each group; in float64 where a group is large."""
     _, rows, count = groups_of(pattern, kept)
     if not kept:
@@ -185,7 +176,7 @@ def added(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> torc
     return out.scatter_add(0, places, terms.reshape(-1)).view(count, *values.shape[1:]).to(values.dtype)
 
 
-def _places(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+def _places(values: Tensor, rows: Tensor) -> Tensor | None:
     """The place of each single value of narrow rows, on a GPU; None of others."""
     width = prod(values.shape[1:])
     if not values.is_cuda or not 1 < width <= NARROW:
@@ -193,7 +184,7 @@ def _places(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
     return (rows[:, None] * width + torch.arange(width, device=rows.device)).reshape(-1)
 
 
-def _reduced(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str) -> torch.Tensor:
+def _reduced(values: Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str) -> Tensor:
     """Reduce groups by an extremum or a product: in pieces if these beat a scatter and its slow gradients."""
     _, rows, count = groups_of(pattern, kept)
     in_pieces = values.is_floating_point() and values.numel() and not transforming()
@@ -209,12 +200,12 @@ def _reduced(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], kind
     return found.reshape(-1, *values.shape[1:])
 
 
-def _pieces(pattern: Pattern, kept: tuple[int, ...], most: int) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+def _pieces(pattern: Pattern, kept: tuple[int, ...], most: int) -> tuple[Tensor | None, list[Tensor]]:
     """Return the entries sorted by groups (None if they are), and the lengths of pieces, of pieces of pieces, and so
     on.
     """
 
-    def made() -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    def made() -> tuple[Tensor | None, list[Tensor]]:
         rows = groups_of(pattern, kept).of_entry
         order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
         return order, [*in_pieces(sizes_of(pattern, kept), most)]

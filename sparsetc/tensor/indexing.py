@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
 from sparsetc.support.compiled import native
@@ -22,11 +23,11 @@ from sparsetc.tensor.pattern import Labels, Pattern
 
 SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search."""
-Taken = tuple[Pattern, torch.Tensor | None]
+Taken = tuple[Pattern, Tensor | None]
 """A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
 
 
-def sorted_pattern(rows: torch.Tensor, shape: tuple[int, ...], entries: torch.Tensor | None) -> Taken:
+def sorted_pattern(rows: Tensor, shape: tuple[int, ...], entries: Tensor | None) -> Taken:
     """Sort unique coordinates into a coalesced pattern; return it, and the entries in its order."""
     if not crd.is_sorted_unique(crd.sort_keys(rows, shape)):
         order = crd.lexsort(rows, shape)
@@ -44,22 +45,22 @@ def indexed(x: Any, keys: list[Any]) -> Any:
     keys[at : at + 1] = [slice(None)] * (x.ndim - count)
     modes = iter(enumerate(x.shape))
     keys = [key if key is None else _within(key, *next(modes), x._pattern) for key in keys]
-    picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, torch.Tensor)]
+    picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, Tensor)]
     if len(picked) > 1:
         return _picked(x, keys, picked)
     coords = x._pattern.coords
     shape = list[int]()
-    rows = list[torch.Tensor]()
+    rows = list[Tensor]()
     values = x._values
     axis = 1
     mode = 0
-    kept: torch.Tensor | None = None  # which of the entries that are left, in order
+    kept: Tensor | None = None  # which of the entries that are left, in order
     in_order = True
     if isinstance(keys[0], slice) and keys[0].step not in (None, 1):
         indices = keys[0].indices(x.shape[0])
         if len(range(*indices)) <= x.nnz:
             keys[0] = torch.from_numpy(np.arange(*indices)).to(x.device)
-    if isinstance(keys[0], torch.Tensor):
+    if isinstance(keys[0], Tensor):
         kept, row = _runs(x._pattern, keys[0])
         rows = [row]
         shape = [keys[0].numel()]
@@ -81,7 +82,7 @@ def indexed(x: Any, keys: list[Any]) -> Any:
             values, axis = _of_dense(values, axis, key, size)
         else:
             row, n = crd.picked(coords[mode], kept), size
-            if isinstance(key, torch.Tensor):
+            if isinstance(key, Tensor):
                 kept = torch.arange(row.numel(), device=row.device) if kept is None else kept
                 kept, row, n = _selected(kept, row, key, size, rows)
                 in_order = False
@@ -112,12 +113,12 @@ def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
     """Return the labels at indices of all modes; none if an index makes a new mode, which has no name."""
     if not labels or any(key is None for key in keys):  # a GPU is not asked where there are none
         return {}
-    places = [key.cpu().numpy() if isinstance(key, torch.Tensor) else key for key in keys]
+    places = [key.cpu().numpy() if isinstance(key, Tensor) else key for key in keys]
     named = zip(labels.items(), places, strict=False)
     return {name: of if of is None else of[key] for (name, of), key in named if not isinstance(key, int)}
 
 
-def _range(row: torch.Tensor, key: Any, size: int) -> tuple[int, int]:
+def _range(row: Tensor, key: Any, size: int) -> tuple[int, int]:
     """The first of the entries, in order, that an int or a slice of the first mode can take, and the end of them."""
     if isinstance(key, int):
         key = slice(key, key + 1)
@@ -141,7 +142,7 @@ def _index(key: Any, x: Any) -> Any:
         return np.asarray(key)
     if isinstance(key, list | tuple | np.ndarray):
         key = torch.as_tensor(key) if len(key) else torch.zeros(0, dtype=torch.int64)
-    if isinstance(key, torch.Tensor) and key.ndim:
+    if isinstance(key, Tensor) and key.ndim:
         if key.ndim > 1 or key.is_floating_point() or key.is_complex():
             raise ShapeError(
                 f"an index tensor has one mode and integers or bools, found {tuple(key.shape)} {key.dtype}"
@@ -172,21 +173,21 @@ def _within(index: Any, mode: int, size: int, pattern: Pattern) -> Any:
     """An index of a mode, counted from 0, of a mask the positions where it holds; an error past the mode."""
     if isinstance(index, np.ndarray):
         index = _positions_of(index, mode, pattern)
-    if isinstance(index, slice) or (isinstance(index, torch.Tensor) and index.dtype != torch.bool and not len(index)):
+    if isinstance(index, slice) or (isinstance(index, Tensor) and index.dtype != torch.bool and not len(index)):
         return index
-    if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
+    if isinstance(index, Tensor) and index.dtype == torch.bool:
         if len(index) != size:
             raise ShapeError(f"a mask of {len(index)} elements is not one of mode {mode}, of size {size}")
         return index.nonzero()[:, 0]
-    low, high = (int(index.min()), int(index.max())) if isinstance(index, torch.Tensor) else (index, index)
+    low, high = (int(index.min()), int(index.max())) if isinstance(index, Tensor) else (index, index)
     if low < -size or high >= size:
         raise CoordinateError(f"index {low if low < -size else high} is out of range for mode {mode} of size {size}")
-    if isinstance(index, torch.Tensor):
+    if isinstance(index, Tensor):
         return torch.where(index < 0, index + size, index)
     return index % size
 
 
-def _sliced(row: torch.Tensor, key: Any, size: int, within: bool) -> tuple[torch.Tensor | None, torch.Tensor, int]:
+def _sliced(row: Tensor, key: Any, size: int, within: bool) -> tuple[Tensor | None, Tensor, int]:
     """Return which coordinates an int or a slice takes, None for all, their new values, and the new size.
 
     Args:
@@ -208,7 +209,7 @@ def _sliced(row: torch.Tensor, key: Any, size: int, within: bool) -> tuple[torch
 
 
 @entry_point
-def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
     """Return the entries at the indexed rows of the first mode, in the index's order, and each entry's place in the
     index.
     """
@@ -230,9 +231,7 @@ def _runs(pattern: Pattern, index: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return ahead.index_select(0, position).add_(torch.arange(position.numel(), device=row.device)), position
 
 
-def _selected(
-    kept: torch.Tensor, row: torch.Tensor, index: torch.Tensor, size: int, rows: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, int]:
+def _selected(kept: Tensor, row: Tensor, index: Tensor, size: int, rows: list[Tensor]) -> tuple[Tensor, Tensor, int]:
     """Return the entries at the indexed positions of a mode, repeated as the index repeats them, with coordinates
     `rows`.
     """
@@ -252,11 +251,11 @@ def _selected(
     return kept[which], order.indices[number], index.numel()
 
 
-def _of_dense(values: torch.Tensor, axis: int, key: Any, size: int) -> tuple[torch.Tensor, int]:
+def _of_dense(values: Tensor, axis: int, key: Any, size: int) -> tuple[Tensor, int]:
     """Index one dense mode of values; return them and the axis of the next mode."""
     if isinstance(key, int):
         return values.select(axis, key), axis
-    if not isinstance(key, torch.Tensor):
+    if not isinstance(key, Tensor):
         key = torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)
     return values.index_select(axis, key), axis + 1
 

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
@@ -71,7 +72,7 @@ def check_dtype(dtype: torch.dtype, given: object = None) -> None:
         raise DtypeError(f"values must be one of {', '.join(NAMED)}; found {dtype}; convert them first: {convert}")
 
 
-def computable(values: torch.Tensor, given: object = None) -> torch.Tensor:
+def computable(values: Tensor, given: object = None) -> Tensor:
     """Return values unchanged, or unsigned integers of 16 bits or more in a signed dtype that holds them.
 
     Raises:
@@ -91,11 +92,11 @@ def not_plain(data: object) -> str:
     """Return in words the kind of a tensor without plain numbers (nested, masked, uninitialised); empty for other
     objects.
     """
-    if type(data) is torch.Tensor or type(data) is torch.nn.Parameter:  # asked for at each call
+    if type(data) is Tensor or type(data) is torch.nn.Parameter:  # asked for at each call
         return "a nested tensor" if data.is_nested else ""
     if isinstance(data, np.ma.MaskedArray):
         return "a masked array"
-    if not isinstance(data, torch.Tensor):
+    if not isinstance(data, Tensor):
         return ""
     if torch.nn.parameter.is_lazy(data):  # type: ignore[no-untyped-call]
         return "an uninitialised parameter"
@@ -138,10 +139,10 @@ def as_dense(operand: Any, what: str) -> Any:
     return _tensor(operand, what, DtypeError) if isinstance(operand, np.ndarray) else operand
 
 
-def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> torch.Tensor:
+def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> Tensor:
     """A torch tensor sharing memory where it can; what torch cannot take is refused by ``refuse``."""
     check_plain(data, what)
-    if isinstance(data, torch.Tensor):
+    if isinstance(data, Tensor):
         return data
     try:
         if isinstance(data, np.ndarray) and (not data.flags.writeable or any(s < 0 for s in data.strides)):
@@ -155,7 +156,7 @@ def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> t
         raise refuse(f"{what} cannot be read as a tensor (found {kind}): {error}") from None
 
 
-def as_values(values: ArrayLike) -> torch.Tensor:
+def as_values(values: ArrayLike) -> Tensor:
     """Return values as a strided tensor (nnz, *dense sizes); a supported dtype and the storage are kept."""
     vals = computable(_tensor(values, "values", DtypeError), values)
     if vals.layout != torch.strided:
@@ -165,18 +166,18 @@ def as_values(values: ArrayLike) -> torch.Tensor:
     return vals
 
 
-def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
+def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
     """Coordinates as a contiguous int64 tensor (sparse order, nnz) on the device of ``values``; range unchecked.
 
     The tensor may be the caller's own.
     """
-    if not isinstance(coords, torch.Tensor | np.ndarray):
+    if not isinstance(coords, Tensor | np.ndarray):
         coords = _from_sequences(coords)
     if isinstance(coords, np.ndarray) and coords.dtype == np.uint64:
         if coords.size and int(coords.max()) >= crd.INT64_SIZES:
             raise _outside_int64(int(coords.max()))
         coords = coords.astype(np.int64)
-    given = isinstance(coords, torch.Tensor)
+    given = isinstance(coords, Tensor)
     raw = _tensor(coords, "coords", FormatError)
     if raw.dtype == torch.bool or raw.is_floating_point() or raw.is_complex():
         raise FormatError(f"coords must be integers, found {raw.dtype}")
@@ -197,18 +198,18 @@ def as_coords(coords: ArrayLike, values: torch.Tensor) -> torch.Tensor:
 def _without_subclass(coords: ArrayLike) -> ArrayLike:
     """A subclass of torch.Tensor, as PyG's EdgeIndex, copied to a tensor; all else as it is."""
     check_plain(coords, "coords")
-    if not isinstance(coords, torch.Tensor) or type(coords) is torch.Tensor:
+    if not isinstance(coords, Tensor) or type(coords) is Tensor:
         return coords
     plain = torch.empty(coords.shape, dtype=coords.dtype, device=coords.device)
     plain.copy_(coords)  # what it returns may be of the subclass
     return plain
 
 
-def shares_memory(tensor: torch.Tensor, data: ArrayLike) -> bool:
+def shares_memory(tensor: Tensor, data: ArrayLike) -> bool:
     """True if a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
     if transforming():  # whose tensors do not say where they are
         return True
-    if isinstance(data, torch.Tensor):
+    if isinstance(data, Tensor):
         return tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
     if isinstance(data, np.ndarray):
         return tensor.data_ptr() == data.ctypes.data
@@ -217,8 +218,8 @@ def shares_memory(tensor: torch.Tensor, data: ArrayLike) -> bool:
 
 def _from_sequences(coords: ArrayLike) -> ArrayLike:
     """Nested sequences as an ndarray; empty ones, which numpy would call float, as integers."""
-    if isinstance(coords, list | tuple) and any(isinstance(row, torch.Tensor) for row in coords):
-        coords = [row if isinstance(row, torch.Tensor) else torch.as_tensor(row) for row in coords]
+    if isinstance(coords, list | tuple) and any(isinstance(row, Tensor) for row in coords):
+        coords = [row if isinstance(row, Tensor) else torch.as_tensor(row) for row in coords]
         if len({row.shape for row in coords}) > 1:
             raise FormatError(f"coords must be a rectangle of integers, found rows of {[*map(len, coords)]!s:.80}")
         return torch.stack(coords)
@@ -237,7 +238,7 @@ def _outside_int64(coordinate: int) -> FormatError:
     return FormatError(f"coordinates must be from 0 to 2**63 - 1, found {coordinate}")
 
 
-def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
+def as_shape(shape: Any, coords: Tensor, values: Tensor) -> tuple[int, ...]:
     """``shape`` checked against coords and values, or inferred as the largest coordinate + 1."""
     dense = tuple(values.shape[1:])
     if shape is None:
@@ -258,13 +259,13 @@ def as_shape(shape: Any, coords: torch.Tensor, values: torch.Tensor) -> tuple[in
 
 def constructed(
     coords: ArrayLike, values: ArrayLike, shape: Any, coalesce: bool, check: bool, in_blocks: bool = False
-) -> tuple[Pattern, torch.Tensor] | Unsorted:
+) -> tuple[Pattern, Tensor] | Unsorted:
     """Return a pattern, and values on it, of arguments of SparseTensor or `from_blocks`.
 
     Of coordinates that are in no order, and that may be used once and no more, these are `Unsorted`.
     """
     vals, coords = as_values(values), _without_subclass(coords)
-    comes_again = type(coords) is torch.Tensor and not transforming()
+    comes_again = type(coords) is Tensor and not transforming()
     with lasting():
         raw = as_coords(coords, vals)
         blocks = _as_blocks(shape, raw.shape[0], tuple(vals.shape[1:])) if in_blocks else None
@@ -288,7 +289,7 @@ def constructed(
     return pattern, vals if merge is None else merge.values(vals)
 
 
-def _of_coordinates(own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, None]:
+def _of_coordinates(own: tuple[Tensor, ...]) -> tuple[Tensor, None]:
     return own[0].to(torch.int64).contiguous(), None
 
 
@@ -317,11 +318,11 @@ class Merge:
         count: how many unique ones there are.
     """
 
-    order: torch.Tensor
-    run: torch.Tensor | None
+    order: Tensor
+    run: Tensor | None
     count: int
 
-    def values(self, values: torch.Tensor) -> torch.Tensor:
+    def values(self, values: Tensor) -> Tensor:
         """(count, ...) values, of (given, ...) values; differentiable."""
         values = values.index_select(0, self.order)
         if self.run is None:
@@ -331,7 +332,7 @@ class Merge:
             return exactly(added, values.dtype, "a sum of duplicates", values)
 
 
-def coalescing_bytes(shape: Sequence[int], n: int, values: torch.Tensor) -> int:
+def coalescing_bytes(shape: Sequence[int], n: int, values: Tensor) -> int:
     """Return the most bytes that `coalesced` and `Merge.values` take beyond the n unordered nonzeros themselves.
 
     Args:
@@ -344,7 +345,7 @@ def coalescing_bytes(shape: Sequence[int], n: int, values: torch.Tensor) -> int:
     return n * (8 * len(shape) + 64 + 16 * (math.prod(shape).bit_length() // 48) + sums)
 
 
-def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, Merge | None]:
+def coalesced(coords: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Merge | None]:
     """Coordinates sorted and unique, and how values follow; themselves and None if they are so already."""
     keys = crd.sort_keys(coords, shape[: coords.shape[0]])
     if crd.is_sorted_unique(keys):
@@ -362,7 +363,7 @@ def coalesced(coords: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tenso
 READINGS = 64
 """Readings kept; each holds coordinates, and whatever is packed of them."""
 
-Numbered = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor | None]]
+Numbered = Callable[[tuple[Tensor, ...]], tuple[Tensor, Tensor | None]]
 """A reader of index arrays: (coordinates (order, n) int64, which value each is; None for one after the other)."""
 
 readings: Lru[Any, Reading] = Lru(READINGS)
@@ -386,10 +387,10 @@ class Reading:
         uses: how often einsums used the coordinates as they are.
     """
 
-    indices: tuple[torch.Tensor, ...]
+    indices: tuple[Tensor, ...]
     versions: tuple[int | None, ...]
-    coords: torch.Tensor
-    number: torch.Tensor | None
+    coords: Tensor
+    number: Tensor | None
     sizes: tuple[int, ...]
     blocks: Blocks | None
     uses: Uses = field(default_factory=Uses)
@@ -424,12 +425,12 @@ class Reading:
                 merge = None if same else Merge(order, run, count)
             return Pattern(coords, self.sizes, True, self.blocks, self.uses), merge
 
-    def values(self, values: torch.Tensor) -> torch.Tensor:
+    def values(self, values: Tensor) -> Tensor:
         """Return values on the pattern from the library's values in its own order."""
         values = computable(values)
         return values if self.merge is None else self.merge.values(values)
 
-    def serves(self, indices: Sequence[torch.Tensor]) -> bool:
+    def serves(self, indices: Sequence[Tensor]) -> bool:
         """True if these arrays, in the memory that was read before, still hold the same numbers."""
         versions = _versions(indices)
         if None not in versions and versions == self.versions:
@@ -440,7 +441,7 @@ class Reading:
 def reading(
     kind: object,
     shape: tuple[int, ...],
-    indices: Sequence[torch.Tensor],
+    indices: Sequence[Tensor],
     memory: Sequence[object],
     numbered: Numbered,
     blocks: Blocks | None = None,
@@ -466,16 +467,16 @@ def reading(
         return readings.put(key, _read(indices, shape, numbered, blocks), memory)
 
 
-def _versions(indices: Sequence[torch.Tensor]) -> tuple[int | None, ...]:
+def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
     return tuple(_version(i) if i.is_cuda else None for i in indices)
 
 
-def _version(tensor: torch.Tensor) -> int | None:
+def _version(tensor: Tensor) -> int | None:
     """Return torch's version count of a tensor, or None."""
     return None if tensor.is_inference() else tensor._version
 
 
-def _read(given: Sequence[torch.Tensor], shape: tuple[int, ...], numbered: Numbered, blocks: Blocks | None) -> Reading:
+def _read(given: Sequence[Tensor], shape: tuple[int, ...], numbered: Numbered, blocks: Blocks | None) -> Reading:
     versions, indices = _versions(given), tuple(i.detach().clone() for i in given)
     coords, number = numbered(indices)
     sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
@@ -494,8 +495,8 @@ class Unsorted:
     """
 
     reading: Reading
-    given: torch.Tensor
-    values: torch.Tensor
+    given: Tensor
+    values: Tensor
     version: int | None
 
     @property
@@ -503,7 +504,7 @@ class Unsorted:
         """True if the values were not changed since they were read."""
         return self.version is not None and self.version == self.given._version
 
-    def coalesced(self) -> tuple[Pattern, torch.Tensor]:
+    def coalesced(self) -> tuple[Pattern, Tensor]:
         """The pattern and values on it, differentiable wherever the values are."""
         if self.reading.merge is None:
             return self.reading.pattern, self.given

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsetc.support.lru import Lru
@@ -44,12 +45,12 @@ class _Seen:
     kept: Lru[Any, Any] = field(default_factory=lambda: Lru(KEPT))
 
     @classmethod
-    def of(cls, values: torch.Tensor) -> _Seen:
+    def of(cls, values: Tensor) -> _Seen:
         if counted(values):
             return cls(weakref.ref(values.untyped_storage()), _changes(values), None)
         return cls(None, None, _bits(values).copy())
 
-    def unchanged(self, values: torch.Tensor) -> bool:
+    def unchanged(self, values: Tensor) -> bool:
         if self.copy is not None:
             return not counted(values) and np.array_equal(self.copy, _bits(values))
         return self.storage() is values.untyped_storage() and self.changes == _changes(values)  # type: ignore[misc]
@@ -64,7 +65,7 @@ _others = 0
 """Gradients of tensors that are views of leaves, or computed from some."""
 
 
-def kept_with(values: torch.Tensor) -> Lru[Any, Any] | None:
+def kept_with(values: Tensor) -> Lru[Any, Any] | None:
     """Return the objects kept for the present values; None if changes cannot be noticed, or nothing need be kept.
 
     Nothing is kept of values that autograd computed, which the next step computes anew, nor of values that learn while
@@ -84,12 +85,12 @@ def kept_with(values: torch.Tensor) -> Lru[Any, Any] | None:
     return seen.kept  # type: ignore[no-any-return]
 
 
-def counted(values: torch.Tensor) -> bool:
+def counted(values: Tensor) -> bool:
     """Return True if torch's count of changes is believed: on a GPU, where no ndarray has the memory."""
     return values.is_cuda
 
 
-def gradient_taken(values: torch.Tensor) -> None:
+def gradient_taken(values: Tensor) -> None:
     """Take values that learn for changed from here on: an optimiser may write to them without torch's count."""
     global _others
     if values.is_leaf:
@@ -98,11 +99,11 @@ def gradient_taken(values: torch.Tensor) -> None:
         _others += 1
 
 
-def _changes(values: torch.Tensor) -> tuple[int, int]:
+def _changes(values: Tensor) -> tuple[int, int]:
     return values._version, _others + _gradients.get(values, 0) if values.requires_grad else 0
 
 
-def _bits(values: torch.Tensor) -> np.ndarray:
+def _bits(values: Tensor) -> np.ndarray:
     """Return values on a CPU as an ndarray of integers, which tells NaN from NaN and 0 from -0; of the same memory."""
     real = values.detach().resolve_conj().resolve_neg()
     real = torch.view_as_real(real) if real.is_complex() else real

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -52,7 +53,7 @@ def transforming() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def followed(tensors: Sequence[torch.Tensor | None]) -> bool:
+def followed(tensors: Sequence[Tensor | None]) -> bool:
     """Return True if autograd, forward mode or a transform of `torch.func` follows what is done to the tensors."""
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -104,7 +105,7 @@ class Pattern:
 
     def __init__(
         self,
-        coords: torch.Tensor,
+        coords: Tensor,
         shape: tuple[int, ...],
         coalesced: bool,
         blocks: Blocks | None = None,
@@ -140,7 +141,7 @@ class Pattern:
         return pickles.pattern_of_blocks, (self._coords, self._blocks.sides, self._blocks.shape, self._coalesced)
 
     @property
-    def coords(self) -> torch.Tensor:
+    def coords(self) -> Tensor:
         """The coordinates, (order, nnz) int64, contiguous, 0-based; not to be written to."""
         return self._coords
 
@@ -224,13 +225,13 @@ class Pattern:
             made = make()
         return made if key is None else self.cache.put(key, made)  # type: ignore[no-any-return]
 
-    def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
+    def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, Tensor | None]:
         """Return the pattern with modes reordered, made once, and the old number of each entry (None if unchanged)."""
         if modes == tuple(range(self.order)):
             return self, None
         return self._once(("permuted", modes), lambda: self._permuted(modes))
 
-    def _permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, torch.Tensor | None]:
+    def _permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, Tensor | None]:
         coords = self._coords[list(modes)]
         shape = tuple(self._shape[m] for m in modes)
         order = None
@@ -247,7 +248,7 @@ class Pattern:
         named = [*self.labels.items()]
         return dict(named[mode] for mode in modes) if named else {}
 
-    def distinct(self, letters: Sequence[str]) -> tuple[Pattern, torch.Tensor | None]:
+    def distinct(self, letters: Sequence[str]) -> tuple[Pattern, Tensor | None]:
         """Return the pattern with one mode for each letter, made once, and the old number of each entry (None if
         unchanged).
 
@@ -260,7 +261,7 @@ class Pattern:
         pattern, entries = self._once(("distinct", first), lambda: self._distinct(first, modes))
         return self if pattern is None else pattern, entries
 
-    def _distinct(self, first: tuple[int, ...], modes: tuple[int, ...]) -> tuple[Pattern | None, torch.Tensor | None]:
+    def _distinct(self, first: tuple[int, ...], modes: tuple[int, ...]) -> tuple[Pattern | None, Tensor | None]:
         coords, shape = self._coords, tuple(self._shape[m] for m in modes)
         entries = crd.on_diagonal(first, coords)
         if entries is not None:
@@ -301,14 +302,14 @@ class Pattern:
         return self._once(("divided", sides), lambda: self._divided(sides))
 
     def _divided(self, sides: tuple[int, ...]) -> Pattern:
-        rows: list[torch.Tensor] = []
+        rows: list[Tensor] = []
         shape: list[int] = []
         for row, size, side in zip(self._coords, self._shape, sides, strict=True):
             rows += [row // side, row % side] if side else [row]
             shape += [-(-size // side), side] if side else [size]
         return Pattern(torch.stack(rows), tuple(shape), self._coalesced)
 
-    def like(self, coords: torch.Tensor, coalesced: bool, labels: Labels | None = None) -> Pattern:
+    def like(self, coords: Tensor, coalesced: bool, labels: Labels | None = None) -> Pattern:
         """A pattern of the same sizes, in the same blocks, with other coordinates."""
         pattern = Pattern(coords, self._shape, coalesced, self._blocks)
         pattern.labels = self.labels if labels is None else labels

@@ -14,6 +14,7 @@ from struct import pack
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import printable
 from sparsetc.tensor import coords as crd
@@ -29,7 +30,7 @@ SIDE = 96
 """Pixels of a picture in a notebook, at most."""
 
 
-def binned(coords: torch.Tensor, shape: Sequence[int], modes: tuple[int, int], bins: int) -> torch.Tensor:
+def binned(coords: Tensor, shape: Sequence[int], modes: tuple[int, int], bins: int) -> Tensor:
     """Count the entries in each cell of a grid over two modes.
 
     Args:
@@ -49,7 +50,7 @@ def binned(coords: torch.Tensor, shape: Sequence[int], modes: tuple[int, int], b
     return crd.histogram(key, prod(counts)).view(counts[0], counts[1])
 
 
-def first_entries(pattern: Pattern, values: torch.Tensor) -> list[str]:
+def first_entries(pattern: Pattern, values: Tensor) -> list[str]:
     """Return coordinates (or labels) and values of the first entries as text, a line each, and the number of others."""
     places = [row.tolist() for row in pattern.coords[:, :FIRST]]
     for mode, labels in enumerate(pattern.labels.values()):
@@ -68,7 +69,7 @@ def _as_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
 
 
-def as_html(title: str, rows: Mapping[str, Any], picture: torch.Tensor | None = None, lines: Sequence[str] = ()) -> str:
+def as_html(title: str, rows: Mapping[str, Any], picture: Tensor | None = None, lines: Sequence[str] = ()) -> str:
     """Return a table of names and what they are, beside a picture of counts and lines of text, as HTML."""
     cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(said))}</td></tr>" for name, said in rows.items())
     table = f"<table><caption><b>{escape(title)}</b></caption>{cells}</table>"
@@ -82,7 +83,7 @@ def as_html(title: str, rows: Mapping[str, Any], picture: torch.Tensor | None = 
     return f'<div style="display:flex;gap:1em;align-items:center"><img src="{source}" style="{style}">{table}</div>'
 
 
-def as_png(counts: torch.Tensor) -> bytes:
+def as_png(counts: Tensor) -> bytes:
     """Return a greyscale PNG in which a cell is the darker the more entries it has."""
     level = (counts.cpu().double() / max(1, int(counts.max()) if counts.numel() else 1)).sqrt()
     grey = torch.where(counts.cpu() > 0, 200 - 200 * level, 255.0).to(torch.uint8)

@@ -11,13 +11,14 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support import memory
 from sparsetc.tensor import coords as crd
 
 
-def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     """Return the k largest elements along a mode, or the least, and where they are; in order, of equal ones the first.
 
     Args:
@@ -86,7 +87,7 @@ def extremum(x: Any, dim: Any, keepdim: bool, largest: bool) -> Any:
     return (torch.return_types.max if largest else torch.return_types.min)((values, where))
 
 
-def argument(x: Any, dim: int | None, keepdim: bool, largest: bool) -> torch.Tensor:
+def argument(x: Any, dim: int | None, keepdim: bool, largest: bool) -> Tensor:
     """Return where the largest or least elements are: in a mode, or in row-major order among all."""
     if dim is not None:
         return extremum(x, dim, keepdim, largest).indices  # type: ignore[no-any-return]

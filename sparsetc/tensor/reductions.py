@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.support import memory
@@ -171,11 +172,11 @@ class Reductions:
         found = x.map(lambda values: values.abs().to(accumulator(values.abs().dtype)) ** p)
         found = found.sum(dim, keepdim, output=output)
 
-        def root(powers: torch.Tensor) -> torch.Tensor:
+        def root(powers: Tensor) -> Tensor:
             none = powers == 0  # where the root has no derivative, and 0 is one of its subgradients
             return powers.masked_fill(none, 1).pow(1 / p).masked_fill(none, 0).to(real)
 
-        return root(found) if isinstance(found, torch.Tensor) else found.map(root)
+        return root(found) if isinstance(found, Tensor) else found.map(root)
 
     def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
         """Count the values other than 0 over modes, as int64; stored zeros do not count. Arguments as for `sum`.
@@ -207,11 +208,11 @@ class Reductions:
         dim, keepdim = _named(dim, keepdim, numpys)
         size = prod(x.shape[m] for m in _modes(x.order, dim))
         counts = x.count_nonzero(dim, keepdim, output=output if size else "dense")
-        return counts == size if isinstance(counts, torch.Tensor) else counts.map(lambda number: number == size)
+        return counts == size if isinstance(counts, Tensor) else counts.map(lambda number: number == size)
 
     def var(
         self, dim: Dims = None, unbiased: bool = True, keepdim: bool = False, *, correction: int = 1, **numpys: Any
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return the variance over modes, counting absent entries as 0; the result is dense.
 
         Args:
@@ -238,7 +239,7 @@ class Reductions:
         found = squares / max(0, positions - (correction if unbiased else 0))
         return (found if keepdim else found.squeeze(gone)).to(x._values[:0].abs().dtype)
 
-    def std(self, *args: Any, **settings: Any) -> torch.Tensor:
+    def std(self, *args: Any, **settings: Any) -> Tensor:
         """Return the standard deviation, the root of `var`, which has the same arguments.
 
         Examples:
@@ -267,7 +268,7 @@ class Reductions:
         """
         return extremum(self, dim, keepdim, False)
 
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Return the index of the largest element along a mode, or in row-major order; the first of equal ones.
 
         Examples:
@@ -276,7 +277,7 @@ class Reductions:
         """
         return argument(self, dim, keepdim, True)
 
-    def argmin(self, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         """Return the index of the least element along a mode, or in row-major order; the first of equal ones.
 
         Examples:
@@ -360,7 +361,7 @@ def _check_memory(x: Any, kind: str, gone: Sequence[int], output: str, dtype: to
     memory.check(f"the {kind} over modes {gone} of {x.shape}", nbytes + dense * prod(left) * dtype.itemsize, x.device)
 
 
-def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool, dtype: torch.dtype) -> torch.Tensor:
+def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
     """Reduce modes of size 0 as torch does: the mean is NaN, the product 1; `ShapeError` for an extremum."""
     if kind in ("amax", "amin"):
         raise ShapeError(f"{kind} over modes {gone} of {x.shape} is of no position")
@@ -369,7 +370,7 @@ def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool, dtype: to
     return nothing + x._values.sum(dtype=dtype)  # a function of no values too
 
 
-def _with_ones(found: torch.Tensor, gone: Sequence[int]) -> torch.Tensor:
+def _with_ones(found: Tensor, gone: Sequence[int]) -> Tensor:
     for mode in gone:
         found = found.unsqueeze(mode)
     return found

@@ -6,6 +6,7 @@ In: a SparseTensor and a mode. Out: one of the same pattern. Which entries go to
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.support.entry import entry_point
@@ -69,7 +70,7 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
     return SparseTensor._make(x.pattern, found.to(x.dtype))
 
 
-def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], log: bool) -> torch.Tensor:
+def _over_groups(values: Tensor, pattern: Pattern, kept: tuple[int, ...], log: bool) -> Tensor:
     """Return (nnz, *dense sizes) values normalised within each group of entries that agree in the kept modes."""
     group = groups_of(pattern, kept).of_entry
     most = reduced_groups(values.detach(), pattern, kept, "amax")  # what is subtracted changes no result, nor gradient
@@ -80,7 +81,7 @@ def _over_groups(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...], 
     return shifted - gathered(sums.log(), group) if log else raised / gathered(sums, group)
 
 
-def log_sums(values: torch.Tensor, pattern: Pattern, kept: tuple[int, ...]) -> torch.Tensor:
+def log_sums(values: Tensor, pattern: Pattern, kept: tuple[int, ...]) -> Tensor:
     """Return (groups, *dense sizes) logarithms of the sums of the exponentials of entries that agree in some modes."""
     group = groups_of(pattern, kept).of_entry
     most = reduced_groups(values.detach(), pattern, kept, "amax")

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support import pickles
@@ -97,7 +98,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     # torch's DistributedDataParallel sets the second one of buffers that it leaves alone
 
     _pattern: Pattern
-    _values: torch.Tensor
+    _values: Tensor
     _unsorted: Unsorted | None  # where the other two are not made yet
 
     @entry_point
@@ -110,7 +111,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         else:
             self._set(*made)
 
-    def _set(self, pattern: Pattern, values: torch.Tensor) -> None:
+    def _set(self, pattern: Pattern, values: Tensor) -> None:
         self._pattern = pattern
         self._values = values
         self._unsorted = None
@@ -126,7 +127,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             )
         if name not in ("_pattern", "_values"):
             said = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if hasattr(torch.Tensor, name) and not name.startswith("__"):
+            if hasattr(Tensor, name) and not name.startswith("__"):
                 said = f"a SparseTensor has no {name}: {INSTEAD.get(name, 'call .to_dense(), or compute with .values')}"
                 said = IN_PLACE.format(name) if name.endswith("_") else said
             raise AttributeError(said, name=name, obj=self)
@@ -136,14 +137,14 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return object.__getattribute__(self, name)
 
     @classmethod
-    def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    def _make(cls, pattern: Pattern, values: Tensor) -> SparseTensor:
         """The constructor without any check: (nnz, *dense sizes) values on a pattern that is believed."""
         self = cls.__new__(cls)
         self._set(pattern, values)
         return self
 
     @classmethod
-    def _of(cls, coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
+    def _of(cls, coords: Tensor, values: Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
         """The constructor without any check, on a new pattern."""
         return cls._make(Pattern(coords, shape[: coords.shape[0]], coalesced), values)
 
@@ -169,12 +170,12 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return self._pattern
 
     @property
-    def coords(self) -> torch.Tensor:
+    def coords(self) -> Tensor:
         """The coordinates, (sparse_order, nnz) int64, contiguous, 0-based."""
         return self._pattern._coords
 
     @property
-    def values(self) -> torch.Tensor:
+    def values(self) -> Tensor:
         """The values, (nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) of a tensor in blocks.
 
         They may be changed in place: `einsum` packs them again where they changed.
@@ -235,7 +236,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return self._given.requires_grad
 
     @property
-    def _given(self) -> torch.Tensor:
+    def _given(self) -> Tensor:
         """The values, unsorted until somebody asks for the pattern."""
         unsorted = self._unsorted
         return self._values if unsorted is None else unsorted.values
@@ -320,7 +321,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
         return self._pattern._once("coalesced", made)
 
-    def unique_map(self) -> torch.Tensor:
+    def unique_map(self) -> Tensor:
         """Return for each entry the number of the entry of `coalesce` that it is added to, (nnz,) int64.
 
         Examples:
@@ -426,7 +427,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     # ---- to and from others -----------------------------------------------------------------------------------
 
-    def to_dense(self, memory_limit: int | str | None = None) -> torch.Tensor:
+    def to_dense(self, memory_limit: int | str | None = None) -> Tensor:
         """Return the strided tensor of ``shape``; differentiable.
 
         Args:

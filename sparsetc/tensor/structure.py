@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.support import memory
@@ -67,10 +68,10 @@ class Structure:
 
     if TYPE_CHECKING:
         _pattern: Pattern
-        _values: torch.Tensor
+        _values: Tensor
 
         @classmethod
-        def _make(cls, pattern: Pattern, values: torch.Tensor) -> SparseTensor: ...
+        def _make(cls, pattern: Pattern, values: Tensor) -> SparseTensor: ...
         def coalesce(self) -> SparseTensor: ...
         def permute(self, *modes: Any) -> SparseTensor: ...
 
@@ -100,11 +101,11 @@ class Structure:
     def __iter__(self) -> Iterator[Any]:
         return (self[n] for n in range(len(self)))
 
-    def indices(self) -> torch.Tensor:
+    def indices(self) -> Tensor:
         """Return coordinates, (sparse_order, nnz), as torch's sparse tensors do."""
         return self._pattern.coords
 
-    def nonzero(self) -> torch.Tensor:
+    def nonzero(self) -> Tensor:
         """Return the coordinates of the values that are not 0, (n, order).
 
         Examples:
@@ -376,7 +377,7 @@ class Structure:
             return where_holds(self, _untyped(key).expand_dense().drop(), True)
         return indexed(without_blocks(_untyped(self)), list(key) if isinstance(key, tuple) else [key])
 
-    def index_select(self, dim: int, index: torch.Tensor) -> Any:
+    def index_select(self, dim: int, index: Tensor) -> Any:
         """Select positions of a mode by an index tensor, in its order, with repeats.
 
         Examples:
@@ -467,7 +468,7 @@ class Structure:
             x = x.index_select(dim, order)
         return x  # type: ignore[no-any-return]
 
-    def trace(self) -> torch.Tensor:
+    def trace(self) -> Tensor:
         """Sum the diagonal of a matrix.
 
         Examples:
@@ -545,7 +546,7 @@ class Structure:
         """
         return self._triangle(diagonal, operator.ge)
 
-    def _triangle(self, diagonal: int, compare: Callable[[Any, Any], torch.Tensor]) -> SparseTensor:
+    def _triangle(self, diagonal: int, compare: Callable[[Any, Any], Tensor]) -> SparseTensor:
         x = _untyped(self).expand_dense().coalesce()
         if x.ndim < 2:
             raise ShapeError("a triangle is of two modes, found one")
@@ -568,7 +569,7 @@ def _flat(shape: Sequence[Any]) -> list[Any]:
     return list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
 
 
-def _with_entries(x: Any, pattern: Pattern, entries: torch.Tensor) -> Any:
+def _with_entries(x: Any, pattern: Pattern, entries: Tensor) -> Any:
     """The tensor of a pattern with the values of entries of x."""
     return x._make(pattern, x._values.index_select(0, entries))
 
@@ -582,7 +583,7 @@ def _reshaped(pattern: Pattern, shape: tuple[int, ...]) -> Pattern:
     def made() -> Pattern:
         if not pattern.nnz:
             return Pattern(pattern.coords.new_empty(len(shape), 0), shape, True)
-        old, rows = zip(pattern.coords, pattern.shape, strict=True), list[torch.Tensor]()
+        old, rows = zip(pattern.coords, pattern.shape, strict=True), list[Tensor]()
         key, size = torch.zeros_like(pattern.coords[0]), 1  # what is left of the modes that were joined
         for new in shape:
             while size % new:

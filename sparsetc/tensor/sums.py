@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.tensor.pattern import transforming
@@ -39,7 +40,7 @@ def in_order(wanted: bool) -> Iterator[None]:
         _ordered.reset(token)
 
 
-def add_rows(out: torch.Tensor, row: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def add_rows(out: Tensor, row: Tensor, values: Tensor) -> Tensor:
     """Add ``values[n]`` to ``out[row[n]]`` for every n, in place.
 
     On a GPU torch's `index_add_` adds in whatever order threads finish, `index_put_` after a sort.
@@ -82,13 +83,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else torch.int64
 
 
-def summed_rows(values: torch.Tensor, owner: torch.Tensor, count: int) -> torch.Tensor:
+def summed_rows(values: Tensor, owner: Tensor, count: int) -> Tensor:
     """(count, ...): the sum of each owner's rows of `values`, (n, ...), made in 64 bits; differentiable."""
     terms = values.to(wide(values.dtype))
     return add_rows(terms.new_zeros((count, *values.shape[1:])), owner, terms).to(values.dtype)
 
 
-def in_pieces(lengths: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
+def in_pieces(lengths: Tensor, most: int) -> Iterator[Tensor]:
     """Yield the lengths of pieces of at most `most` rows of each run; then of runs of pieces, until each run is one
     piece.
     """
@@ -102,17 +103,17 @@ def in_pieces(lengths: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
     yield lengths
 
 
-def captured(found: torch.Tensor) -> bool:
+def captured(found: Tensor) -> bool:
     """True while a CUDA graph is captured, when no value can be read."""
     return found.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def unseen(found: torch.Tensor) -> bool:
+def unseen(found: Tensor) -> bool:
     """Return True if nothing can be looked at: a CUDA graph is captured, or a transform of `torch.func` is active."""
     return transforming() or captured(found)
 
 
-def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
+def fitted(wide: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     """Return int64 results as integers of `dtype`; other types are cast.
 
     The check waits for the GPU. While a CUDA graph is captured nothing can be looked at, and integers wrap.
@@ -132,12 +133,12 @@ def fitted(wide: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     return narrow
 
 
-def wrapped(found: torch.Tensor, close: torch.Tensor) -> torch.Tensor:
+def wrapped(found: Tensor, close: Tensor) -> Tensor:
     """Return True where integers, computed modulo 2**64, differ from float64, whose errors must be below 2**63."""
     return (close - found.double()).abs() > 2.0**63
 
 
-def refuse_wrapped(found: torch.Tensor, close: torch.Tensor, what: str) -> None:
+def refuse_wrapped(found: Tensor, close: Tensor, what: str) -> None:
     """Raise DtypeError where integers wrapped, as `wrapped` says; nothing is looked at while a graph is captured."""
     if unseen(found):
         return
@@ -147,7 +148,7 @@ def refuse_wrapped(found: torch.Tensor, close: torch.Tensor, what: str) -> None:
         raise DtypeError(f"{what} is {worst:.3g}, past 64 bits; convert the operands with .to(torch.float64)")
 
 
-def exactly(add: Callable[..., torch.Tensor], dtype: torch.dtype, what: str, *terms: torch.Tensor) -> torch.Tensor:
+def exactly(add: Callable[..., Tensor], dtype: torch.dtype, what: str, *terms: Tensor) -> Tensor:
     """Return what a linear function makes of terms, in their dtype or, of integers, in `dtype`.
 
     Args:
@@ -168,7 +169,7 @@ def exactly(add: Callable[..., torch.Tensor], dtype: torch.dtype, what: str, *te
     return joined(add(*high), add(*low), dtype, what)
 
 
-def multiplied(multiply: Callable[..., torch.Tensor], dtype: torch.dtype, *factors: Any) -> torch.Tensor:
+def multiplied(multiply: Callable[..., Tensor], dtype: torch.dtype, *factors: Any) -> Tensor:
     """Return `multiply(*factors)`. Raise `DtypeError` if an integer result does not fit in `dtype`.
 
     Args:
@@ -178,23 +179,21 @@ def multiplied(multiply: Callable[..., torch.Tensor], dtype: torch.dtype, *facto
     """
     if dtype not in INTEGERS:
         return multiply(*factors)
-    whole = [f.long() if isinstance(f, torch.Tensor) else f for f in factors]
+    whole = [f.long() if isinstance(f, Tensor) else f for f in factors]
     out = multiply(*whole)
     if not unseen(out):
-        floats = [f.double() if isinstance(f, torch.Tensor) else f for f in factors]
+        floats = [f.double() if isinstance(f, Tensor) else f for f in factors]
         refuse_wrapped(out, multiply(*floats), "a product of integers")
     return fitted(out, dtype, "a product of integers")
 
 
-def halves(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def halves(values: Tensor) -> tuple[Tensor, Tensor]:
     """Integers as int64 upper and lower halves of 32 bits, sums of which cannot pass 64 bits."""
     whole = values.long()
     return whole >> 32, whole & 0xFFFFFFFF
 
 
-def joined(
-    high: torch.Tensor, low: torch.Tensor, dtype: torch.dtype, what: str = "a sum of duplicates"
-) -> torch.Tensor:
+def joined(high: Tensor, low: Tensor, dtype: torch.dtype, what: str = "a sum of duplicates") -> Tensor:
     """Integers of `dtype` from sums of `halves`; DtypeError for one that does not fit, as `fitted` raises it."""
     high, low = high + (low >> 32), low & 0xFFFFFFFF  # of a sum that fits, the upper half is one of 32 bits
     if unseen(high):

@@ -17,6 +17,7 @@ from math import prod
 from random import Random
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import word_bits
@@ -48,7 +49,7 @@ MOST = 100
 """The most nonzeros of a pattern that does not grow."""
 
 
-def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
     """Return the (order, nnz) coordinates of one of `PATTERNS`, sorted and unique; none if the shape is empty.
 
     Raises:
@@ -70,7 +71,7 @@ def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 # -- the suite --------------------------------------------------------------------------------------------------------
 
 
-def check_format(name: str, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+def check_format(name: str, coords: Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
     """Pack with the named format, check every promise of the interface, and return the result.
 
     Args:
@@ -123,7 +124,7 @@ def check_view(packed: Packed) -> None:
         require(max(ends) <= word_codec.WORD_BITS, f"the words {array!r} need {max(ends)} bits")
 
 
-def check_read(packed: Packed, coords: torch.Tensor) -> None:
+def check_read(packed: Packed, coords: Tensor) -> None:
     """Check that the view reads every nonzero once, at its packed position."""
     found, _, source, live = nonzeros(packed)
     require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
@@ -150,7 +151,7 @@ def check_values(packed: Packed) -> None:
     require(torch.equal(packed.of(half).pack_values(spread), stored), "values of a part of a tensor are misplaced")
 
 
-def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
+def check_representatives(packed: Packed, coords: Tensor) -> None:
     """Check that the nonzero representing an item or a lane has the coordinates shared by all of it."""
     view, arrays = packed.view, packed.arrays
     found, _, source, live = nonzeros(packed)
@@ -170,7 +171,7 @@ def check_representatives(packed: Packed, coords: torch.Tensor) -> None:
     require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
 
 
-def check_splits(packed: Packed, coords: torch.Tensor) -> None:
+def check_splits(packed: Packed, coords: Tensor) -> None:
     """Check the flags for rows shared by two items and fibers shared by two lanes, whose results are added."""
     view = packed.view
     _, _, source, live = nonzeros(packed)
@@ -189,7 +190,7 @@ def check_splits(packed: Packed, coords: torch.Tensor) -> None:
         require(bool(starts.all()), "positions share their coordinates, and split_fibers is not set")
 
 
-def _owners(places: torch.Tensor, shared: torch.Tensor) -> int:
+def _owners(places: Tensor, shared: Tensor) -> int:
     """The most items, or lanes, that nonzeros of the same shared coordinates lie in."""
     if not places.numel():
         return 0
@@ -214,7 +215,7 @@ def _needs_64(packed: Packed, name: str) -> bool:
     return listed or packed.index64 or any(word_bits(level, name) > 31 for level in packed.view.levels)
 
 
-def nonzeros(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def nonzeros(packed: Packed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (coords, stored places, numbers, mask) of the nonzeros read; the mask is over all reads.
 
     Kernels skip the padding of fibers but not that of runs, which is read as zeros at some coordinate of the shape, and

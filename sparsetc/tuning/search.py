@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, Schedule, verify
 from sparsetc.planner.candidate import Candidate
 
-Run = TypeVar("Run", bound=Callable[[], torch.Tensor])
+Run = TypeVar("Run", bound=Callable[[], Tensor])
 NEAR = 1.6
 """Candidates are timed if their expected time is within this factor of the first one's."""
 MOST = 6
@@ -172,14 +173,14 @@ class Search(Generic[Run]):
                     trials.append(Trial(candidate, run))
         return trials
 
-    def _called(self, candidate: Candidate) -> tuple[Run, torch.Tensor]:
+    def _called(self, candidate: Candidate) -> tuple[Run, Tensor]:
         at = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with torch.no_grad(), at:
             verify(candidate.plan)
             run = self._make(candidate.plan)
             return run, run()
 
-    def _agrees(self, result: torch.Tensor) -> bool:
+    def _agrees(self, result: Tensor) -> bool:
         if not (result.is_floating_point() or result.is_complex()):
             return torch.equal(result, self._expected)
         off, size = torch.linalg.vector_norm(result - self._expected), torch.linalg.vector_norm(self._expected)

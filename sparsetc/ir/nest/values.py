@@ -36,6 +36,7 @@ from math import prod
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from sparsetc.errors import FormatError
 from sparsetc.support.lru import cached_property
@@ -94,15 +95,15 @@ class Values:
         place = {mode: n for n, mode in enumerate(self.sequence)}
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
-    def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
+    def begins(self, arrays: Mapping[str, Tensor], tiles: Tensor) -> Tensor:
         """Return the begin of the values of tiles, or nonzeros, by id."""
         return tiles * self.volume
 
-    def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
+    def number(self, arrays: Mapping[str, Tensor], stored: int) -> int:
         """Return the number of tiles, or nonzeros, that `stored` values belong to."""
         return stored // self.volume
 
-    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int, device: torch.device) -> torch.Tensor:
+    def places(self, arrays: Mapping[str, Tensor], tiles: int, device: torch.device) -> Tensor:
         """Return (tiles, volume) bool: True at positions that have a stored value."""
         return torch.ones((tiles, self.volume), dtype=torch.bool, device=device)
 
@@ -159,17 +160,17 @@ class Bitmap(Values):
     bitmap = True
     loads = "{how} {where}"
 
-    def begins(self, arrays: Mapping[str, torch.Tensor], tiles: torch.Tensor) -> torch.Tensor:
+    def begins(self, arrays: Mapping[str, Tensor], tiles: Tensor) -> Tensor:
         return arrays["value_ptr"][tiles].long()
 
-    def number(self, arrays: Mapping[str, torch.Tensor], stored: int) -> int:
+    def number(self, arrays: Mapping[str, Tensor], stored: int) -> int:
         return arrays["value_ptr"].numel() - 1
 
     def describe(self, array: Callable[[str], str], order: str) -> str:
         values, first, bits = map(array, ("values", "value_ptr", "bits"))
         return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {self.words}] and on, {order}"
 
-    def places(self, arrays: Mapping[str, torch.Tensor], tiles: int, device: torch.device) -> torch.Tensor:
+    def places(self, arrays: Mapping[str, Tensor], tiles: int, device: torch.device) -> Tensor:
         return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
 
     def check(self) -> None:
@@ -208,7 +209,7 @@ HEAD, BIAS = 14, 127
 """Exponent of the largest magnitude of scaled values; bias of a float32's exponent."""
 
 
-def scale(most: torch.Tensor, into: bool) -> torch.Tensor:
+def scale(most: Tensor, into: bool) -> Tensor:
     """Return the power of two that scales values to the range of halves, given their largest magnitude (float32); if
     not `into`, its inverse. Both are normal numbers.
     """
@@ -216,12 +217,12 @@ def scale(most: torch.Tensor, into: bool) -> torch.Tensor:
     return ((2 * BIAS + HEAD - exponent if into else exponent - HEAD) << 23).view(torch.float32)
 
 
-def halved(scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def halved(scaled: Tensor) -> tuple[Tensor, Tensor]:
     """The high and low halves, float16, of scaled values, float32."""
     high = scaled.half()
     return high, ((scaled - high.float()) * LOW).half()
 
 
-def scaled_halves(values: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def scaled_halves(values: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     """The high and low halves, float16, of values, given the largest magnitude of each one's group, or of all."""
     return halved(values * scale(most, into=True))
