@@ -25,7 +25,7 @@ from common import DEVICE, record
 from sparsetc.similarity.curve import BlockingPoint, measured
 from sparsetc.similarity.groups import Groups, group_of_nonzeros, group_rows
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "similarity"))
 from paper_algorithms import group_rows_by_definition
 
 SMALL = "--small" in sys.argv

@@ -2,8 +2,8 @@
 
     python benchmarks/packing_memory.py [--out benchmarks/results/packing_memory.json]
 
-The bound is three times the coordinates' own bytes, 24 a nonzero and mode; `tests/test_packing_memory.py` asserts it.
-Torch's allocator of the CPU counts, so that scratch inside of its functions is counted too.
+The bound is three times the coordinates' own bytes, 24 a nonzero and mode, which `tests/packing/test_packing_memory.py`
+asserts. Torch's allocator of the CPU counts, so that scratch inside of its functions is counted too.
 """
 
 from __future__ import annotations

@@ -110,6 +110,9 @@ def randomly() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
 
 def replayed() -> dict[str, dict[str, Any]]:
     """What the compiler makes of every case."""
+    import folders
+
+    sys.path += folders.PATHS
     import golden_cases
     import golden_pairs
 

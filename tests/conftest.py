@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
+import folders
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -21,6 +23,7 @@ settings.register_profile(
     "sparsetc", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("sparsetc")
+sys.path += folders.PATHS
 
 _worker = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}{os.environ.get('TRITON_INTERPRET', '')}"
 _folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsetc-tests" / _worker

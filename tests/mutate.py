@@ -25,96 +25,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-# Groups of tests by the start of a module's path. A group runs if the groups before it noticed nothing.
-TESTS = {
-    "sparsetc/tensor/": ["pattern formats blocks", "semi_sparse tensor transforms"],
-    "sparsetc/tensor/coords.py": ["tensor formats windows", "similarity pair"],
-    "sparsetc/tensor/groups.py": ["reductions reduced", "nn attention"],
-    "sparsetc/tensor/kept_values.py": ["values", "nn kernel"],
-    "sparsetc/tensor/softmax.py": ["attention", "nn"],
-    "sparsetc/tensor/sums.py": ["reductions integers", "reduced arithmetic values"],
-    "sparsetc/linear.py": ["linear"],
-    "sparsetc/tensor/graphs.py": ["nn"],
-    "sparsetc/tensor/tables.py": ["tables"],
-    "sparsetc/message_passing.py": ["nn"],
-    "sparsetc/nn.py": ["nn"],
-    "sparsetc/sparse_attention.py": ["attention masks"],
-    "sparsetc/masks.py": ["masks", "maps"],
-    "sparsetc/mapping.py": ["mapping"],
-    "sparsetc/meeting.py": ["attention", "mapping"],
-    "sparsetc/pairwise": ["attention mapping", "maps traced"],
-    "sparsetc/maps/": ["maps golden"],
-    "sparsetc/io/": ["io", "io_bounds io_npz binsparse fuzz packed_files packing"],
-    "sparsetc/io/foreign.py": ["io_foreign tables"],
-    "sparsetc/io/digits.py": ["io", "io_bounds packing fuzz"],
-    "sparsetc/io/atomic.py": ["io_atomic", "io packed_files"],
-    "sparsetc/ir/": ["ir_levels golden", "tile_pairs trees coordinates place ir_runners tasks halves"],
-    "sparsetc/ir/program/": ["ir_levels golden", "bounds choice slabs tile_pairs ir_runners"],
-    "sparsetc/support/names.py": ["names", "extension golden"],
-    "sparsetc/codegen/": ["golden executable", "ir_runners kernel halves slabs"],
-    "sparsetc/codegen/cache.py": ["cache", "golden executable"],
-    "sparsetc/codegen/n": ["native", "golden"],
-    "sparsetc/runtime/vectors.py": ["native"],
-    "sparsetc/calibration.py": ["calibrate"],
-    "sparsetc/codegen/split_float16": ["split_float16", "halves magnitudes"],
-    "sparsetc/packing/": ["formats tiles", "windows fiber_windows listed lifetime bitmaps"],
-    "sparsetc/formats/": [
-        "formats tiles",
-        "choice extension mixed_mode dense_plan windows fiber_windows listed lifetime bitmaps",
-    ],
-    "sparsetc/join/": ["pair tasks", "hybrid block_einsums"],
-    "sparsetc/products/": ["pair", "hybrid block_einsums tile_pairs pair_aot"],
-    "sparsetc/contraction/output.py": ["integers pair", "kernel errors result_patterns"],
-    "sparsetc/join/tasks.py": ["tasks", "pair hybrid"],
-    "sparsetc/contraction/": [
-        "kernel kept errors executable",
-        "autograd memory semi_sparse result_patterns dense_plan",
-    ],
-    "sparsetc/contraction/dense_modes.py": ["block_einsums", "blocks semi_sparse copies"],
-    "sparsetc/contraction/rewrites.py": ["dense_operands semi_sparse", "kernel result_patterns"],
-    "sparsetc/contraction/passing.py": ["passing"],
-    "sparsetc/contraction/path.py": ["paths", "pair hybrid"],
-    "sparsetc/contraction/guard.py": ["modes halves integers", "kernel windows"],
-    "sparsetc/contraction/autograd.py": ["autograd", "kernel transforms traced stream block_einsums semi_sparse"],
-    "sparsetc/decomposition/": [
-        "cp_als",
-        "cp_apr tucker decomposition_models decomposition_interop decomposition_graphs completion",
-    ],
-    "sparsetc/support/entry.py": ["dense_operands", "traced cp_als"],
-    "sparsetc/runtime/": [
-        "executable second_pass integers integer_products",
-        "traced kernel autograd dense_plan bitmaps",
-    ],
-    "sparsetc/support/files.py": ["cache", "tuning calibrate"],
-    "sparsetc/support/compiled.py": ["native", "arithmetic tasks io"],
-    "sparsetc/tensor/indexing.py": ["structure"],
-    "sparsetc/tensor/loops.py": ["arithmetic structure"],
-    "sparsetc/join/loops.py": ["tasks"],
-    "sparsetc/support/lru.py": ["lru", "cache kept"],
-    "sparsetc/streaming/": ["stream_engine", "stream stream_files"],
-    "sparsetc/distributed/": ["distributed_cuts", "distributed"],
-    "sparsetc/planner/": ["choice plan_errors rounded", "slab_choice bounds dense_plan extension mixed_mode windows"],
-    "sparsetc/similarity/": ["similarity blocking_curve", "windows mixed_mode"],
-    "sparsetc/plot.py": ["plot"],
-    "sparsetc/restore.py": ["copies"],
-    "sparsetc/support/pickles.py": ["copies"],
-    "sparsetc/support/notices.py": ["warn log"],
-    "sparsetc/api.py": ["einsum messages", "kernel workload errors"],
-    "sparsetc/ops.py": ["ops messages"],
-    "sparsetc/options.py": ["messages errors", "kernel dense_operands traced"],
-    "sparsetc/errors.py": ["errors messages"],
-    "sparsetc/explain.py": ["kernel choice", "pair plan_errors"],
-    "sparsetc/datasets.py": ["package"],
-    "sparsetc/__init__.py": ["package"],
-    "sparsetc/__main__.py": ["command_line", "packing"],
-    "sparsetc/tensor/functions.py": ["spellings arithmetic tensor", "messages"],
-    "sparsetc/tensor/reductions.py": ["reductions", "spellings"],
-    "sparsetc/tensor/structure.py": ["structure", "spellings"],
-    "sparsetc/tensor/creation.py": ["creation"],
-    "sparsetc/device/": ["calibrate"],
-    "sparsetc/tuning/": ["tuning"],
-    "sparsetc/testing/": ["ir_runners tasks", "fiber_windows row_blocks windows"],
-}
 LOG = "output_of_tests.txt"
 SWAPS = """Lt-LtE LtE-Lt Gt-GtE GtE-Gt Eq-NotEq NotEq-Eq Is-IsNot IsNot-Is In-NotIn NotIn-In Add-Sub Sub-Add
 Mult-FloorDiv FloorDiv-Mult Div-Mult Mod-FloorDiv LShift-RShift RShift-LShift BitAnd-BitOr BitOr-BitAnd And-Or Or-And"""
@@ -198,12 +108,14 @@ def unparsed(node: ast.expr, **fields: object) -> str:
 
 
 def groups_of(module: str, root: Path) -> list[list[str]]:
-    """Return the groups of tests of a module: its row of `TESTS`, or the tests that mention it."""
-    if rows := [start for start in TESTS if module.startswith(start)]:
-        groups = [[f"tests/test_{name}.py" for name in group.split()] for group in TESTS[max(rows, key=len)]]
-        return [[file for file in group if (root / file).exists()] for group in groups]
-    name = module.removesuffix(".py").replace("/", ".")
-    return [[str(f.relative_to(root)) for f in sorted(root.glob("tests/test_*.py")) if name in f.read_text()]]
+    """Return the groups of tests of a module: those named for it, then the others of its folder.
+
+    A group runs if the groups before it noticed nothing.
+    """
+    _, *folders, file = Path(module).parts if "/" in module else ("", module)
+    tests = [str(f.relative_to(root)) for f in sorted(root.joinpath("tests", *folders[:1]).glob("test_*.py"))]
+    named = [test for test in tests if Path(test).name.startswith(f"test_{Path(file).stem}")]
+    return [group for group in (named, [test for test in tests if test not in named]) if group]
 
 
 def copy_files(root: Path, folder: Path) -> None:

@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import folders
+
 
 @lru_cache(None)
 def _context() -> Any:
@@ -79,9 +81,8 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, streams
 
         interpreting.faster()
     first, *rest = arguments
-    ours = str(Path(__file__).parent)
     paths = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]
-    others = [p for p in sys.path if p not in ("", ours, *paths)]
+    others = [p for p in sys.path if p not in ("", *folders.PATHS, *paths)]
     if first == "-c":
         sys.path[:] = ["", *paths, *others]
         sys.argv = ["-c", *rest[1:]]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
+
+import folders
 
 
 def main() -> None:
     """Write the files that changed, and remove those of cases that are gone."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SPARSETC_CACHE_DIR"] = folder
-        files = sorted(Path(__file__).parent.glob("golden_*.py"))
+        sys.path += folders.PATHS
+        files = sorted(Path(__file__).parent.glob("codegen/golden_*.py"))
         for module in (import_module(file.stem) for file in files if file.stem != "golden_checks"):
             module.FOLDER.mkdir(exist_ok=True)
             for name in module.CASES:

@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> int:
     fast = "--fast" in arguments
     given = [a for a in arguments if a != "--fast"]
     pytest = [*TOOL, "pytest", *given]
-    interpreted = "tests/test_interpreter.py"  # starts the same process as the last check does, but shows no progress
+    # It starts the same process as the last check does, but shows no progress.
+    interpreted = "tests/project/test_interpreter.py"
     shown = Check("tests", [*pytest, *workers(min(8, cores())), "tests", f"--ignore={interpreted}"], output=None)
     others = [
         Check("lint", [*TOOL, "ruff", "check", "."]),

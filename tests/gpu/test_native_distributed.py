@@ -8,6 +8,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import folders
 import pytest
 import torch
 
@@ -15,13 +16,12 @@ import sparsetc as stc
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 
-TESTS = Path(__file__).parent.parent
-ROOT = TESTS.parent
+ROOT = Path(__file__).parents[2]
 
 
 def torchrun(tmp_path: Path, *command: str) -> str:
     """What two processes print."""
-    paths = os.pathsep.join([str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(ROOT), *folders.PATHS, os.environ.get("PYTHONPATH", "")])
     env = os.environ | {"PYTHONPATH": paths, "NCCL_NVLS_ENABLE": "0", "SPARSETC_CACHE_DIR": str(tmp_path)}
     run = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run([*run, *command], env=env, capture_output=True, text=True, timeout=300)

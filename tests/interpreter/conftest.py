@@ -4,7 +4,7 @@ The interpreter is chosen when triton is imported, so they need a process of the
 
     TRITON_INTERPRET=1 python -m pytest tests/interpreter
 
-Without the variable they are not collected; `tests/test_interpreter.py` starts that process.
+Without the variable they are not collected; `tests/project/test_interpreter.py` starts that process.
 """
 
 from __future__ import annotations
