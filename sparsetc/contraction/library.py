@@ -33,7 +33,7 @@ from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
 from sparsetc.support.entry import exporting
-from sparsetc.support.pickles import LONGEST
+from sparsetc.support.records import LONGEST
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.inputs import NAMED, dtype_name

@@ -20,15 +20,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from sparsetc.errors import PlanError
-from sparsetc.support import pickles
 from sparsetc.support.lru import cached_property
+from sparsetc.support.records import Record
 
 
 @dataclass(frozen=True, repr=False)
-class Tree(pickles.Record):
+class Tree(Record):
     """A node: how a tensor is made of factors; a pickle has its text.
 
     Attributes:
@@ -41,9 +41,6 @@ class Tree(pickles.Record):
     parts: tuple[Tree, ...] = ()
     over: tuple[str, ...] = ()
     name: str = ""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pickles.tree, (str(self),)
 
     def __str__(self) -> str:
         match self.kind:

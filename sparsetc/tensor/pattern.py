@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
@@ -131,14 +130,6 @@ class Pattern:
         self.uses = uses or Uses()
         self.labels = {}
         _all[self.number] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.labels:
-            named = {name: None if of is None else (str(of.dtype), of.tolist()) for name, of in self.labels.items()}
-            return pickles.labelled, (self.like(self._coords, self._coalesced, labels={}), named)
-        if self._blocks is None:
-            return pickles.pattern, (self._coords, self._shape, self._coalesced)
-        return pickles.pattern_of_blocks, (self._coords, self._blocks.sides, self._blocks.shape, self._coalesced)
 
     @property
     def coords(self) -> Tensor:
