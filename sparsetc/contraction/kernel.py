@@ -238,9 +238,7 @@ class Kernel(Inspectable):
 
     @property
     def nnz(self) -> int:
-        """The nonzeros of the only sparse operand; with several, the entries of a sparse result or elements of a dense
-        one.
-        """
+        """The nonzeros of the only sparse operand; with several, the entries or elements of the result."""
         return self.operands[0].nnz if len(self.operands) == 1 else self.contraction.result_size
 
     def ptx(self, target: str = "sm_90") -> str:
@@ -266,8 +264,7 @@ class Kernel(Inspectable):
         return self.steps[0].cost()
 
     def benchmark(self, *dense: Tensor, seconds: float = 0.2) -> Timing:
-        """Time calls with these dense operands; returns `median` seconds, quartiles `low` and `high`, and the number of
-        `calls`.
+        """Time calls; returns `median` seconds, quartiles `low` and `high`, and the number of `calls`.
 
         On a GPU it is the time of the device, with the L2 cache overwritten before each call; on a CPU it is wall
         time.

@@ -435,8 +435,7 @@ def _number_of(size: Any) -> int:
 def _compiled(
     text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...], number: int, exports: bool
 ) -> str:
-    """Return the form of the result and the key of a contraction of operands of these kinds; empty if an operand was
-    freed.
+    """Return the form of the result and a contraction's key for these operands; empty if one was freed.
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """

@@ -1,5 +1,4 @@
-"""The contraction of one work item as data: a `Tree` of products, dots and sums, in the order in which they are
-computed.
+"""The contraction of one work item as data: a `Tree` of products, dots and sums, in the order they run.
 
 In: names of factors and of axes. Out: a `Tree`, a field of a `Schedule`, which `ir.lower` obeys. The grammar, which is
 also how a tree is printed and parsed::

@@ -52,8 +52,7 @@ def bounded(default: int, called: str, least: int = 1, most: float = inf, power:
 
 @dataclass(frozen=True)
 class Storage(Record):
-    """The parameters by which a format stores nonzeros: its arrays depend on them, on coordinates and shape, and
-    nothing else.
+    """The parameters of a format's storage: its arrays depend on them, on coordinates and on the shape alone.
 
     Parts of one storage are packed once, whatever einsums they serve.
 
@@ -108,9 +107,7 @@ class Storage(Record):
         return sorted(mode for level in self.levels for mode in level)
 
     def misdealt(self, order: int, letters: Sequence[str] = ()) -> str:
-        """Return an error text unless every mode stands in exactly one level, and once in `sequence`; else an empty
-        text.
-        """
+        """Return an error text, empty if every mode stands in exactly one level, and once in `sequence`."""
         if self.order == order:
             fits = not self.sequence or sorted(self.sequence) == self.modes
             return "" if fits else f"the storage's sequence names each of {order} modes once, found {self.sequence}"

@@ -36,9 +36,7 @@ its kernel and those of two gradients, their storages, and as much again for som
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Make tensors in this block that outlive the call: no mode traces them, no transform wraps them, autograd ignores
-    them.
-    """
+    """Make tensors in this block that outlive the call: not traced, not transformed, without gradients."""
     no_trace = _disable_current_modes if traced_by_modes() else nullcontext
     no_record = torch._C.DisableTorchFunction if exporting() else nullcontext  # of the settings below, in a program
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
@@ -240,8 +238,7 @@ class Pattern:
         return dict(named[mode] for mode in modes) if named else {}
 
     def distinct(self, letters: Sequence[str]) -> tuple[Pattern, Tensor | None]:
-        """Return the pattern with one mode for each letter, made once, and the old number of each entry (None if
-        unchanged).
+        """Return the pattern with one mode a letter, made once, and entries' old numbers (None if unchanged).
 
         Entries are those on the diagonal of a repeated letter, in lexicographic order; duplicates stay.
         """

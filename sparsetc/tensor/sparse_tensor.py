@@ -357,8 +357,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return SparseTensor._make(self._pattern, new)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """Move or cast the tensor: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``,
-        ``non_blocking=``.
+        """Move or cast: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``, ``non_blocking=``.
 
         Returns the tensor itself if nothing changes. On the same device, pattern and cache are shared.
 
