@@ -108,7 +108,7 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
 
 
 def addresses(printer: TritonPrinter, s: ir.Gather) -> Iterator[tuple[str, str]]:
-    """Yield the address of a dense operand's rows and the mask of present ones, for each copy while it is at hand."""
+    """Yield the address of a dense operand's rows and the mask of valid ones, in each unrolled copy of the step."""
     o = s.operand
     level = s.out.level
     axes = s.out.axes

@@ -195,7 +195,7 @@ def _within(equation: str, small: int) -> tuple[int, bool, list[int]] | None:
 
 
 def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensors:
-    """The dense operands of a call of a compiled einsum, as tensors of its dtype: ndarrays too, and autocast's floats.
+    """Return the dense operands of a call as tensors of the kernel's dtype; convert ndarrays and autocast's floats.
 
     Raises:
         ShapeError, DtypeError, DeviceError: the einsum was not compiled for them.

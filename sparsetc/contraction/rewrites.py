@@ -164,8 +164,8 @@ def rewrites_of(r: Request) -> tuple[list[Rewrite], Request]:
     """Return the rewrites of an einsum, outermost first, and the einsum that they lead to.
 
     Raises:
-        EquationError: there are not letters enough.
-        OutOfMemoryError: blocks have to be multiplied by pairs that meet, which take too much memory.
+        EquationError: the einsum needs more letters than there are.
+        OutOfMemoryError: the pairs of blocks that would be multiplied take too much memory.
     """
     rewrites, r = list[Rewrite](), replace(r, written=r.bound.einsum)
     for rule in RULES:

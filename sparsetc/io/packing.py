@@ -252,7 +252,7 @@ def _database(source: str, path: str, folder: str, limit: int) -> Iterator[Any]:
 
 
 def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseException | None:
-    """The package's or Python's error for one of DuckDB's, which is told by its text where it comes from a stream."""
+    """Return the package's or Python's error for one of DuckDB's; one of a stream is recognised by its text."""
     said = str(error).partition("\n")[0]
     if "offload data block" in said:  # DuckDB takes the room on the disk for a limit of its own
         return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for what does not fit in memory", path)

@@ -284,7 +284,7 @@ def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
 
 
 def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate], float]) -> Candidate:
-    """Return the candidate with operands rounded, the best first, until the next one saves too little to be certain."""
+    """Round operands of a candidate one by one, the one that saves most first, while the saving is certain."""
     if problem.backend != "triton" or ROUNDED not in [p.schedule.precision for p in candidate.plan.parts]:
         return candidate
     left = [o.name for o in named_operands(problem.bound)[1] if o.rows]

@@ -274,7 +274,7 @@ class BlockPath(JoinPath):
         return [((place // columns).int(), (place % columns).int()) for place in places]
 
     def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
-        """(nnz of the result,) by place, of the values of all entries, in the type that sums are kept in."""
+        """Return the values of the result's entries by place, (nnz,), in the type that sums are kept in."""
         results = self._read(self._made(x, y, halves))
         if halves is not None:
             self._room.append(halves)

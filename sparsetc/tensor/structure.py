@@ -357,21 +357,21 @@ class Structure:
         raise DtypeError(IN_PLACE.format("x[…] = …"))
 
     def __getitem__(self, key: Any) -> Any:
-        """Elements, as torch and numpy index: ints, slices, ``...``, None, and index tensors or masks of modes.
+        """Return elements, indexed as in torch and numpy: ints, slices, ``...``, None, index tensors, masks and labels.
 
         Args:
-            key: of one mode, or a tuple. Several index tensors have one length and pick positions together; these
-                become one mode, in their place where they are neighbours, else the first. A mask is of one mode, or a
-                SparseTensor of this shape: entries are taken where it has one that is not 0, as `where` does. Texts
-                are labels: ``x["ann"]``, ``x[:, ["tea", "milk"]]``.
+            key: an index of the first mode, or a tuple with one for each mode. Index tensors must have equal lengths;
+                they pick positions together and become one mode, which stands where they do if they are neighbours,
+                else first. A mask has the length of its mode. A SparseTensor of this shape, as the only index, picks
+                the entries at its nonzeros, as `where` does. Texts are labels: ``x["ann"]``, ``x[:, ["tea", "milk"]]``.
 
         Returns:
-            A SparseTensor while a mode with coordinates is left; else a dense tensor, or one element. Index tensors for
-            all modes give the elements that they name, as a dense tensor of one mode.
+            A SparseTensor if a mode with coordinates is left, else a dense tensor or one element. Index tensors for all
+            modes give the named elements as a dense tensor of one mode.
 
         Raises:
-            CoordinateError: an index past a mode, or a label that is not among the mode's.
-            ShapeError: a mask of another length, more indices than modes, or what is no index.
+            CoordinateError: an index is past the end of its mode, or the mode has no such label.
+            ShapeError: a mask has another length, there are more indices than modes, or an index has no valid type.
         """
         if isinstance(key, Structure):
             return where_holds(self, _untyped(key).expand_dense().drop(), True)

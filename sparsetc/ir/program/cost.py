@@ -470,15 +470,15 @@ class Cost:
         return min(self.output.at(at), self.added_bytes.at(at)) if self.owned else 0
 
     def roofline(self, statistics: Statistics, profile: DeviceProfile) -> tuple[str, float]:
-        """(resource, seconds): the one that bounds the part, and the time it alone would take."""
+        """Return the resource that bounds the part, and the seconds it would take alone."""
         each = self.seconds(statistics, profile)
         resource = max(each, key=lambda name: each[name])
         return resource, each[resource]
 
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
-        """Seconds expected: resources overlap, but not fully; programs and fibers take time to start.
+        """Return the expected seconds: resources overlap, but not fully; programs and fibers take time to start.
 
-        Rows that are stored are written meanwhile; what must be zeros before is left to whoever knows all parts.
+        Stores of rows are included. Zeros that have to precede additions are not: the caller prices them for all parts.
         """
         if profile.loops and self.turn is None:
             rates = profile.loops["native" if self.p.schedule.native else "torch"]
