@@ -77,7 +77,8 @@ def _over_groups(values: Tensor, pattern: Pattern, kept: tuple[int, ...], log: b
     most = most.masked_fill(most == -torch.inf, 0.0)
     shifted = values - gathered(most, group)
     raised = shifted.exp()
-    sums = reduced_groups(raised, pattern, kept, "sum").clamp(min=1.0)  # the largest adds 1, unless all are -inf
+    sums = reduced_groups(raised, pattern, kept, "sum")
+    sums = sums.masked_fill(sums == 0, 1.0)  # the largest adds 1, unless all are -inf
     return shifted - gathered(sums.log(), group) if log else raised / gathered(sums, group)
 
 
