@@ -49,6 +49,8 @@ def trace(function: Callable[..., Mapping[str, Tensor]], inputs: Sequence[str]) 
         names[:] = results
         return tuple(results.values())
 
+    if not torch.cuda.is_available():  # torch 2.10 crashes if the thread that set this first is gone
+        torch._C._ensureCUDADeviceGuardSet()
     with ThreadPoolExecutor(1) as thread:  # where no mode, transform or graph of torch watches, as some do this call
         graph = thread.submit(_graph, flat, len(inputs)).result()
     reader = _Reader(graph, inputs)
