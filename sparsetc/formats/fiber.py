@@ -43,7 +43,7 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, rounds, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import schedule_of
+from sparsetc.planner.schedule import of_entries, schedule_of
 from sparsetc.tensor import coords as crd
 
 WINDOW = 1 << 20
@@ -191,8 +191,8 @@ def _items(ptr: Tensor, begins: Tensor, most: int, stored: int) -> Tensor:
 
 
 def fibers(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
-    """Yield the candidates of fibers along each summed mode, if there are several."""
-    return (fiber(problem, counts, leaf) for leaf in problem.rest if len(problem.rest) > 1)
+    """Yield the candidates of fibers along each summed mode, if there are several and no dots take entries."""
+    return (fiber(problem, counts, leaf) for leaf in problem.rest if len(problem.rest) > 1 and not of_entries(problem))
 
 
 def best_leaf(problem: Problem, counts: Counts) -> int:
@@ -238,8 +238,11 @@ def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule
 
 
 def short_rows(problem: Problem, counts: Counts, best: Best | None = None) -> Iterator[Candidate]:
-    """One row a lane, for Triton where rows are short: a long one would keep its neighbours' lanes waiting."""
-    if not problem.rest or not problem.kept:
+    """One row a lane, for Triton where rows are short: a long one would keep its neighbours' lanes waiting.
+
+    None where dots take entries as they are loaded.
+    """
+    if not problem.rest or not problem.kept or of_entries(problem):
         return
     if problem.backend == "torch" or counts.nnz <= 4 * problem.rules["long_row"] * counts.distinct(problem.kept):
         yield rows(problem, counts)

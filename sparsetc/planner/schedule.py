@@ -91,6 +91,15 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, pieces=pieces)
 
 
+def of_entries(problem: Problem) -> bool:
+    """Return True if a dot takes each entry of a run as it is loaded, which lanes of fibers have to rearrange.
+
+    No price covers that: blocks of 128 took 109 us at 16 columns by fibers, and 37 by runs; at one column 63 by rows
+    side by side, and 37 (H100, 62 MB of blocks in float16).
+    """
+    return not schedule_of(problem, blocks=False).lanes
+
+
 def programs_of(problem: Problem, schedule: Schedule) -> int:
     """Return the programs of a work item, over the blocks of its dense axes."""
     return prod(-(-problem.bound.by_index[c] // schedule.block(c)) for c in problem.bound.einsum.axes)
