@@ -55,7 +55,13 @@ def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
     return Einsum(tuple(inputs), distinct(e.inputs[operand]), sparse, f"gradient of {e}"), tuple(sources)
 
 
-def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tuple[tuple[int, ...], str, Bound]]:
+DOT = 8
+"""Rows and columns from which on the product for a nonzero is a matrix product by itself."""
+
+
+def dense_products(
+    b: Bound, nonzeros: int = 0, least: int = 0, sampled: int = 1
+) -> Iterator[tuple[tuple[int, ...], str, Bound]]:
     """Do what concerns dense operands alone before the kernel does it once for each nonzero.
 
     First, in every dense operand: only the diagonal of a repeated index, and no index that it alone has and the output
@@ -64,7 +70,8 @@ def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tupl
     the elements that the pair has: ``"ijk,jr,rs->iks"`` becomes ``"ijk,js->iks"``; ``"ijk,ir,jr,kr->ijk"`` keeps its
     factors, since contracting two of them would sum nothing and make the tensor larger. A table over several sparse
     modes may grow too where it has no more rows than the sparse operand has nonzeros, and at least so many products pay
-    for a step of its own: ``"rij,jd,rdo->io"`` of a few relations becomes ``"rij,rjo->io"``.
+    for a step of its own: ``"rij,jd,rdo->io"`` of a few relations becomes ``"rij,rjo->io"``. Products of which nonzeros
+    read blocks are not made for all positions where these are more than `sampled` times as many as the nonzeros.
 
     Yields:
         For each dense einsum the positions of its operands, ascending, in the list that those before have left, its
@@ -77,7 +84,7 @@ def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tupl
         if result != e.inputs[p]:
             equation, b = _contracted(b, (p,), result)
             yield (p,), equation, b
-    while (pair := next((pair for pair in _candidates(b) if _pays(b, pair, nonzeros, least)), None)) is not None:
+    while pair := next((pair for pair in _candidates(b) if _pays(b, pair, nonzeros, least, sampled)), None):
         equation, b = _contracted(b, pair, _pair_result(b.einsum, pair))
         yield pair, equation, b
 
@@ -124,7 +131,7 @@ def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
     return any(i in e.inputs[pair[0]] and i in e.inputs[pair[1]] for i in e.dense_contracted)
 
 
-def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
+def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int, sampled: int) -> bool:
     """True if contracting a pair of operands pays: it sums an index or equals one operand in size, and its result is
     small.
     """
@@ -139,6 +146,9 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
         return False  # a product that is sampled, or read where it is sampled: plan "dense" does that
     if len(spanned) > 1 and any(b.by_index[i] >= nonzeros > 0 for i in spanned):
         return False  # each nonzero would read a row of its own, and most rows nobody
+    left = [b.elements([i for i in e.inputs[p] if i in result and i not in spanned]) for p in pair]
+    if sums and len(spanned) > 1 and b.elements(spanned) > sampled * nonzeros > 0 and min(left) >= DOT:
+        return False  # a matrix product for each nonzero, as sampled blocks have, and not one for each position
     most = max(sizes) if len(spanned) > 1 else GROWTH * sum(sizes)
     small = len(spanned) > 1 and b.elements(spanned) <= nonzeros and b.elements(_indices(e, pair)) >= least
     return (sums or folds) and (small or b.elements(result) <= most)
