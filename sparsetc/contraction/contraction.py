@@ -200,7 +200,7 @@ class Contraction:
         pull = self.pull
         if self.rewrites:
             beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
-            given = given or ([*values, *dense] if pull.values == () else dense)
+            given = given or [*(v for v in values if v is not None and pull.values == ()), *dense]
             values, dense = pull(values, dense, beside)
         if not self._as_given:
             patterns = [patterns[one] if isinstance(one, int) else one for one in self._inner]
