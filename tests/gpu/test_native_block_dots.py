@@ -64,10 +64,11 @@ def test_blocks_in_halves_are_as_exact_as_float32(side: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("share", [0.1, 0.9])
-def test_long_sums_of_gradients_are_rounded_once(share: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("side", [32, 64])
+def test_long_sums_of_gradients_are_rounded_once(side: int, share: float, dtype: torch.dtype) -> None:
     """Few blocks are multiplied one by one; of many, one product of torch is read. Terms are of one sign."""
-    x, _ = BlockDot(SPMM, (8, 8), (32, 32)).operands(dtype, "cuda", share)
-    b, upstream = (torch.rand(256, 5000, device="cuda").to(dtype) for _ in range(2))
+    x, _ = BlockDot(SPMM, (8, 8), (side, side)).operands(dtype, "cuda", share)
+    b, upstream = (torch.rand(8 * side, 5000, device="cuda").to(dtype) for _ in range(2))
     values = x.values.clone().requires_grad_()
     stc.einsum(SPMM, x.with_values(values), b).backward(upstream)
     exact = x.values.double().requires_grad_()
