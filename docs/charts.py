@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-LETTER, WIDTH, ROW = 6.6, 760, 20
+LETTER, WIDTH, ROW = 7.6, 760, 20
 """Pixels: of a letter at most, of a whole chart, and of a bar with its gap."""
 PEERS = ("scipy", "sparse", "opt_einsum", "torch_geometric", "pyttb", "tensorly")
 """Packages whose versions files of results may hold."""

@@ -35,11 +35,12 @@ def main() -> None:
     for number, (colour, axes) in enumerate(zip(COLOURS, maps, strict=True)):
         clock.plot(hours[:, number] / hours[:, number].max(), color=colour)
         share = cells(latitudes[:, number, None] * longitudes[None, :, number])
-        share = (share / share.max()).pow(0.35)[..., None]
+        share = (share / share.max()).pow(0.35)
+        share = torch.nn.functional.max_pool2d(share[None], 5, 1, 2)[0][..., None]  # or an airport would be a pixel
         pixels = background[..., None] * (1 - share) + torch.tensor(matplotlib.colors.to_rgb(colour)) * share
         axes.imshow(pixels, origin="lower", aspect="auto")
         axes.set(xlim=EAST, ylim=NORTH, xticks=[], yticks=[])
-        axes.set_title(f"component {number + 1}: where", fontsize=9)
+        axes.set_title(f"component {number + 1}: where", fontsize=9, color=colour)
     clock.set(xticks=[0, 6, 12, 18, 23], yticks=[])
     clock.set_title("when (hour of the day)", fontsize=9)
     clock.spines[["top", "right", "left"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: a line `{{ name }}` of a page becomes the figure of that name in `figures.py`."""
+"""A hook of mkdocs: a line `{{ name }}` of a page becomes the figure of that name, or the notebook (`notebooks.py`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
+import notebooks
+
+TEXTS = {**figures.FIGURES, **notebooks.PAGES}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return the page with its figures; a name that no figure has is a KeyError."""
-    return re.sub(r"^\{\{ (\w+) \}\}$", lambda line: figures.FIGURES[line[1]](), markdown, flags=re.M)
+    """Return the page with its figures and notebooks; a name that none has is a KeyError."""
+    return re.sub(r"^\{\{ (\w+) \}\}$", lambda line: TEXTS[line[1]](), markdown, flags=re.M)

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparsetc import formats as formats  # which are registered there
-from sparsetc import restore as restore  # what pickles call
+from sparsetc import restore as restore  # makes pickles known
 from sparsetc.api import (
     OPERATIONS,
     CacheInfo,

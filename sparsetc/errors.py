@@ -125,8 +125,7 @@ class OutOfMemoryError(SparsetcError, MemoryError):
 
 
 class DistributedError(SparsetcError, RuntimeError):
-    """Raised if ranks have different arguments, if some failed, or if the connection was lost; the message names the
-    ranks.
+    """Raised if ranks have different arguments, if some failed or were lost; the message names the ranks.
 
     Examples:
         >>> stc.einsum("ij->ij", stc.distributed.shard(stc.eye(3)), drop_zeros=True)
@@ -136,8 +135,7 @@ class DistributedError(SparsetcError, RuntimeError):
 
 
 class TransformError(SparsetcError, NotImplementedError):
-    """Raised for an unsupported transform: batched gradients, gradients of a stream, or a traced graph without its
-    kernel.
+    """Raised for an unsupported transform: batched or streamed gradients, or a traced graph without its kernel.
 
     Examples:
         >>> stc.stream("ij,j->i", stc.eye(3), torch.ones(3, requires_grad=True))

@@ -56,8 +56,7 @@ def _share(dropout: float) -> float:
 
 
 class SparseLinear(nn.Module):
-    """Apply a linear layer whose weight has nonzeros at fixed positions: ``x @ W.T + bias`` for (*, inputs)
-    activations.
+    """Apply a linear layer with weights at fixed positions: ``x @ W.T + bias`` for (*, inputs) activations.
 
     A weight in blocks, as `SparseTensor.from_blocks` and torch's BSR store it, stays in blocks: all elements of the
     blocks are parameters, and on a GPU products use the matrix units. Packed storage and kernels are kept until the
@@ -262,8 +261,7 @@ def sparsify(
 
 
 class GraphConv(nn.Module):
-    """Apply a graph convolution: ``adjacency @ (x @ W) + bias`` (Kipf and Welling 2017), in the cheaper order of
-    products.
+    """Apply a graph convolution: ``adjacency @ (x @ W) + bias`` (Kipf and Welling 2017), in the cheaper order.
 
     Args:
         in_channels: features of a node before the layer.
@@ -283,9 +281,7 @@ class GraphConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
     def forward(self, adjacency: SparseTensor, x: Tensor) -> Tensor:
-        """Apply the layer to (sources, in_channels) features and a (targets, sources) adjacency; returns (targets,
-        out_channels).
-        """
+        """Map (sources, in_channels) features by a (targets, sources) adjacency to (targets, out_channels)."""
         graph = graph_matrix(SparseTensor, adjacency, into_rows=True)
         adjacency = adjacency if graph is None else graph
         narrow = self.linear.in_features <= self.linear.out_features  # neighbours are added up at the smaller width
@@ -521,8 +517,7 @@ def normalized(adjacency: SparseTensor, add_self_loops: bool = True) -> SparseTe
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Join samples to a batch, for `torch.utils.data.DataLoader`: graphs to one block-diagonal matrix, dense tensors by
-    rows.
+    """Join samples to a batch, for a `DataLoader`: graphs to one block-diagonal matrix, dense tensors by rows.
 
     Args:
         samples: sparse tensors of one order, dense tensors, numbers, or tuples of these, all alike. Dense tensors are

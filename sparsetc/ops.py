@@ -351,8 +351,7 @@ def contract(
 
 @register_op
 def min_plus(x: Any, y: Tensor) -> Tensor:
-    """Multiply by a matrix in the min-plus semiring: ``z[i, r] = min over j of x[i, j] + y[j, r]``, a step of shortest
-    paths.
+    """Multiply by a matrix in the min-plus semiring, as shortest paths: ``z[i, r] = min over j of x[i, j] + y[j, r]``.
 
     Args:
         x: sparse (rows, columns), of real values; an absent entry is an infinite distance.

@@ -114,8 +114,7 @@ class Options:
         return {"auto": usual, "numba": "torch"}.get(self.named_backend, self.named_backend)
 
     def effective_native(self, device: torch.device) -> str:
-        """Return the torch programs to run as native loops: ``none``, ``price`` for those priced lower, or ``all``
-        possible.
+        """Return the torch programs to run as native loops: ``none``, ``price`` (those priced lower) or ``all``.
 
         Raises:
             PlanError: native loops were named, and numba is not installed or the operands are on a GPU.

@@ -1,22 +1,24 @@
-"""Functions that restore objects from their pickles.
+"""Pickles of tensors, patterns, kernels, plans and trees: functions that reduce them to plain data and restore them.
 
-`saved` publishes these functions as ``sparsetc.support.pickles.…``, the names that files have; importing this module
-is what makes them known. Nothing else calls them.
-
-In: tensors and plain data, as a pickle or ``torch.save`` holds them. Out: the object; kernels are compiled again.
+In: objects; or tensors and plain data, as a pickle or ``torch.save`` holds them. Out: the other; kernels are compiled
+again. Importing this module makes the functions known to `copyreg` and to ``torch.load``; nothing else calls them.
 """
 
 from __future__ import annotations
 
+import copyreg
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetc.contraction.contraction import contraction
-from sparsetc.contraction.kernel import SAVED, Kernel, Spelled
+from sparsetc.contraction.kernel import SAVED, Kernel
 from sparsetc.contraction.operands import stand_ins
 from sparsetc.errors import FormatError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
@@ -25,12 +27,43 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import Options, current, with_settings
 from sparsetc.support import memory
-from sparsetc.support.pickles import from_state, misfit, quoted, saved
+from sparsetc.support.records import fits, from_state, misfit, quoted
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
 from sparsetc.tensor.inputs import as_coords, as_values
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+Restored = TypeVar("Restored")
+Reduced = tuple[Callable[..., Restored], tuple[Any, ...]]
+Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
+"""A `Bound` einsum as plain data."""
+RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
+
+# -- what is read -----------------------------------------------------------------------------------------------------
+
+
+def saved(function: Callable[..., Restored]) -> Callable[..., Restored]:
+    """Decorate a function that restores an object: arguments are checked against annotations, else `FormatError`.
+
+    ``torch.load`` takes it as it is by default.
+    """
+    what, parameters = f"a saved {function.__name__.replace('_', ' ')}", signature(function).parameters
+
+    @wraps(function)
+    def checked(*arguments: Any) -> Restored:
+        kinds = get_type_hints(function)
+        least = sum(p.default is p.empty for p in parameters.values())
+        if not least <= len(arguments) <= len(parameters):
+            raise FormatError(f"{what} has {', '.join(parameters)}, found {len(arguments)} of them; it is damaged")
+        for (name, parameter), value in zip(parameters.items(), arguments, strict=False):
+            if not fits(value, kinds[name]):
+                kind = parameter.annotation
+                raise FormatError(f"{what} must have a {kind} as its {name}, found {quoted(value)}; it is damaged")
+        return function(*arguments)
+
+    torch.serialization.add_safe_globals([checked])
+    return checked
 
 
 @saved
@@ -113,12 +146,37 @@ def tree(text: str) -> Tree:
     return parse_tree(text)
 
 
-RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
-
-
 @saved
 def record(kind: str, state: dict[str, Any]) -> Any:
     """Restore a plan or a part of one from its fields."""
     if kind not in RECORDS:
         raise FormatError(f"a saved record is one of {', '.join(RECORDS)}, found {kind!r}; it is damaged")
     return from_state(RECORDS[kind], state)
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+
+def _pattern_reduced(p: Pattern) -> Reduced[Pattern]:
+    if p.labels:
+        arrays = {name: None if of is None else (str(of.dtype), of.tolist()) for name, of in p.labels.items()}
+        return labelled, (p.like(p.coords, p.is_coalesced, labels={}), arrays)
+    if p.blocks is None:
+        return pattern, (p.coords, p.shape, p.is_coalesced)
+    return pattern_of_blocks, (p.coords, p.blocks.sides, p.blocks.shape, p.is_coalesced)
+
+
+def _kernel_reduced(k: Kernel) -> Reduced[Kernel]:
+    contraction, e = k.contraction, k.contraction.bound.einsum
+    equation: Spelled = e.inputs, e.output, e.sparse, e.text, contraction.bound.sizes
+    options = ((name, getattr(contraction.settings, name)) for name in SAVED)
+    settings = {name: value for name, value in options if value is not None}
+    return kernel, (equation, k.operands, settings, contraction.form, k.drop_zeros)
+
+
+copyreg.pickle(SparseTensor, lambda x: (tensor, (x.pattern, x.values)))
+copyreg.pickle(Pattern, _pattern_reduced)
+copyreg.pickle(Kernel, _kernel_reduced)
+copyreg.pickle(Tree, lambda t: (tree, (str(t),)))
+for _record in RECORDS.values():
+    copyreg.pickle(_record, lambda r: (record, (type(r).__name__, r.state)))

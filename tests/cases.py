@@ -6,6 +6,7 @@ Nothing here imports triton, so that the interpreter's tests may set their envir
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,6 +91,11 @@ def random_values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torc
     if dtype.is_complex:
         return torch.complex(real, torch.rand(shape, generator=g, dtype=torch.float64) * 2 - 1).to(dtype)
     return real.to(dtype)
+
+
+def reduced(thing: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return what a pickle holds of a thing of the package: a function, and its arguments."""
+    return copyreg.dispatch_table[type(thing)](thing)  # type: ignore[return-value]
 
 
 def _empty(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:

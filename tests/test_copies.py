@@ -24,10 +24,10 @@ from typing import Any
 
 import pytest
 import torch
-from cases import assert_matches, random_sparse, random_values
+from cases import assert_matches, random_sparse, random_values, reduced
 
 import sparsetc as stc
-from sparsetc.support import pickles
+from sparsetc import restore
 from sparsetc.support.lru import cached_property
 
 SPMM = "ij,jr->ir"
@@ -146,15 +146,15 @@ def test_a_damaged_pattern_is_refused(change: dict[str, Any], error: str) -> Non
             return self.made_of  # type: ignore[return-value]
 
     good = {"coords": torch.tensor([[0, 1], [1, 1]]), "values": torch.ones(2), "shape": (2, 2)} | change
-    pattern = change.get("pattern", Damaged(pickles.pattern, (good["coords"], good["shape"], True)))
+    pattern = change.get("pattern", Damaged(restore.pattern, (good["coords"], good["shape"], True)))
     with pytest.raises(stc.SparsetcError, match=error):
-        saved(Damaged(pickles.tensor, (pattern, good["values"])))
+        saved(Damaged(restore.tensor, (pattern, good["values"])))
 
 
 def test_a_damaged_kernel_is_refused() -> None:
     """Kernels write where a file says, so what it says must agree with its operands."""
     x, other = matrix(), random_sparse((6, 9), "random", torch.float64)
-    function, (equation, operands, settings, *rest) = stc.compile(SPMM, x, torch.ones(8, 3).double()).__reduce__()
+    function, (equation, operands, settings, *rest) = reduced(stc.compile(SPMM, x, torch.ones(8, 3).double()))
     inputs, output, sparse, text, sizes = equation
     for wrong in (
         (equation, (other,), settings),
@@ -191,7 +191,7 @@ def test_elements_that_a_file_has_once_for_many_are_not_made_whole() -> None:
     many = torch.zeros(1, 1, dtype=torch.long).expand(2, 10**12)
     for coords in (many, many[:, :7], torch.arange(3).expand(2, 3)):
         with pytest.raises(stc.FormatError, match="coordinates of its own"):
-            saved(Made(pickles.pattern, coords, (9, 9), False))
+            saved(Made(restore.pattern, coords, (9, 9), False))
     x = stc.SparseTensor(matrix().coords, torch.ones(1).expand(matrix().nnz, 1000), (6, 8, 1000))
     assert saved(x).values.shape == x.values.shape
     with stc.options(memory_limit=1000), pytest.raises(stc.OutOfMemoryError, match="which a file has once for many"):
@@ -201,22 +201,22 @@ def test_elements_that_a_file_has_once_for_many_are_not_made_whole() -> None:
 def test_a_refused_plan_hides_no_method_and_leaves_nothing_behind() -> None:
     x, b = matrix(), random_values((8, 3), torch.float64, 1)
     kernel = stc.compile(SPMM, x, b, plan=stc.compile(SPMM, x, b, plan="coo").plan)
-    function, (equation, operands, settings, *rest) = kernel.__reduce__()
+    function, (equation, operands, settings, *rest) = reduced(kernel)
     (part,) = settings["plan"].parts
 
     def fields(record: Any, **change: Any) -> Made:
-        kind, state = record.__reduce__()[1]
-        return Made(pickles.record, kind, state | change)
+        kind, state = reduced(record)[1]
+        return Made(restore.record, kind, state | change)
 
     for schedule in (
         fields(part.schedule, by_rule="no"),
         fields(part.schedule, warps="1"),
         fields(part.schedule, ruled=({},)),
         fields(part.schedule, ruled="no"),
-        Made(pickles.record, "Lru", {}),
-        Made(pickles.record, "Part", {}),
-        Made(pickles.record, "Schedule"),
-        Made(pickles.record, 3, {}),
+        Made(restore.record, "Lru", {}),
+        Made(restore.record, "Part", {}),
+        Made(restore.record, "Schedule"),
+        Made(restore.record, 3, {}),
     ):
         plan = fields(settings["plan"], parts=(fields(part, schedule=schedule),))
         with pytest.raises(stc.FormatError, match="a saved"):
@@ -475,11 +475,10 @@ def test_forked_children_compile_whatever_threads_do() -> None:
 
 
 def test_what_is_saved_is_checked_before_it_is_made() -> None:
-    from sparsetc import restore
-
     x = stc.SparseTensor.from_blocks([[0], [1]], torch.ones(1, 2, 2), (4, 4))
     with pytest.raises(stc.FormatError, match="it is damaged"):
         restore.tensor(x.pattern, torch.ones(1, 2, 3))
-    _, (equation, operands, settings, form, drop_zeros) = stc.compile("ij,j->i", stc.eye(3), torch.ones(3)).__reduce__()
+    kernel = stc.compile("ij,j->i", stc.eye(3), torch.ones(3))
+    _, (equation, operands, settings, form, drop_zeros) = reduced(kernel)
     with pytest.raises(stc.FormatError, match="has other options"):
         restore.kernel(equation, operands, {**settings, "deterministic": 5}, form, drop_zeros)

@@ -288,9 +288,7 @@ class NumbaPrinter(Writer, Lines):
             self.nest(self.held(s.out), "=", factors, s.out.within)
 
     def add(self, s: ir.Add) -> None:
-        """Print the addition to (or store of) one output row, or the rows along kept sides; nothing past the end of a
-        mode.
-        """
+        """Print the addition to (or store of) an output row, or rows along kept sides, within the mode."""
         p, key = self.p, s.key
         sides = tuple(c for c in p.read_along(key.letters) if c in p.along) if key.letters else ()
         conditions: list[str] = []

@@ -187,9 +187,7 @@ def verdicts(bits: Tensor, most: Tensor, spread: int) -> Tensor:
 
 
 def split_whole(values: Tensor, most: Tensor) -> InHalves:
-    """Split contiguous float32 values to halves, scaled by `most`, (1,) their largest magnitude or an upper bound of
-    it.
-    """
+    """Split contiguous float32 values to halves, scaled by `most`, (1,) at least their largest magnitude."""
     high, low = (split_by_kernel if values.is_cuda else scaled_halves)(values, most)
     return high, low, most
 
@@ -206,8 +204,7 @@ def split_by_kernel(values: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def extremes(values: Tensor) -> Tensor:
-    """Return (2,) int32: the bits of the largest magnitude, and the distance of the least nonzero one below `TOP` (or
-    0).
+    """Return (2,) int32: bits of the largest magnitude, and how far below `TOP` the least nonzero one is (or 0).
 
     Args:
         values: float32, of any shape; a GPU is not waited for.

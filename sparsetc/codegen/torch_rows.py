@@ -73,9 +73,7 @@ class TorchPrinter(Writer):
         self.out.append("        " + text)
 
     def offsets(self, level: int) -> str:
-        """Return the offsets within the chunk at which the rows of a level begin, for each row above, and the end of
-        the last.
-        """
+        """Return the offsets within the chunk of the rows of a level, for each row above; the last end follows."""
         view, (first, end) = self.p.view, ENDS[level]
         if view.items.size and view.levels[0]:
             begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.items.size})"

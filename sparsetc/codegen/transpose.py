@@ -47,9 +47,7 @@ def contiguous(view: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _launch(shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> Callable[..., None] | None:
-    """Return a launch of the kernel for views of this shape, called with source and result; None if it cannot copy
-    them.
-    """
+    """Return a launch of the kernel for views of this shape, called with source and result; None if none can."""
     matrices = as_matrices(shape, strides)
     if matrices is None:
         return None

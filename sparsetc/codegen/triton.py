@@ -46,9 +46,7 @@ def counts_of(program: ir.TileProgram) -> list[str]:
 
 
 def numbers_of(program: ir.TileProgram) -> list[str]:
-    """Return the number arguments of a part's kernel: `nonzeros` if chunks are equal, and sizes that coordinates may
-    reach.
-    """
+    """Return the number arguments of a part's kernel: `nonzeros` for equal chunks, and bounds of coordinates."""
     return [*program.view.items.counts, *map(names.size, program.ends)]
 
 

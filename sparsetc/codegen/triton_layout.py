@@ -126,9 +126,7 @@ class TritonPrinter(Writer):
         return next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).pieces), None)
 
     def piece(self, axes: Iterable[str]) -> str:
-        """Return the suffix of a variable along a split axis: the place at which the vector begins, empty for the
-        first.
-        """
+        """Return the suffix of a variable along a split axis: the place of the vector's begin, empty for the first."""
         axis = self.pieced(axes) if self.vector else None
         return f"_{axis.vectors[self.vector][0]}" if axis else ""
 

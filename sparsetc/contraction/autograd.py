@@ -57,8 +57,7 @@ class Multilinear(Protocol):
         """
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
-        """Compute a batch of results, differentiable, given the batch dimension of each tensor; return it and its batch
-        dimension.
+        """Compute a differentiable batch of results, given the batch dimension of each tensor; return it with its own.
 
         Where no other rule is known, they are made one after the other.
         """
@@ -241,9 +240,7 @@ class StepFunction(Multilinear):
         return StepFunction(self.step, self.pattern, self.ones)
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
-        """Compute a batch: a batch of dense operands becomes one more letter, one of values is computed one after the
-        other.
-        """
+        """Compute a batch: of dense operands it is one more letter, of values one call follows the other."""
         values, dense = self._split(tensors)
         if not self.ones and dims[0] is not None:
             return super().batched(tensors, dims, size)
@@ -385,8 +382,7 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
 
 @lasting()
 def _places(storages: Sequence[Packed]) -> tuple[Tensor, list[int], bool]:
-    """Return the positions of the values of several storages among an operand's values, and their number in each
-    storage.
+    """Return where values of several storages lie among an operand's values, and how many each storage has.
 
     Places count from a zero that is put before the values, where some storage is padded with it.
     """

@@ -333,9 +333,7 @@ def _is_empty(x: SparseTensor) -> bool:
 
 
 def _taking_part(x: SparseTensor, letters: Letters) -> Tensor:
-    """Return (n,) ascending numbers of the entries on the diagonal of repeated letters; none if entries have no
-    elements.
-    """
+    """Return (n,) ascending numbers of entries on the diagonal of repeated letters; none for empty entries."""
     if _is_empty(x):
         return torch.arange(0, device=x.device)
     numbers = crd.on_diagonal(letters, x.coords)

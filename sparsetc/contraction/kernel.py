@@ -25,7 +25,6 @@ from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
 from sparsetc.ir.plan import Plan
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -33,8 +32,6 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 NewValues = Tensor | Sequence[Tensor | None]
 SAVED = ("precision", "plan", "path", "deterministic", "memory_limit", "backend")
 """Options that are pickled with a kernel; where source is kept is left to the process that loads it."""
-Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
-"""A `Bound` einsum as plain data."""
 
 
 class Kernel(Inspectable):
@@ -206,13 +203,6 @@ class Kernel(Inspectable):
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
         return self._on([copy.deepcopy(o, memo) for o in self.operands])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        contraction, e = self.contraction, self.contraction.bound.einsum
-        equation: Spelled = e.inputs, e.output, e.sparse, e.text, contraction.bound.sizes
-        options = ((name, getattr(contraction.settings, name)) for name in SAVED)
-        settings = {name: value for name, value in options if value is not None}
-        return pickles.kernel, (equation, self.operands, settings, contraction.form, self.drop_zeros)
-
     # -- what a user may look at ------------------------------------------------------------------------------------
     @property
     def equation(self) -> str:
@@ -248,9 +238,7 @@ class Kernel(Inspectable):
 
     @property
     def nnz(self) -> int:
-        """The nonzeros of the only sparse operand; with several, the entries of a sparse result or elements of a dense
-        one.
-        """
+        """The nonzeros of the only sparse operand; with several, the entries or elements of the result."""
         return self.operands[0].nnz if len(self.operands) == 1 else self.contraction.result_size
 
     def ptx(self, target: str = "sm_90") -> str:
@@ -276,8 +264,7 @@ class Kernel(Inspectable):
         return self.steps[0].cost()
 
     def benchmark(self, *dense: Tensor, seconds: float = 0.2) -> Timing:
-        """Time calls with these dense operands; returns `median` seconds, quartiles `low` and `high`, and the number of
-        `calls`.
+        """Time calls; returns `median` seconds, quartiles `low` and `high`, and the number of `calls`.
 
         On a GPU it is the time of the device, with the L2 cache overwritten before each call; on a CPU it is wall
         time.

@@ -33,7 +33,7 @@ from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
 from sparsetc.support.entry import exporting
-from sparsetc.support.pickles import LONGEST
+from sparsetc.support.records import LONGEST
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.inputs import NAMED, dtype_name
@@ -435,8 +435,7 @@ def _number_of(size: Any) -> int:
 def _compiled(
     text: str, kinds: tuple[Kind, ...], output: str, settings: tuple[tuple[str, Any], ...], number: int, exports: bool
 ) -> str:
-    """Return the form of the result and the key of a contraction of operands of these kinds; empty if an operand was
-    freed.
+    """Return the form of the result and a contraction's key for these operands; empty if one was freed.
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """

@@ -54,8 +54,7 @@ from sparsetc.tensor.sums import accumulator, add_rows, fitted, summed_dtype
 
 
 def in_steps(request: Request) -> Path | Choice | None:
-    """Return a path of several contractions if it was asked for or is expected to be faster; else a plan of one pass,
-    or None.
+    """Return a path of several contractions if asked for or expected to be faster, else one pass, or None.
 
     None where that is to be chosen. Steps and a pass of torch programs are priced by the same rates. On a GPU, and with
     native loops, a pass has the price of its plan.

@@ -280,8 +280,7 @@ class Preparation:
 
     @cached_property
     def orders(self) -> list[tuple[tuple[int, ...], tuple[int, ...] | None, bool]]:
-        """Return, for each dense operand, its shape, the order in which its dimensions are read, and whether strides
-        are used.
+        """Return the shape of each dense operand, the order its dimensions are read in, and if strides are used.
 
         The order is None where they lie so. Triton's kernels read what lies in another order by its strides, if in
         runs: it is neither permuted nor copied.

@@ -60,8 +60,7 @@ def broadcast(r: Request) -> Rewrite | None:
 
 
 def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int, Dims]:
-    """Return, by dense operand, dimensions that it need not have: it repeats one slice, and another operand has them in
-    full.
+    """Return dimensions that dense operands repeat and another operand has in full, by operand.
 
     Args:
         bound: the einsum as written.
@@ -108,9 +107,7 @@ def _repeat(dropped: Sequence[Dims], dense: Tensors) -> bool:
 
 
 def coordinates(r: Request) -> Rewrite | None:
-    """Turn dense modes into coordinates, and of one sparse operand keep the entries on the diagonal of repeated
-    letters.
-    """
+    """Turn dense modes into coordinates; of one sparse operand keep the diagonal of repeated letters."""
     e = r.bound.einsum
     if len(e.sparse) > 1 and len(e.inputs) > 2:
         return None

@@ -340,9 +340,7 @@ class Step(Preparation, Inspectable):
 
     @cached_property
     def by_slot(self) -> Tensor | None:
-        """Return the order that sorts the nonzeros by the entry of the sparse result they add to; None if they are
-        sorted.
-        """
+        """Return the order that sorts the nonzeros by the entry they add to; None if they are sorted."""
         if self.output.slot is None:
             return None
         with lasting():

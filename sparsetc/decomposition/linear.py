@@ -89,9 +89,7 @@ def inverse_by_torch(gram: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def factorized(grams: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return Cholesky factors of each row's H + D (D as in `inverted`), which rows failed, and a bound of their
-    diagonal.
-    """
+    """Return Cholesky factors of each row's H + D (as in `inverted`), which rows failed, and a diagonal bound."""
     damped = _damped(grams, dtype)
     lower, failed = torch.linalg.cholesky_ex(damped)
     return lower, failed, damped.abs().sum(-1)

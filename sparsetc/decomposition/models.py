@@ -154,9 +154,7 @@ class Tucker(Factored):
         return self.rank
 
     def norm(self) -> Tensor:
-        """Return ``|M|`` as a float64 scalar on the model's device, computed from the core and the factors' Gram
-        matrices.
-        """
+        """Return ``|M|`` as a float64 scalar on the model's device, from the core and the factors' Gram matrices."""
         core = self.core.double()
         seen = _multiplied(core, [f.double().T @ f.double() for f in self.factors])
         return (seen * core).sum().clamp(min=0).sqrt()

@@ -1,5 +1,4 @@
-"""Agreement of ranks: they compare their arguments before they send anything, and report failures after each local
-step.
+"""Agreement of ranks: they compare arguments before they send, and report failures after each local step.
 
 In: what this rank was given, and a function to run here. Out: its result; or one error on every rank, which names the
 ranks that differ or failed. Without this the others would wait for a rank that is gone until the group's timeout.

@@ -161,9 +161,7 @@ def grids(size: int, shape: Sequence[int], modes: Sequence[int], pieces: bool) -
 
 
 def rows_sent(grid: Grid, shape: Sequence[int]) -> float:
-    """Return how many rows of factor matrices a rank sends in each direction, over all modes, with ranges of equal
-    length.
-    """
+    """Return how many factor rows a rank sends in each direction, over all modes, with ranges of equal length."""
     size = prod(grid)
     sharing = [size // g for g in grid[:-1]]
     return sum(n / g * (s - 1) / s for n, g, s in zip(shape, grid[:-1], sharing, strict=True))

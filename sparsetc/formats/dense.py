@@ -319,9 +319,7 @@ class DenseProduct(TileProgram):
 
 
 def _einsum(called: str, s: Product) -> str:
-    """Return the text of one product; an elementwise product and a sum if one operand's axes are the last of the
-    other's.
-    """
+    """Return the text of a product; multiply and sum if one operand's axes are the last of the other's."""
     left, *others = (t.axes for t in s.inputs)
     kept = tuple(c for c in left if c in s.out.axes)
     if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:

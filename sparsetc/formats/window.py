@@ -366,8 +366,7 @@ def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Can
 
 
 def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> Iterator[Part]:
-    """Yield the parts that a request leaves open: each combination of tile sides, similarity tau and strip it does not
-    fix.
+    """Yield the parts that a request leaves open: combinations of tile sides, tau and strip it does not fix.
 
     Values of 16 bits are multiplied as they are. Float32 is multiplied in halves too, where that is as exact as what is
     asked for.
@@ -487,8 +486,7 @@ def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Sch
 def plan_window(
     height: int | None = None, width: int | None = None, threshold: int | None = None, halves: bool = True
 ) -> Plan:
-    """Make a plan of windows: `height` neighbouring output rows, stored as tiles of `width` of the columns that they
-    have.
+    """Make a plan of windows: `height` neighbouring output rows, as tiles of `width` of their columns.
 
     Args:
         height: rows of a window; None takes what the cost model finds best, here and below.

@@ -230,9 +230,7 @@ def _text(
 
 @contextmanager
 def _database(source: str, path: str, folder: str, limit: int) -> Iterator[Any]:
-    """Open an empty DuckDB database in memory that spills to a folder removed at the end; its errors become those of
-    files.
-    """
+    """Open an empty DuckDB database in memory that spills to a folder of its own; its errors are those of files."""
     try:
         import duckdb
     except ImportError as error:

@@ -1,5 +1,4 @@
-"""The contraction of one work item as data: a `Tree` of products, dots and sums, in the order in which they are
-computed.
+"""The contraction of one work item as data: a `Tree` of products, dots and sums, in the order they run.
 
 In: names of factors and of axes. Out: a `Tree`, a field of a `Schedule`, which `ir.lower` obeys. The grammar, which is
 also how a tree is printed and parsed::
@@ -20,15 +19,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from sparsetc.errors import PlanError
-from sparsetc.support import pickles
 from sparsetc.support.lru import cached_property
+from sparsetc.support.records import Record
 
 
 @dataclass(frozen=True, repr=False)
-class Tree(pickles.Record):
+class Tree(Record):
     """A node: how a tensor is made of factors; a pickle has its text.
 
     Attributes:
@@ -41,9 +40,6 @@ class Tree(pickles.Record):
     parts: tuple[Tree, ...] = ()
     over: tuple[str, ...] = ()
     name: str = ""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pickles.tree, (str(self),)
 
     def __str__(self) -> str:
         match self.kind:

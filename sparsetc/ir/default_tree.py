@@ -228,15 +228,11 @@ class TileGroups:
 
     @cached_property
     def contracted(self) -> tuple[str, ...]:
-        """Return the letters whose positions all lie in one column of the first dot: those of the second dot, then of
-        the first.
-        """
+        """Return the letters with all positions in one column of the first dot: of the second dot, then the first."""
         return (*self.second, *self.first)
 
     def storage(self, letters: Sequence[str], most: int) -> Storage:
-        """Return the storage of tiles: a block of output rows together, `most` positions an item, in the order of the
-        dots.
-        """
+        """Return the storage of tiles: blocks of output rows, `most` positions an item, in the order of the dots."""
 
         def modes(*names: str) -> tuple[int, ...]:
             return tuple([letters.index(c) for c in names])
@@ -363,9 +359,7 @@ class Division:
             yield cost, TileGroups(first, second, spread, self.free, self.gridded)
 
     def sampled(self) -> TileGroups | None:
-        """Return the groups of a dense product sampled at the stored positions, or None; it sums only dense axes of
-        both sides.
-        """
+        """Return the groups of a dense product sampled at stored positions that sums axes of both sides, or None."""
         summed = {a for o in self.operands for a in o.axes} - set(self.output)
         wide = [o for o in self.operands if o.rows and set(o.axes) >= summed]
         if self.summed or not summed or len(wide) != len(self.operands) or set(self.output) & set(wide[0].axes):

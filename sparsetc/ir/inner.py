@@ -24,8 +24,7 @@ X = "X"
 
 @dataclass(frozen=True)
 class Target:
-    """The purpose of a program: where its results go (rows of a dense output, slots, or positions of nonzeros), and
-    limits.
+    """The purpose of a program: where its results go (rows of an output, slots, or nonzeros), and limits.
 
     Attributes:
         in_operand_order: whether the part keeps the operand's own order, so that a nonzero's position is its slot.

@@ -20,7 +20,7 @@ from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
-from sparsetc.support.pickles import Record, misfit
+from sparsetc.support.records import Record, misfit
 
 PREFERRED = "preferred"
 """The option of an ``"auto"`` request that names the plan to take if it applies."""
@@ -52,12 +52,14 @@ def bounded(default: int, called: str, least: int = 1, most: float = inf, power:
 
 @dataclass(frozen=True)
 class Storage(Record):
-    """The parameters by which a format stores nonzeros: its arrays depend on them, on coordinates and shape, and
-    nothing else.
+    """The parameters of a format's storage: its arrays depend on them, on coordinates and on the shape alone.
 
     Parts of one storage are packed once, whatever einsums they serve.
 
     Attributes:
+        item: modes whose coordinates all nonzeros of a work item share.
+        lane: modes whose coordinates a fiber or a tile shares.
+        leaf: modes that each nonzero has a coordinate of.
         lanes: fibers stored side by side in a block; 1 stores them one after another.
         max_fiber_len: longest fiber of a block; a longer one is cut. 0: never cut.
         max_item_nnz: most nonzeros of one work item (whole blocks where there are blocks). 0: an item is a whole row,
@@ -108,9 +110,7 @@ class Storage(Record):
         return sorted(mode for level in self.levels for mode in level)
 
     def misdealt(self, order: int, letters: Sequence[str] = ()) -> str:
-        """Return an error text unless every mode stands in exactly one level, and once in `sequence`; else an empty
-        text.
-        """
+        """Return an error text, empty if every mode stands in exactly one level, and once in `sequence`."""
         if self.order == order:
             fits = not self.sequence or sorted(self.sequence) == self.modes
             return "" if fits else f"the storage's sequence names each of {order} modes once, found {self.sequence}"
@@ -128,6 +128,7 @@ class Schedule(Record):
     """The parameters by which one tile program runs: every number open to a tuner, and nothing else.
 
     Attributes:
+        warps: warps of a program, a power of two.
         blocks: block size of each dense axis, a power of two; an axis longer than its block is split over the grid.
         dot: contract by `tl.dot` where an axis pair makes a matrix product.
         precision: precision of dots: ieee, tf32x3, tf32 or bf16; f16 for operands of 16 bits; dots of whole tiles may
@@ -211,9 +212,13 @@ class Part(Record):
     """A disjoint piece of a sparse operand, with its storage and its schedule.
 
     Attributes:
+        format: name of the format.
+        storage: modes and sizes that the format stores by.
+        schedule: how the part's kernel runs.
+        nnz: its nonzeros, once they were dealt.
+        nbytes: bytes of its index arrays, once they were packed.
         label: what the part holds, e.g. ``rows of 32 nonzeros or more``; of one of two sparse operands, its letters.
-        operand: which of two sparse operands the part stores, of which the path says how it runs; None where there is
-            one.
+        operand: number of the operand that the part stores if there are two sparse ones; None if there is one.
 
     Examples:
         >>> print(stc.plans.Part("coo", stc.plans.Storage(item=(0,), leaf=(1, 2)), nnz=100))
@@ -261,12 +266,15 @@ class Plan(Record):
     A kernel's own plan, given as ``plan=``, makes the same kernel of the same operands.
 
     Attributes:
+        name: name of the plan; of a request, the plan that is asked for.
+        parts: the parts, each with its storage and schedule; empty for a request.
         fused: run all parts in one launch, so that a small part cannot leave the GPU idle (HLSTO, section VI-C).
         partition: name of the rule that dealt the nonzeros to the parts.
-        options: arguments of that rule; of a request, what is not to be chosen.
-        shares: which of the rule's shares the parts take, where it deals more of them, the others empty; empty for all.
-        steps: the plan of each contraction, in order, where there are several; None of one of dense operands.
-        path: the operands of each contraction, where there are several, as opt_einsum numbers them.
+        options: arguments of that rule; in a request, the choices that are already made.
+        shares: numbers of the rule's shares that have a part, if others are empty; empty if all have one.
+        steps: in a path of several contractions, the plan of each; None for one of dense operands.
+        path: in a path of several contractions, the operands of each, as opt_einsum numbers them.
+        reason: why the plan was chosen, as `explain` prints it.
 
     Examples:
         >>> plan = stc.plans.Plan("mine", (stc.plans.Part("coo", stc.plans.Storage(item=(0,), leaf=(1,))),))

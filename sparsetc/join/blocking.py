@@ -155,9 +155,7 @@ FREE, INNER = 64, 32
 
 
 def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
-    """Return the sides of a block: powers of two, as equal as possible, with a product of `positions` or the padded
-    sizes.
-    """
+    """Return the sides of a block: powers of two, near equal, of `positions` in all or the padded sizes."""
     full = [1 << max(n - 1, 0).bit_length() for n in sizes]
     sides = [1] * len(sizes)
     while prod(sides) < positions:

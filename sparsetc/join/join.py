@@ -318,9 +318,7 @@ class Join:
         return Join.of(self.x.only(entries), self.y, self.roles), entries
 
     def places_in(self, whole: Join, entries: Tensor, places: Tensor) -> Tensor:
-        """Convert places of this restricted join to places of `whole`; `entries` are the entries of x it was restricted
-        to.
-        """
+        """Convert places of this join, restricted to `entries` of x, to places of `whole`."""
         rows = _by_entry(whole.row.rank, whole.x.n, whole.x_matched)[entries]
         columns = _by_entry(whole.column.rank, whole.y.n, whole.y_matched)
         columns = columns if self.y_matched is None else columns[self.y_matched]

@@ -109,9 +109,7 @@ class Text:
             raise PlanError("a walk that reads or writes entries needs row tiles whose entries have numbers")
 
     def _apart(self) -> set[str]:
-        """Return the outputs with a constant factor of their own: stored ones, online softmax, and sums with several
-        factors.
-        """
+        """Return the outputs with a constant factor: stored ones, online softmax, and sums of several factors."""
         walk = self.walk
         if walk.online:
             return {output for output, *_ in walk.accumulated}

@@ -98,8 +98,7 @@ class Packed:
 
     @cached_property
     def scattered(self) -> tuple[Tensor, Tensor | None] | None:
-        """Return the places of nonzeros and their numbers in the whole tensor (None for all in order) if most is
-        padding.
+        """Return the places of nonzeros and their numbers in the tensor (None: all in order) if most is padding.
 
         None where it is not.
         """
@@ -234,8 +233,7 @@ def pointers(starts: Tensor, end: int, largest: int) -> Tensor:
 
 
 def cut_runs(flags: Tensor, most: int) -> tuple[Tensor, Tensor, bool]:
-    """Return begins and lengths of runs, given True at each start, cut after every `most` (0: never); True if any was
-    cut.
+    """Return begins and lengths of runs from True at each start, cut after `most` (0: never), and if any was.
 
     Returns:
         (pieces,) the first element of each, int32 where that holds it; (pieces,) lengths, of that type; whether a run

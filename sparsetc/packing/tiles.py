@@ -1,5 +1,4 @@
-"""The common part of tiled formats: sides, the order of positions, nonzeros sorted by tile, the tiles of each work
-item.
+"""The common part of tiled formats: sides, the order of positions, nonzeros by tile, tiles by work item.
 
 In: coordinates, a storage and its view. Out: a part of `dense_tile` or `bitmap_tile`, and what is read back of it.
 """

@@ -62,9 +62,7 @@ class Nonzeros:
         return replace(self, numbers=numbers.masked_fill_(places < 0, -1) if gaps else numbers, gaps=gaps)
 
     def starts(self, modes: Sequence[int]) -> Tensor:
-        """Return (n,) bool: True at the first nonzero, and where these modes' coordinates differ from the nonzero
-        before.
-        """
+        """Return (n,) bool: True at the first nonzero and wherever these modes' coordinates change."""
         n = self.coords.shape[1] if self.numbers is None else self.numbers.numel()
         if not modes:
             fresh = torch.zeros(n, dtype=torch.bool, device=self.coords.device)

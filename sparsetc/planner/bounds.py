@@ -170,8 +170,7 @@ class Windows:
 
 
 def windows_of(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], similar: bool) -> Windows:
-    """Sample windows of rows, in their order or sorted so that similar rows are neighbours, whichever has fewer
-    columns.
+    """Sample windows of rows in order, or sorted by similarity, whichever has fewer columns.
 
     Rows are fibers of the modes that are kept, columns those of the rest.
     """

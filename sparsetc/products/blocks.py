@@ -170,9 +170,7 @@ class BlockPath(JoinPath):
         return self._sorted(blocks_made)
 
     def _unfolded(self, made: Tensor) -> Tensor:
-        """Return (nnz,) the result's places in the dense product, without sorting, if that product is little larger
-        than its blocks.
-        """
+        """Return (nnz,) places in the dense product, without sorting, if it is little larger than its blocks."""
         r, c, _ = self.blocking.extents
         row, column = self._lines
         tasks = self.tasks

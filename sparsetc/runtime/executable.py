@@ -52,9 +52,7 @@ class SecondPass:
 
     @classmethod
     def of(cls, row_of_partial: Tensor, stored: int = 0) -> SecondPass:
-        """Make the second pass from the output row of every partial row, (partials,) int64; `stored` rows lie before
-        them.
-        """
+        """Make the second pass from the output row of every partial row, (partials,) int64; `stored` come first."""
         rising = bool((row_of_partial[1:] >= row_of_partial[:-1]).all())
         order = None if rising else torch.argsort(row_of_partial, stable=True)
         rows, lengths = torch.unique_consecutive(

@@ -206,9 +206,7 @@ def _compared(
 
 
 def keeps_bound(filled: Tensor, height: Tensor, union: Tensor, tau: float) -> Tensor:
-    """Return True where groups keep the bound of theorem 1, by their filled strips, their rows and the strips of the
-    union.
-    """
+    """Return True where groups keep the bound of theorem 1, by filled strips, rows and strips of the union."""
     return filled >= (tau / 2) * (height * union).double()
 
 

@@ -30,7 +30,7 @@ from sparsetc.packing.words import WORDS
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.cutting import NAMES, Chunk, StoredPart, StreamCut
 from sparsetc.streaming.store import MALFORMED, ChunkFile, ChunkWriter
-from sparsetc.support.pickles import misfit
+from sparsetc.support.records import misfit
 from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
 from sparsetc.tensor.inputs import NAMED
 

@@ -1,1 +1,1 @@
-"""Helpers for all of the package: caches, locks, names, files, pickles, warnings."""
+"""Helpers for all of the package: caches, locks, names, files, records, warnings."""

@@ -329,9 +329,7 @@ def _applied(apply: Function, values: Tensor, other: Any) -> Tensor:
 
 
 def _with_dense(x: Any, other: Tensor, apply: Function) -> SparseTensor:
-    """Apply a function to the entries of x and a dense tensor's elements at their places; the dense tensor is
-    broadcast.
-    """
+    """Apply a function to the entries of x and a dense tensor's elements at their places, broadcast."""
     if not other.ndim:
         return x.map(lambda values: _applied(apply, values, other))  # type: ignore[no-any-return]
     if other.device != x.device:
@@ -433,9 +431,7 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
 
 
 def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
-    """Return the pattern of the entries of either, and the place of each entry of x and of y in it; None for all in
-    order.
-    """
+    """Return the pattern of entries of either, and the places in it of x's and y's (None for all in order)."""
     if x is y:
         return x, None, None
 

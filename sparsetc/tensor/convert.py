@@ -131,8 +131,7 @@ def _not_a_matrix(x: SparseTensor) -> str:
 
 
 def to_scipy(x: SparseTensor) -> Any:
-    """Convert a matrix to a ``scipy.sparse.coo_array``, or with blocks that divide its shape to a ``bsr_array``; on the
-    CPU.
+    """Convert a matrix to a ``scipy.sparse.coo_array``, or a ``bsr_array`` if whole blocks fill it; on the CPU.
 
     Raises:
         DtypeError: values are float16 or bfloat16, which scipy lacks.

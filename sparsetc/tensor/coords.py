@@ -110,9 +110,7 @@ def sort_keys(coords: Iterable[Tensor], shape: Sequence[int]) -> list[Tensor]:
 
 
 def with_dense_modes(coords: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return (order + dense modes, nnz * positions): each nonzero's coordinates with those of every position,
-    row-major.
-    """
+    """Return (order + dense modes, nnz * positions): coordinates of each nonzero at every position, row-major."""
     positions, (order, nnz) = prod(sizes), coords.shape
     whole = coords.new_empty((order + len(sizes), nnz * positions))
     whole[:order].view(order, nnz, positions).copy_(coords.unsqueeze(2))

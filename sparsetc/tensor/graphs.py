@@ -76,9 +76,7 @@ def graph_matrix(
     nodes: int | tuple[int, int] | None = None,
     into_rows: bool = False,
 ) -> SparseTensor | None:
-    """Return the adjacency (sources, targets) of a graph object, or its transpose if `into_rows`; None for other
-    objects.
-    """
+    """Return the adjacency (sources, targets) of a graph object, transposed if `into_rows`; None for others."""
     if comes_from(graph, "networkx") and hasattr(graph, "adj"):
         from networkx import to_scipy_sparse_array
 

@@ -201,9 +201,7 @@ def _reduced(values: Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str)
 
 
 def _pieces(pattern: Pattern, kept: tuple[int, ...], most: int) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the entries sorted by groups (None if they are), and the lengths of pieces, of pieces of pieces, and so
-    on.
-    """
+    """Return the entries sorted by groups (None if they are), and the lengths of pieces, level by level."""
 
     def made() -> tuple[Tensor | None, list[Tensor]]:
         rows = groups_of(pattern, kept).of_entry

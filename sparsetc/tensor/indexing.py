@@ -210,9 +210,7 @@ def _sliced(row: Tensor, key: Any, size: int, within: bool) -> tuple[Tensor | No
 
 @entry_point
 def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the entries at the indexed rows of the first mode, in the index's order, and each entry's place in the
-    index.
-    """
+    """Return the entries at indexed rows of the first mode, in the index's order, and their places in it."""
     row, size = pattern.coords[0], pattern.shape[0]
     if size > SEARCHED * index.numel():
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
@@ -232,9 +230,7 @@ def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _selected(kept: Tensor, row: Tensor, index: Tensor, size: int, rows: list[Tensor]) -> tuple[Tensor, Tensor, int]:
-    """Return the entries at the indexed positions of a mode, repeated as the index repeats them, with coordinates
-    `rows`.
-    """
+    """Return the entries at indexed positions of a mode, repeated as the index is, with coordinates `rows`."""
     order = torch.sort(index, stable=True)
     if size <= row.numel() + index.numel():
         counts = torch.bincount(index, minlength=size)

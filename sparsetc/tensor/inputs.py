@@ -89,9 +89,7 @@ def computable(values: Tensor, given: object = None) -> Tensor:
 
 
 def not_plain(data: object) -> str:
-    """Return in words the kind of a tensor without plain numbers (nested, masked, uninitialised); empty for other
-    objects.
-    """
+    """Return in words the kind of a tensor without plain numbers (nested, masked, uninitialised), or nothing."""
     if type(data) is Tensor or type(data) is torch.nn.Parameter:  # asked for at each call
         return "a nested tensor" if data.is_nested else ""
     if isinstance(data, np.ma.MaskedArray):
@@ -121,9 +119,7 @@ def check_plain(data: object, what: str) -> None:
 
 
 def not_sparse(operand: object, dense: str = "see SparseTensor.from_dense, or from_graph for edges") -> str:
-    """Return the text of an error for an operand that is no sparse tensor, with advice; `dense` is the advice for
-    non-files.
-    """
+    """Return the error text for an operand that is no sparse tensor; `dense` is the advice for non-files."""
     is_file = isinstance(operand, str | os.PathLike) or hasattr(operand, "block")
     of_file = "stc.read reads a file, and stc.stream takes a packed one for an einsum"
     return f"found {type(operand).__name__}; {of_file if is_file else dense}"
@@ -397,9 +393,7 @@ class Reading:
 
     @property
     def unsorted(self) -> bool:
-        """True if the pattern is still to be made and may need a sort; a GPU is not asked, since that would wait for
-        it.
-        """
+        """True if the pattern is still to be made and may need a sort; a GPU is not waited for."""
         plain = self.number is None and self.blocks is None and "_sorted" not in vars(self)
         return plain and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
 

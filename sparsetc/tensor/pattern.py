@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
@@ -37,9 +36,7 @@ its kernel and those of two gradients, their storages, and as much again for som
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Make tensors in this block that outlive the call: no mode traces them, no transform wraps them, autograd ignores
-    them.
-    """
+    """Make tensors in this block that outlive the call: not traced, not transformed, without gradients."""
     no_trace = _disable_current_modes if traced_by_modes() else nullcontext
     no_record = torch._C.DisableTorchFunction if exporting() else nullcontext  # of the settings below, in a program
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
@@ -131,14 +128,6 @@ class Pattern:
         self.uses = uses or Uses()
         self.labels = {}
         _all[self.number] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.labels:
-            named = {name: None if of is None else (str(of.dtype), of.tolist()) for name, of in self.labels.items()}
-            return pickles.labelled, (self.like(self._coords, self._coalesced, labels={}), named)
-        if self._blocks is None:
-            return pickles.pattern, (self._coords, self._shape, self._coalesced)
-        return pickles.pattern_of_blocks, (self._coords, self._blocks.sides, self._blocks.shape, self._coalesced)
 
     @property
     def coords(self) -> Tensor:
@@ -249,8 +238,7 @@ class Pattern:
         return dict(named[mode] for mode in modes) if named else {}
 
     def distinct(self, letters: Sequence[str]) -> tuple[Pattern, Tensor | None]:
-        """Return the pattern with one mode for each letter, made once, and the old number of each entry (None if
-        unchanged).
+        """Return the pattern with one mode a letter, made once, and entries' old numbers (None if unchanged).
 
         Entries are those on the diagonal of a repeated letter, in lexicographic order; duplicates stay.
         """

@@ -249,8 +249,7 @@ class Reductions:
         return self.var(*args, **settings).sqrt()
 
     def max(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Return the largest element; along a mode, values and indices as torch does; with a tensor, the elementwise
-        maximum.
+        """Return the largest element; along a mode, values and indices as torch; with a tensor, elementwise.
 
         Examples:
             >>> stc.eye(2).max(), stc.eye(2).max(1)[1]
@@ -259,8 +258,7 @@ class Reductions:
         return extremum(self, dim, keepdim, True)
 
     def min(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Return the least element; along a mode, values and indices as torch does; with a tensor, the elementwise
-        minimum.
+        """Return the least element; along a mode, values and indices as torch; with a tensor, elementwise.
 
         Examples:
             >>> stc.eye(2).min(), stc.eye(2).min(1)[1]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
-from sparsetc.support import pickles
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import convert, graphs, tables
 from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic
@@ -155,9 +154,6 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return SparseTensor._make(self._pattern.bare(), none)
 
     # ---- copies -----------------------------------------------------------------------------------------------
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pickles.tensor, (self._pattern, self.values)
 
     def __copy__(self) -> SparseTensor:
         return self.with_values(self.values)
@@ -361,8 +357,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         return SparseTensor._make(self._pattern, new)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """Move or cast the tensor: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``,
-        ``non_blocking=``.
+        """Move or cast: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``, ``non_blocking=``.
 
         Returns the tensor itself if nothing changes. On the same device, pattern and cache are shared.
 

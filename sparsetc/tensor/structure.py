@@ -452,8 +452,7 @@ class Structure:
         return self[tuple(slice(None, None, -1 if m in modes else 1) for m in range(self.ndim))]  # type: ignore[no-any-return]
 
     def roll(self, shifts: Any, dims: Any = None) -> SparseTensor:
-        """Shift positions of modes, from the end to the beginning; without modes, shift all elements in row-major
-        order.
+        """Shift positions of modes, from the end to the beginning; without modes, of all elements row-major.
 
         Examples:
             >>> stc.SparseTensor([[0]], [1.0], (3,)).roll(1).to_dense()

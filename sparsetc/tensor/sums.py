@@ -90,9 +90,7 @@ def summed_rows(values: Tensor, owner: Tensor, count: int) -> Tensor:
 
 
 def in_pieces(lengths: Tensor, most: int) -> Iterator[Tensor]:
-    """Yield the lengths of pieces of at most `most` rows of each run; then of runs of pieces, until each run is one
-    piece.
-    """
+    """Yield the lengths of pieces of at most `most` rows of each run, then of runs of pieces, until one is left."""
     while lengths.numel() and int(lengths.max()) > most:
         pieces = (lengths + most - 1) // most
         ends = pieces.cumsum(0)

@@ -26,8 +26,7 @@ def from_table(
     values: str | None = None,
     shape: Sequence[int] | None = None,
 ) -> SparseTensor:
-    """Make a tensor of a table with one row a nonzero: a column of coordinates or labels for each mode, and one of
-    values.
+    """Make a tensor of a table with a row a nonzero: columns of coordinates or labels, and one of values.
 
     Values of rows with equal coordinates are summed. Text and times are labels: they are numbered in their order, and
     `SparseTensor.labels` returns them.
@@ -126,8 +125,7 @@ def with_labels(x: SparseTensor, labels: Mapping[str, Sequence[Any] | np.ndarray
 
 
 def to_table(x: SparseTensor) -> dict[str, np.ndarray]:
-    """Return a mapping of columns with one row a nonzero: a column of labels or coordinates for each mode, and
-    ``value``.
+    """Return a mapping of columns with a row a nonzero: labels or coordinates of each mode, and ``value``.
 
     ``pandas.DataFrame``, ``polars.DataFrame`` and ``pyarrow.table`` take the mapping as it is. Columns of modes without
     a name are called ``i0``, ``i1``, and so on. Dense modes and blocks are expanded to rows.

@@ -23,7 +23,7 @@ from sparsetc.ir.program.cost import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support.notices import warn_once
-from sparsetc.support.pickles import misfit
+from sparsetc.support.records import misfit
 from sparsetc.tensor.checksum import bits
 from sparsetc.tuning.lines import Line, append, as_data, lines, plan_of, read
 from sparsetc.tuning.search import STORED, Trial, best_of

@@ -20,7 +20,7 @@ from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.support import files
 from sparsetc.support.notices import warn_once
-from sparsetc.support.pickles import Record, fits, from_state, misfit
+from sparsetc.support.records import Record, fits, from_state, misfit
 
 MOST_BYTES = 1 << 23
 """Bytes of a file, at most; a line takes about 1.5 kB."""

@@ -9,7 +9,8 @@ import pytest
 from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 BEFORE = "import sys; sys.modules['matplotlib'] = None  # as if it were not installed"
 
 
@@ -66,3 +67,16 @@ def test_a_notebook_is_stored_as_it_ran_from_a_new_kernel(path):
     assert [cell.source for cell in code if cell.metadata] == []
     assert [word for word in ("/tmp/", "/home/", "/root/", "Traceback", "stderr") if word in text] == []
     assert text == nbformat.writes(notebook, indent=1) + "\n"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_a_page_of_the_site(path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import hooks
+
+    page = hooks.on_page_markdown((ROOT / "docs" / "notebooks" / f"{path.stem}.md").read_text(encoding="utf-8"))
+    code = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    assert [cell.source for cell in code if cell.source not in page] == []
+    printed = [output.text.rstrip() for cell in code for output in cell.outputs if output.output_type == "stream"]
+    assert printed
+    assert [text for text in printed if text not in page] == []

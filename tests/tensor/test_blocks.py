@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from block_cases import blocks_of, filled, in_blocks, numbers
+from cases import reduced
 
 import sparsetc as stc
 from sparsetc.__main__ import main
@@ -88,7 +89,7 @@ def test_copies_of_all_kinds() -> None:
 
 def test_a_damaged_pickle_is_refused() -> None:
     x = in_blocks((5, 6), (2, 3), 4)
-    make, (coords, sides, shape, coalesced) = x.pattern.__reduce__()
+    make, (coords, sides, shape, coalesced) = reduced(x.pattern)
     for bad in (
         (coords, (2,), shape, coalesced),
         (coords, (2, 0), shape, coalesced),
@@ -98,7 +99,7 @@ def test_a_damaged_pickle_is_refused() -> None:
     ):
         with pytest.raises(stc.SparsetcError):
             make(*bad)
-    tensor, (pattern, values) = x.__reduce__()
+    tensor, (pattern, values) = reduced(x)
     with pytest.raises(stc.FormatError, match="blocks of"):
         tensor(pattern, values.mT)
 

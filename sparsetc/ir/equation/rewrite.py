@@ -132,9 +132,7 @@ def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
 
 
 def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int, sampled: int) -> bool:
-    """True if contracting a pair of operands pays: it sums an index or equals one operand in size, and its result is
-    small.
-    """
+    """True if contracting two operands pays: it sums an index or has one's size, and its result is small."""
     e = b.einsum
     result = set(_pair_result(e, pair))
     sums = any(i not in result for p in pair for i in e.inputs[p])

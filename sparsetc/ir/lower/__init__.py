@@ -110,9 +110,7 @@ class WholeLowering(Lowering):
         return self.make(Product(out, left, right, accumulate))
 
     def _separate(self, tiles: Sequence[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
-        """Split factors into two sets without a common axis, so that the sum over rows is a matrix product; else (all,
-        none).
-        """
+        """Split factors into two sets without a common axis, to be summed by a matrix product; else (all, none)."""
         groups = [g for g in joined((t.within, t) for t in tiles) if g[0]]
         if len(groups) < 2:
             return tuple(tiles), ()

@@ -193,9 +193,7 @@ class Lowering:
         return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
     def decodes(self, level: int) -> list[ir.Decode]:
-        """Return the statements that read the wanted coordinates of one level; a coordinate along a tile's side comes
-        after the tile's own.
-        """
+        """Return the statements that read the wanted coordinates of one level, those along a tile's side last."""
         view = self.view
         letters = self.inner.letters
         reads = []
@@ -236,9 +234,7 @@ class Lowering:
 
     @cached_property
     def stored_order(self) -> tuple[str, ...]:
-        """Return positions in the order of a dot's side: letters summed outside dots, letters kept, letters contracted
-        by dots.
-        """
+        """Return positions in the order of a dot's side: letters summed outside dots, kept, contracted by dots."""
         summed = self.summed
         beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
@@ -309,9 +305,7 @@ class Lowering:
         return self._scaled(total, scales)
 
     def taken_back(self, tile: Tile) -> Product:
-        """Remove and return the last statement if it is the product that made `tile`; else return `tile` as a product
-        of one.
-        """
+        """Remove and return the last statement if it is the product that made `tile`; else one of `tile` alone."""
         last = self.statements[-1]
         if isinstance(last, Product) and last.out == tile and not last.accumulate:
             self.statements.pop()

@@ -179,9 +179,7 @@ class Lookup(Expression):
 
     @cached_property
     def every(self) -> int:
-        """Return how many neighbouring positions read one element: 1 for a word, 0 if the element depends on more than
-        a position.
-        """
+        """Return how many neighbouring positions read one element: 1 for a word, 0 if not a position alone decides."""
         match self.where:
             case Position(axis) if axis != "lane":
                 return 1
@@ -297,8 +295,7 @@ SIGNS = {node: sign for sign, (*_, node) in OPERATORS.items()}
 
 
 def parsed(formula: str, position: Expression) -> Expression:
-    """The expression of a formula in ``{m0}, {m1}, …`` (coordinates read before it), ``{p}`` (`position`) and
-    ``{lane}``.
+    """The expression of a formula in ``{m0}, {m1}, …`` (coordinates read before), ``{p}`` and ``{lane}``.
 
     Raises:
         FormatError: it is anything else than numbers and these under operators.
@@ -379,8 +376,7 @@ class Field(ModeCoordinate):
 
 @dataclass(frozen=True)
 class Computed(ModeCoordinate):
-    """Coordinate of `mode` by an expression, or by a formula in ``{m0}, {m1}, …`` (coordinates read before it) and
-    ``{p}`` (its position).
+    """Coordinate of `mode` by an expression, or by a formula in ``{m0}, {m1}, …`` (read before it) and ``{p}``.
 
     Nothing is stored for a formula: a banded matrix knows its column from its row and its place in the band. The
     position is that of the item, the lane or the nonzero, by the level at which the coordinate stands. Operators are
@@ -395,8 +391,7 @@ class Computed(ModeCoordinate):
 
 @dataclass(frozen=True)
 class Consecutive(ModeCoordinate):
-    """A coordinate that rises by one from nonzero to nonzero while the coordinate of mode `by`, read before, stays the
-    same.
+    """A coordinate that rises by one a nonzero while the coordinate of mode `by`, read before, is the same.
 
     All that is stored is the difference between coordinate and position, once for each coordinate of `by`: so do the
     entries of a row of a compressed matrix lie, and those that meet an entry of another operand.

@@ -210,8 +210,9 @@ HEAD, BIAS = 14, 127
 
 
 def scale(most: Tensor, into: bool) -> Tensor:
-    """Return the power of two that scales values to the range of halves, given their largest magnitude (float32); if
-    not `into`, its inverse. Both are normal numbers.
+    """Return the power of two that scales values of this largest magnitude (float32) to the range of halves.
+
+    If not `into`, return its inverse. Both are normal numbers.
     """
     exponent = (most.view(torch.int32) >> 23).clamp(min=HEAD + 1)
     return ((2 * BIAS + HEAD - exponent if into else exponent - HEAD) << 23).view(torch.float32)

@@ -59,9 +59,7 @@ class DenseAxis:
 
     @cached_property
     def vectors(self) -> tuple[tuple[int, int, bool], ...]:
-        """Return the vectors of a program along the axis: first place in the block, length, and True if it may pass the
-        end.
-        """
+        """Return the vectors of a program along the axis: first place in the block, length, if it may pass the end."""
         if not self.pieces:
             return ((0, self.block, self.ragged),)
         ends = list(accumulate(self.pieces))
@@ -230,9 +228,7 @@ def tables(o: Operand) -> tuple[DenseTable, ...]:
 
 
 def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
-    """Return the arguments of a launch of several programs; an operand that only some have cast is passed in both
-    forms.
-    """
+    """Return the arguments of a launch of several programs; an operand that some have cast goes in both forms."""
     each = zip(*(p.operands for p in programs), strict=True)
     by_program = ({t for o in own for t in tables(o)} for own in each)
     return tuple([t for own in by_program for t in sorted(own, key=lambda t: MADE.index(t.made))])

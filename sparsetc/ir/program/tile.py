@@ -81,9 +81,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Value:
-    """``out`` = the stored values, 1 where the view is a pattern; of a task list, those of the tile that the pair names
-    of `operand`.
-    """
+    """``out`` = the stored values, 1 for a pattern; of a task list, those of the tile of `operand` in the pair."""
 
     out: Tile
     operand: str = PAIRED[0]
@@ -247,9 +245,7 @@ class TileProgram:
         return False
 
     def lines(self, integers: bool) -> list[str]:
-        """Return the text of the torch function of a program that covers the result; `integers` is True for integer
-        results.
-        """
+        """Return the text of the torch function of a program that covers the result, of integers if `integers`."""
         raise NotImplementedError
 
     @cached_property

@@ -1,21 +1,18 @@
-"""Pickles of plain data: functions that restore objects, and checks of fields and arguments against annotations.
+"""Records of plain data, and checks of fields and arguments against annotations.
 
-In: functions that make objects of plain data (`saved`), registered here by whoever knows the objects; records. Out: the
-functions under the names ``sparsetc.support.pickles.…``, which stand in files and so must not change; of a field or an
-argument that is not as annotated, which it is, in words. Nothing is converted. Of containers only a tuple's contents
-are looked at: a ``dict[str, Any]`` need only be a dict. Users' plans, and streams' descriptions, too.
+In: records, states of them as files hold them. Out: records; of a field or an argument that is not as annotated, which
+it is, in words. Nothing is converted. Of containers only a tuple's contents are looked at: a ``dict[str, Any]`` need
+only be a dict. Users' plans, and streams' descriptions, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
-from functools import lru_cache, wraps
+from functools import lru_cache
 from inspect import signature
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
-
-import torch
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from sparsetc.errors import FormatError
 
@@ -23,11 +20,6 @@ LONGEST = 60
 """Characters of a value that a message quotes."""
 
 Made = TypeVar("Made")
-
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Return the function decorated by `saved` under this name."""
 
 
 class Record:
@@ -37,9 +29,6 @@ class Record:
     def state(self) -> dict[str, Any]:
         """The fields by name; not ``__dict__``, to which another thread may be adding a cached property."""
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return globals()["record"], (type(self).__name__, self.state)
 
 
 def from_state(record: type[Made], state: dict[str, Any]) -> Made:
@@ -67,31 +56,6 @@ def plain(values: Iterable[object]) -> bool:
         if not (plain(value) if isinstance(value, tuple | list) else isinstance(value, int | float | str | None)):
             return False
     return True
-
-
-def saved(function: Callable[..., Made]) -> Callable[..., Made]:
-    """Decorate a function that restores an object: arguments are checked against annotations, else `FormatError`.
-
-    It is named as if it stood in this module. ``torch.load`` takes it as it is by default.
-    """
-    what, parameters = f"a saved {function.__name__.replace('_', ' ')}", signature(function).parameters
-
-    @wraps(function)
-    def checked(*arguments: Any) -> Made:
-        kinds = get_type_hints(function)
-        least = sum(p.default is p.empty for p in parameters.values())
-        if not least <= len(arguments) <= len(parameters):
-            raise FormatError(f"{what} has {', '.join(parameters)}, found {len(arguments)} of them; it is damaged")
-        for (name, parameter), value in zip(parameters.items(), arguments, strict=False):
-            if not fits(value, kinds[name]):
-                kind = parameter.annotation
-                raise FormatError(f"{what} must have a {kind} as its {name}, found {quoted(value)}; it is damaged")
-        return function(*arguments)
-
-    checked.__module__ = __name__
-    globals()[function.__name__] = checked
-    torch.serialization.add_safe_globals([checked])
-    return checked
 
 
 def quoted(value: object) -> str:
