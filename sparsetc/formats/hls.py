@@ -38,7 +38,7 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import best_leaf, fiber
-from sparsetc.ir.default_tree import MOST_SUMS, TileGroups, groups_of
+from sparsetc.ir.lower.default_tree import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import Nest, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.cost import Statistics

@@ -3,7 +3,7 @@
 In: a `Bound` einsum with one sparse operand whose letters are distinct, the `Nest` of its packed part and a `Schedule`;
 or, for `lower_pairs`, what two operands of tiles and a task list are. Out: a verified `TileProgram`. The tree of the
 schedule says what is computed, in an order of data flow (`contract`); one rule says where each computation stands
-(`place`). A schedule without a tree is completed by the default rule (`ir.default_tree`).
+(`place`). A schedule without a tree is completed by the default rule (`ir.lower.default_tree`).
 
 Two sparse operands of tiles, ``x[row, inner] y[column, inner] -> z[row, column]``, are lowered as one task list::
 
@@ -25,9 +25,9 @@ from functools import lru_cache
 from math import prod
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.default_tree import completed
 from sparsetc.ir.equation.einsum import Bound, joined
-from sparsetc.ir.inner import Inner, Target
+from sparsetc.ir.lower.default_tree import completed
+from sparsetc.ir.lower.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.nest.nest import ITEM, PAIRED, Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole

@@ -22,8 +22,8 @@ from dataclasses import replace
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, factor
-from sparsetc.ir.inner import Inner, X
 from sparsetc.ir.lower.check import home, turns_of_sums, verify_tree
+from sparsetc.ir.lower.inner import Inner, X
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import F16X3, Schedule
