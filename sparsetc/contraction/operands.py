@@ -48,17 +48,17 @@ def resolved(operand: Tensor) -> Tensor:
 # -- products of dense operands alone ---------------------------------------------------------------------------------
 
 
-def promoted(operands: Sequence[Operand]) -> list[Operand]:
+def promoted(operands: Sequence[Operand]) -> Sequence[Operand]:
     """Convert operands to one dtype under autocast: the widest float among them, as torch promotes.
 
     Autocast makes layers give narrower floats than the tensors that a caller keeps. Outside of autocast nothing is
     converted unasked.
     """
     if not torch.is_autocast_enabled(operands[0].device.type):
-        return list(operands)
+        return operands
     floats = {o.dtype for o in operands if o.dtype.is_floating_point}
     if len(floats) < 2:
-        return list(operands)
+        return operands
     widest = reduce(torch.promote_types, floats)
     return [o.to(widest) if o.dtype.is_floating_point and o.dtype != widest else o for o in operands]
 
