@@ -28,10 +28,11 @@ from sparsetc.contraction.contraction import (
     parsed,
     wrap,
 )
-from sparsetc.contraction.kernel import Kernel
+from sparsetc.contraction.kernel import Kernel, of_library
 from sparsetc.contraction.operands import Operands, as_operand, promoted
 from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.contraction.passing import passing
+from sparsetc.contraction.reduced import reduced
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation
 from sparsetc.ir.equation.parse import parse_arguments
@@ -101,15 +102,14 @@ def einsum(
     if reduce != "sum":
         if sharded_of(args) is not None:
             raise DistributedError(f"reduce={reduce!r:.80} is for tensors of one process; take it of x.gather()")
-        from sparsetc.contraction.reduced import reduced
-
         result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
         return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
     if torch.compiler.is_compiling() or traced_by_modes():
-        from sparsetc.contraction import library  # loaded where a graph is traced first
-
-        return library.traced_einsum(_einsum, args, output, drop_zeros, settings)
+        return _traced(_einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
     return _einsum(args, output, drop_zeros, settings)
+
+
+_traced = of_library("traced_einsum")
 
 
 @entry_point

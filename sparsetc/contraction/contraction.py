@@ -405,25 +405,18 @@ def compiled_together(
         repeated: as of `Request`.
     """
     settings = replace(settings, precision=settings.effective_precision())
-    bounds = [parsed(text, operands) for text, operands in workload]
-    each_operands = [operands for _, operands in workload]
-    x = each_operands[0][0]
-    assert isinstance(x, SparseTensor)
+    requests = [Request(parsed(text, operands), operands, settings, form, repeated) for text, operands in workload]
+    (x,) = requests[0].sparse
     choices: Sequence[tuple[Choice | None, Any]] | None = None
-    plain = not x.dense_order and not x.blocksize and all(len(b.einsum.sparse) == 1 for b in bounds)
-    if plain:
+    if not x.dense_order and not x.blocksize and all(len(r.sparse) == 1 for r in requests):
         with lasting():
-            problems = [
-                problem_of(Request(bound, operands, settings, form, repeated))
-                for bound, operands in zip(bounds, each_operands, strict=True)
-            ]
+            problems = list(map(problem_of, requests))
             with in_place(settings, x.device):
-                limit = settings.memory_on(x.device)
-                choices = choose_together(settings.plan, problems, limit)
-    choices = choices or [(None, settings.plan)] * len(bounds)
+                choices = choose_together(settings.plan, problems, settings.memory_on(x.device))
+    choices = choices or [(None, settings.plan)] * len(requests)
     return tuple(
-        contraction(bound, operands, replace(settings, plan=again), form, repeated, choice)
-        for bound, operands, (choice, again) in zip(bounds, each_operands, choices, strict=True)
+        contraction(r.bound, r.operands, replace(settings, plan=again), form, repeated, choice)
+        for r, (choice, again) in zip(requests, choices, strict=True)
     )
 
 

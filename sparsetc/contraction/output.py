@@ -65,17 +65,11 @@ class Output:
         """Elements of a row."""
         return prod(self.width_shape)
 
-    @property
-    def strides(self) -> tuple[int, ...] | None:
-        """Strides of a dense result seen as (rows, *dense sizes); None if it cannot be seen so."""
-        return self._strides(joined=False)
+    def strides(self, joined: bool) -> tuple[int, ...] | None:
+        """Strides of a dense result seen as (rows, *dense sizes); None if it cannot be seen so.
 
-    @property
-    def joined_strides(self) -> tuple[int, ...] | None:
-        """Return `strides` where the dense sizes are one dimension too; None elsewhere."""
-        return self._strides(joined=True)
-
-    def _strides(self, joined: bool) -> tuple[int, ...] | None:
+        If `joined`, also None where the dense sizes are not one dimension too.
+        """
         sizes = (*self.kept_shape, *self.width_shape)
         order = self.permutation or tuple(range(len(sizes)))
         strides = {dim: prod(sizes[n] for n in order[at + 1 :]) for at, dim in enumerate(order)}

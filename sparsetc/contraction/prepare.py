@@ -185,7 +185,7 @@ class Preparation:
         rows, sizes = (*e.kept, *e.free), self.bound.by_index
         if problem.backend != "triton" or problem.ordered or problem.adding or self.output.sparse:
             return None
-        return self.output.strides if in_runs(e.output, rows, sizes) else None
+        return self.output.strides(joined=False) if in_runs(e.output, rows, sizes) else None
 
     def bound_part(
         self, part: Part, packed: Packed, number: int, alone: bool, partial: range | None = None, partials: int = 0
@@ -262,7 +262,7 @@ class Preparation:
         narrow = once and not partial and all(map(owned, programs)) and operand_dtype.is_floating_point
         dtype = operand_dtype if narrow else accumulator(operand_dtype)
         covers = self.output.sparse or (covered[0] and bool(parts[0].packed.items))
-        strides = self.output.joined_strides if covered[0] and not self.output.sparse else self._strides
+        strides = self.output.strides(joined=True) if covered[0] and not self.output.sparse else self._strides
         return Executable(generated_programs, self.output.rows, self.output.width_shape, dtype, covers, strides)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:

@@ -284,7 +284,7 @@ class Tasks:
 
     def places(self) -> Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
-        if self._marked:
+        if self.fits and markable(self.join_order, self.budget):
             return self._by_marks()
         if self._sparse_rows and (find := self.native(loops.results)):
             return self._by_rows(find)
@@ -313,11 +313,6 @@ class Tasks:
             alone = NonzeroPairList.room(self.join_order, tasks.begin, tasks.end)
             alone.take(tasks, slot)
             yield replace(alone, nnz=self.nnz)
-
-    @property
-    def _marked(self) -> bool:
-        """True if kernels, and not groups of tasks, find the pattern and the list."""
-        return self.fits and markable(self.join_order, self.budget)
 
     def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a loop over all tasks as machine code; None where the settings or their number rule that out."""

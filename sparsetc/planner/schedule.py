@@ -300,12 +300,9 @@ def fit(
     while prod(block.values()) > limit:
         wide = [c for c in shrink if block[c] > MIN_DOT]
         # Where all are short, one axis after the other goes: the sides of a dot are then spread over the others.
-        free = wide or [c for c in shrink if block[c] > 1 and all(_may_halve(c, side, block) for side in apart)]
+        short = set[str]().union(*(side for side in apart if prod(block[c] for c in side) < 2 * MIN_DOT))
+        free = wide or [c for c in shrink if block[c] > 1 and c not in short]
         if not free:
             break
         block[max(free, key=lambda c: block[c]) if wide else min(free, key=lambda c: block[c])] //= 2
     return block
-
-
-def _may_halve(axis: str, side: Collection[str], block: dict[str, int]) -> bool:
-    return axis not in side or prod(block[c] for c in side) >= 2 * MIN_DOT
