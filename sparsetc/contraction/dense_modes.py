@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.contraction.operands import Patterns
-from sparsetc.contraction.output import SPARE, Letters, is_sparse
+from sparsetc.contraction.output import SPARE, is_sparse
 from sparsetc.contraction.request import Change, Put, Request, Rewrite, Take
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
@@ -38,6 +38,7 @@ from sparsetc.join.join import Join, JoinOperand, Roles, prepared
 from sparsetc.join.order import JoinOrder, composed
 from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
+from sparsetc.support import Ints, Names
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -62,11 +63,11 @@ class Letterings:
     sides: dict[str, int]
     blocks: dict[str, str]
 
-    def term(self, letters: Iterable[str]) -> Letters:
+    def term(self, letters: Iterable[str]) -> Names:
         """Return the letters with a letter for blocks before each one that is cut."""
         return tuple(d for c in letters for d in ((self.blocks[c], c) if c in self.blocks else (c,)))
 
-    def sides_of(self, letters: Iterable[str]) -> tuple[int, ...]:
+    def sides_of(self, letters: Iterable[str]) -> Ints:
         """The side of each letter; 0 where it is not cut."""
         return tuple(self.sides.get(c, 0) for c in letters)
 
@@ -88,7 +89,7 @@ def blocks(r: Request) -> Rewrite | None:
     grid = {cut.blocks[c]: -(-bound.by_index[c] // side) for c, side in cut.sides.items()}
     sizes = bound.by_index | cut.sides | grid
     tf32 = r.settings.effective_precision() == "high"
-    inputs = list[Letters]()
+    inputs = list[Names]()
     take = list[Take]()
     inner = list[SparseTensor | Tensor]()
     coordinates, tables = set[str](), False
@@ -150,7 +151,7 @@ def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
     return Letterings(sides, {c: swapped.get(c) or next(others) for c in sides})
 
 
-def _cut(x: SparseTensor, letters: Letters, bound: Bound, cut: Letterings) -> tuple[Pattern, Letters, Letters, Change]:
+def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Letterings) -> tuple[Pattern, Names, Names, Change]:
     """A sparse operand's pattern in the einsum of blocks, letters of coordinates and of dense modes, and its values."""
     modes, dense = letters[: x.sparse_order], letters[x.sparse_order :]
     sides, sizes = cut.sides_of(dense), bound.extents(dense)
@@ -182,7 +183,7 @@ def _table(sides: Sequence[int], sizes: Sequence[int], permutation: list[int] | 
     return table if permutation is None else table.permute(permutation)
 
 
-def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Pattern) -> tuple[Letters, bool, Put]:
+def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Pattern) -> tuple[Names, bool, Put]:
     """The output of the einsum of blocks, coordinates first; whether there are any, and the pattern of the result.
 
     The result is in blocks along the letters that have coordinates of blocks alone. A letter without coordinates, in
@@ -226,7 +227,7 @@ def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Patt
     return (*(d for letters in rows for d in letters), *width), any(rows), put
 
 
-def _in_shape(shape: tuple[int, ...], values: Tensor) -> Tensor:
+def _in_shape(shape: Ints, values: Tensor) -> Tensor:
     """The values of a result in blocks; where no entries are left, the other einsum's may be one number, 0."""
     return (values.reshape(-1)[:0] if 0 in shape else values).reshape(shape)
 
@@ -297,7 +298,7 @@ def _entries(r: Request) -> Rewrite | None:
 
 
 def _pattern(
-    sparse: Sequence[SparseTensor], terms: Sequence[Letters], letters: Letters, settings: Options
+    sparse: Sequence[SparseTensor], terms: Sequence[Names], letters: Names, settings: Options
 ) -> Pattern | None:
     """Numbers of entries, or of pairs that meet, and their coordinates of some letters; kept with the first pattern.
 
@@ -332,7 +333,7 @@ def _is_empty(x: SparseTensor) -> bool:
     return 0 in x._values.shape[1:]
 
 
-def _taking_part(x: SparseTensor, letters: Letters) -> Tensor:
+def _taking_part(x: SparseTensor, letters: Names) -> Tensor:
     """Return (n,) ascending numbers of the entries on the diagonal of repeated letters; none if entries have no
     elements.
     """
@@ -342,14 +343,14 @@ def _taking_part(x: SparseTensor, letters: Letters) -> Tensor:
     return torch.arange(x.nnz, device=x.device) if numbers is None else numbers
 
 
-def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int) -> list[Tensor] | None:
+def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Names], most: int) -> list[Tensor] | None:
     """The numbers of both entries of every pair that agrees in shared letters, in lexicographic order.
 
     None where there are more than `most`.
     """
     shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
 
-    def operand(x: SparseTensor, letters: Letters, number: str) -> JoinOperand:
+    def operand(x: SparseTensor, letters: Names, number: str) -> JoinOperand:
         coords = torch.stack([torch.arange(x.nnz, device=x.device), *x.coords])[:, : 0 if _is_empty(x) else None]
         sizes = dict(zip((number, *letters), (x.nnz, *x.pattern.shape), strict=True))
         return prepared((number, *letters), coords, sizes, (number, *shared))

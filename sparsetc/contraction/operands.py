@@ -17,19 +17,19 @@ from torch.autograd import forward_ad
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.runtime.calls import integer_einsum
+from sparsetc.support import Ints
 from sparsetc.support.entry import matmul_precision, without_autocast
 from sparsetc.tensor.inputs import CONVERT, as_dense
 from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Dims = tuple[int, ...]
 Tensors = Sequence[Tensor]
 Operand = TypeVar("Operand", Tensor, SparseTensor, Tensor | SparseTensor)
 Operands = Sequence[SparseTensor | Tensor]
 Patterns = Sequence[Pattern]
 
 
-def repeated_dims(operand: Tensor) -> Dims:
+def repeated_dims(operand: Tensor) -> Ints:
     """Return the dimensions along which a tensor repeats one slice (stride 0); none if it requires a gradient.
 
     The gradient of an expanded tensor has an element for each of its own, which that of one slice has not.

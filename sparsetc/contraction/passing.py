@@ -23,6 +23,7 @@ from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
+from sparsetc.support import Ints
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import inputs
@@ -112,7 +113,7 @@ class Table:
     """
 
     letters: str
-    order: tuple[int, ...]
+    order: Ints
     free: tuple[bool, ...]
 
 
@@ -132,11 +133,11 @@ class Recipe:
     kept: str
     free: str
     tables: tuple[Table, ...]
-    order: tuple[int, ...]
+    order: Ints
 
     @staticmethod
     @lru_cache
-    def of(text: str, orders: tuple[int, ...], sparse: int) -> Recipe | None:
+    def of(text: str, orders: Ints, sparse: int) -> Recipe | None:
         """Return the recipe of an einsum of operands of these orders; None if it has none."""
         try:
             e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum

@@ -33,7 +33,7 @@ from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
-from sparsetc.support import memory
+from sparsetc.support import Ints, memory
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.sums import accumulator, result_bytes
@@ -53,7 +53,7 @@ class BoundPart:
         return self.packed.view.loops[-1].zeros(self.packed.padded)
 
 
-Prepared = tuple[Plan, tuple[int, ...], tuple[BoundPart, ...], Executable, Arrays]
+Prepared = tuple[Plan, Ints, tuple[BoundPart, ...], Executable, Arrays]
 
 
 class Preparation:
@@ -157,7 +157,7 @@ class Preparation:
         ]
         return SecondPass.of(torch.cat(each), first), bound
 
-    def bound_parts(self, plan: Plan) -> tuple[tuple[int, ...], list[BoundPart]]:
+    def bound_parts(self, plan: Plan) -> tuple[Ints, list[BoundPart]]:
         """Pack and lower the parts of a plan that hold nonzeros. Return their numbers in the plan, and the parts.
 
         Arguments and errors as of `prepare`.
@@ -179,7 +179,7 @@ class Preparation:
                 ) from error
         return filled, bound
 
-    def _output_strides(self) -> tuple[int, ...] | None:
+    def _output_strides(self) -> Ints | None:
         """The strides by which kernels write a dense result in the output's order; None where they write rows."""
         e, problem = self.bound.einsum, self.problem
         rows, sizes = (*e.kept, *e.free), self.bound.by_index
@@ -279,7 +279,7 @@ class Preparation:
         return True
 
     @cached_property
-    def orders(self) -> list[tuple[tuple[int, ...], tuple[int, ...] | None, bool]]:
+    def orders(self) -> list[tuple[Ints, Ints | None, bool]]:
         """Return, for each dense operand, its shape, the order in which its dimensions are read, and whether strides
         are used.
 

@@ -30,7 +30,7 @@ import torch
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import F16X3
 from sparsetc.options import Options, current, in_force
-from sparsetc.support import files
+from sparsetc.support import Names, files
 from sparsetc.support.notices import warn
 
 TARGETS: dict[str, tuple[str, int | str, int]] = {
@@ -134,7 +134,7 @@ class DeviceProfile:
     loops: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
 
     @property
-    def measured(self) -> tuple[str, ...]:
+    def measured(self) -> Names:
         """The names of the numbers that were measured on the device itself."""
         return tuple(name for name, source in self.sources.items() if source.startswith(MEASUREMENT))
 

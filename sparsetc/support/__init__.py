@@ -1,1 +1,6 @@
-"""Helpers for all of the package: caches, locks, names, files, pickles, warnings."""
+"""Helpers for all of the package: caches, locks, names, files, pickles, warnings; and short names of types."""
+
+Ints = tuple[int, ...]
+"""Sizes, positions or numbers of modes, of any number."""
+Names = tuple[str, ...]
+"""Letters of an einsum, or other names."""

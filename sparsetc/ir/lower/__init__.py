@@ -34,6 +34,7 @@ from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import LANES, Gather, Key, Product, Tile, TileProgram, Value
+from sparsetc.support import Names
 
 
 class WholeLowering(Lowering):
@@ -65,7 +66,7 @@ class WholeLowering(Lowering):
         self.factors[out.name] = frozenset((factor,))
         return replace(s, out=out)
 
-    def _stored(self, name: str) -> tuple[str, ...]:
+    def _stored(self, name: str) -> Names:
         """Return the letters of stored values' positions, in the order of the sequence."""
         letters, paired = self.inner.stored[name], dict(zip(self.inner.stored, self.view.pairs, strict=False))
         values = paired.get(name, self.view.values)
@@ -126,7 +127,7 @@ class WholeLowering(Lowering):
         """True if a tile is the same for all rows: no coordinate gathers any of its operands."""
         return all((o := self.inner.operand.get(name)) and not o.rows for name in self.factors[tile.name])
 
-    def _within(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
+    def _within(self, tiles: Sequence[Tile]) -> Names:
         """The axes that tiles have together, but the lanes."""
         return tuple([a for a in self._axes(tiles) if a != LANES])
 

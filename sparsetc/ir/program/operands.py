@@ -18,6 +18,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.program.names import most, rounded
+from sparsetc.support import Ints, Names
 from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class DenseAxis:
     size: int
     block: int
     fold: tuple[tuple[str, int], ...] = ()
-    pieces: tuple[int, ...] = ()
+    pieces: Ints = ()
     slab: bool = False
 
     @cached_property
@@ -84,15 +85,15 @@ class Operand:
     """
 
     name: str
-    rows: tuple[str, ...]
-    extents: tuple[int, ...]
-    axes: tuple[str, ...]
+    rows: Names
+    extents: Ints
+    axes: Names
     width: int
     rounded: bool = False
     split: bool = False
     halves: bool = False
     arranged: bool = False
-    strides: tuple[int, ...] = ()
+    strides: Ints = ()
 
     @cached_property
     def nrows(self) -> int:
@@ -109,7 +110,7 @@ class Stored:
     """
 
     name: str
-    letters: tuple[str, ...]
+    letters: Names
     values: Values
 
     def array(self, name: str) -> str:
@@ -117,7 +118,7 @@ class Stored:
         return f"{self.name}_{name}" if self.name else name
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def held(self) -> Names:
         """The arrays of its values; of tiles in halves, of the high and of the low ones."""
         return tuple(map(self.array, self.values.held))
 
@@ -140,7 +141,7 @@ def printed_sizes(bound: Bound) -> dict[str, int]:
     return {c: max(1, n) for c, n in bound.sizes}
 
 
-def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
+def operand_names(bound: Bound) -> tuple[str, Names]:
     """Names of the output and the dense operands: capital letters the equation leaves free (A, then B, C, D, …)."""
     letters = set(bound.einsum.indices)
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVW" if c not in letters]  # X, Y and Z are sparse ones
@@ -186,7 +187,7 @@ RUN = 16
 bytes of float16, a sector. A layer of blocks of 64 copied its activations and its result, 48 us each of 132 (H100)."""
 
 
-def in_runs(given: tuple[str, ...], read: tuple[str, ...], sizes: Mapping[str, int]) -> bool:
+def in_runs(given: Names, read: Names, sizes: Mapping[str, int]) -> bool:
     """Return True if letters lie in another order than they are read in, and the last of both is the same long one."""
     lying, wanted = ([c for c in letters if sizes[c] > 1] for letters in (given, read))
     return lying != wanted and lying[-1] == wanted[-1] and sizes[lying[-1]] >= RUN
