@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd, prod
-from string import ascii_letters
 
 import torch
 from torch import Tensor
@@ -139,7 +138,7 @@ def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
         for letter, side in zip(e.inputs[p], x.blocksize, strict=False):  # dense modes have none
             sides[letter] = gcd(sides.get(letter, 0), side)
     sides = {c: side for c, side in sides.items() if side > 1}
-    spare = [c for c in ascii_letters if c not in e.indices]
+    spare = e.spare
     if len(spare) < len(sides) + len(e.sparse) + SPARE:
         raise EquationError(
             f'"{e.text}" has {len(e.indices)} indices; {len(sides)} of them, of operands in blocks, are taken '
@@ -269,7 +268,7 @@ def _entries(r: Request) -> Rewrite | None:
     coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
     tables = [t[x.sparse_order :] for t, x in zip(terms, sparse, strict=True)]
     kept = any(c in t for c in e.output for t in coordinates)
-    spare = [c for c in ascii_letters if c not in e.indices]
+    spare = e.spare
     if len(spare) < len(sparse) + SPARE or (form == "sparse" and not kept):
         return None
     numbers = tuple(spare[: len(sparse)])
@@ -392,7 +391,7 @@ def parts(r: Request) -> Rewrite | None:
     size = PART // 2 if exact and rows <= ROWS else PART
     summed = {*tables[0]} & {*tables[1]} - {*e.output, *coordinates}
     long = [c for c in tables[0] if c in summed and sizes[c] > size and sizes[c] % PART == 0]
-    spare = [c for c in ascii_letters if c not in e.indices]
+    spare = e.spare
     if not long or len(spare) < len(long) + SPARE:
         return None
     cut = Letterings(dict.fromkeys(long, size), dict(zip(long, spare, strict=False)))

@@ -7,7 +7,7 @@ In: a `Request` that no rule rewrites. Out: `Preparation`: the einsum's output a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -34,6 +34,7 @@ from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
 from sparsetc.support import Ints, memory
+from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.sums import accumulator, result_bytes
@@ -373,5 +374,5 @@ def _wide_words(packed: Packed) -> Packed:
 @contextmanager
 def in_place(settings: Options, device: torch.device) -> Iterator[None]:
     """Enter these options and this GPU, so that its rates are looked up."""
-    with in_force(settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with in_force(settings), on_gpu(device):
         yield

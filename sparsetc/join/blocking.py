@@ -37,7 +37,7 @@ from sparsetc.join.order import JoinOrder, composed
 from sparsetc.packing import words
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import fields, packed_bits, widths
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, narrowed, numbered
@@ -210,9 +210,9 @@ class Blocking:
     x: OperandBlocks
     y: OperandBlocks
     pairs: Join
-    rows: tuple[tuple[str, int], ...]
-    columns: tuple[tuple[str, int], ...]
-    inner: tuple[tuple[str, int], ...]
+    rows: NamedInts
+    columns: NamedInts
+    inner: NamedInts
 
     @classmethod
     def of(cls, m: Join, sides: dict[str, int] | None = None) -> Blocking:
@@ -237,7 +237,7 @@ class Blocking:
         y, y_grid = blocked(m.y, m.y_matched, m.y_key.numel(), (*roles.batch, *roles.free_y, *roles.contracted))
         pairs = Join.of(x_grid, y_grid, roles)
 
-        def axis(letters: Names) -> tuple[tuple[str, int], ...]:
+        def axis(letters: Names) -> NamedInts:
             return tuple((c, side[c]) for c in letters)
 
         return cls(m, x, y, pairs, axis(roles.kept_x), axis(roles.free_y), axis(roles.contracted))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -31,6 +30,7 @@ from sparsetc.join.order import Expanded, JoinBudget, JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
 from sparsetc.support.compiled import native
+from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
@@ -375,7 +375,7 @@ class Tasks:
 
         device = self.join_order.ends.device
         programs = -(-size // constants.get("BLOCK", WORDS))
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with on_gpu(device):
             getattr(mark_kernels, name)[(programs,)](*arguments, **constants)
 
     @property

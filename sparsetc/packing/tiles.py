@@ -21,7 +21,7 @@ from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.tensor.coords import linear_key, narrow_ranks, narrowed, starts_of_runs
 
 VOLUME = 4096
@@ -35,7 +35,7 @@ def sides_named(order: int) -> Names:
 
 
 @lru_cache(maxsize=256)
-def sides_of(shape: Ints, params: tuple[tuple[str, int], ...] = ()) -> Ints:
+def sides_of(shape: Ints, params: NamedInts = ()) -> Ints:
     """Return the sides of tiles: named by parameters (``side_m`` of mode m), else the largest fitting powers of two.
 
     Raises:

@@ -4,3 +4,5 @@ Ints = tuple[int, ...]
 """Sizes, positions or numbers of modes, of any number."""
 Names = tuple[str, ...]
 """Letters of an einsum, or other names."""
+NamedInts = tuple[tuple[str, int], ...]
+"""Numbers by letter or name, as what is hashed has them."""

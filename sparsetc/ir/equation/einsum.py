@@ -25,9 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
+from string import ascii_letters
 from typing import TypeVar
 
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 N = TypeVar("N")
@@ -135,6 +136,11 @@ class Einsum:
             left.remove(ordered[-1])
         return tuple(ordered)
 
+    @property
+    def spare(self) -> list[str]:
+        """The letters that are none of its indices."""
+        return [c for c in ascii_letters if c not in self.indices]
+
     def holders(self, index: str) -> Ints:
         """The positions of the operands that have ``index``."""
         return tuple([p for p, term in enumerate(self.inputs) if index in term])
@@ -145,7 +151,7 @@ class Bound:
     """An einsum whose indices have sizes, in order of first appearance."""
 
     einsum: Einsum
-    sizes: tuple[tuple[str, int], ...]
+    sizes: NamedInts
 
     @classmethod
     def of(cls, einsum: Einsum, sizes: dict[str, int]) -> Bound:

@@ -46,11 +46,10 @@ from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP, named_operands, printed_sizes
 from sparsetc.ir.program.tile import LANES, Operand
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 T = TypeVar("T")
-Sizes = tuple[tuple[str, int], ...]
 SAMPLED = 4096
 """Most positions of a tile at which a dense product is sampled."""
 COLUMNS = 256
@@ -264,7 +263,7 @@ def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroup
 
 @lru_cache(maxsize=256)
 def _divided(
-    side: Sizes, sizes: Sizes, output: Names, operands: tuple[Operand, ...], dot: bool, wide: bool
+    side: NamedInts, sizes: NamedInts, output: Names, operands: tuple[Operand, ...], dot: bool, wide: bool
 ) -> TileGroups:
     return Division(dict(side), dict(sizes), output, operands).groups(dot, wide)
 

@@ -16,7 +16,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program.operands import named_operands, printed_sizes
 from sparsetc.ir.program.tile import Key, Operand
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 X = "X"
@@ -75,7 +75,7 @@ class Inner:
     dense: Names = ()
     kept: Names = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    folds: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    folds: Mapping[str, NamedInts] = field(default_factory=dict)
 
     @classmethod
     @lru_cache(maxsize=1024)

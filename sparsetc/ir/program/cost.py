@@ -37,7 +37,7 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16, F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
@@ -98,7 +98,7 @@ class Statistics:
     stored: int
     nnz: int
     itemsize: int
-    runs: tuple[tuple[str, int], ...] = ()
+    runs: NamedInts = ()
     chain: int = 0
     split_rows: bool = False
     split_fibers: bool = False
@@ -195,10 +195,6 @@ LONGEST, REGISTERS = 16, 16
 """Elements of the longest vector of native loops, and vectors of sums that are in registers; more are in memory."""
 
 
-Elements = tuple[tuple[str, int], ...]
-"""Operands by name, and how many elements each has."""
-
-
 class Cost:
     """The resources that a program uses, counted in symbols, and the time they take on a device.
 
@@ -232,10 +228,10 @@ class Cost:
     met = 0
     lane = 0.0
     sparse = False
-    rounded: Elements = ()
-    split: Elements = ()
-    halves: Elements = ()
-    arranged: Elements = ()
+    rounded: NamedInts = ()
+    split: NamedInts = ()
+    halves: NamedInts = ()
+    arranged: NamedInts = ()
 
     def __init__(self, program: ir.TileProgram) -> None:
         """Count what is stored, then each statement as often as the loops around it turn."""

@@ -18,7 +18,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.program.names import most, rounded
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class DenseAxis:
     letter: str
     size: int
     block: int
-    fold: tuple[tuple[str, int], ...] = ()
+    fold: NamedInts = ()
     pieces: Ints = ()
     slab: bool = False
 
@@ -99,6 +99,11 @@ class Operand:
     def nrows(self) -> int:
         """Rows of the table."""
         return prod(self.extents)
+
+    @cached_property
+    def row_strides(self) -> list[int]:
+        """How far apart positions of each of `rows` lie in a table that lies as (rows, axes)."""
+        return [prod(self.extents[n + 1 :]) * self.width for n in range(len(self.rows))]
 
 
 @dataclass(frozen=True)
