@@ -44,6 +44,7 @@ from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repe
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import of_entries, schedule_of
+from sparsetc.support import Ints, Names
 from sparsetc.tensor import coords as crd
 
 WINDOW = 1 << 20
@@ -107,11 +108,11 @@ class Fiber:
 
     name = "fiber"
 
-    def parameters(self, order: int) -> tuple[str, ...]:
+    def parameters(self, order: int) -> Names:
         """Return no names: the format has no parameters of its own."""
         return ()
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+    def view(self, shape: Ints, storage: Storage) -> Nest:
         """Return blocks of fibers: a block shares the item modes, the nonzeros of a fiber the lane modes too."""
         item = words.fields(storage.item, shape, "item_word")
         lane = words.fields(storage.lane, shape, "lane_word")
@@ -120,7 +121,7 @@ class Fiber:
         alone = 1 < storage.lanes >= storage.max_item_nnz > 0
         return blocks_nest(item, lane, leaf, storage.lanes, alone=alone, narrow=storage.narrow)
 
-    def pack(self, coords: Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: Tensor, shape: Ints, storage: Storage) -> Packed:
         """Sort nonzeros by (item, lane, leaf) modes, cut long fibers, and group fibers to blocks, blocks to items."""
         nnz = coords.shape[1]
         view = self.view(shape, storage)

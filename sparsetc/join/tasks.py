@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -31,6 +30,7 @@ from sparsetc.join.order import Expanded, JoinBudget, JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
 from sparsetc.support.compiled import native
+from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
@@ -284,7 +284,7 @@ class Tasks:
 
     def places(self) -> Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
-        if self._marked:
+        if self.fits and markable(self.join_order, self.budget):
             return self._by_marks()
         if self._sparse_rows and (find := self.native(loops.results)):
             return self._by_rows(find)
@@ -313,11 +313,6 @@ class Tasks:
             alone = NonzeroPairList.room(self.join_order, tasks.begin, tasks.end)
             alone.take(tasks, slot)
             yield replace(alone, nnz=self.nnz)
-
-    @property
-    def _marked(self) -> bool:
-        """True if kernels, and not groups of tasks, find the pattern and the list."""
-        return self.fits and markable(self.join_order, self.budget)
 
     def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a loop over all tasks as machine code; None where the settings or their number rule that out."""
@@ -380,7 +375,7 @@ class Tasks:
 
         device = self.join_order.ends.device
         programs = -(-size // constants.get("BLOCK", WORDS))
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with on_gpu(device):
             getattr(mark_kernels, name)[(programs,)](*arguments, **constants)
 
     @property

@@ -21,6 +21,7 @@ from sparsetc.maps.body import LOG2E, RESULT, SIDES, Body, Walk, backward, forwa
 from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
 from sparsetc.maps.trace import Untraced
+from sparsetc.support import Ints, Names
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
@@ -123,7 +124,7 @@ class Kernels:
             return tensor.new_empty((self.heads.count, self.shape[1], tensor.shape[-1]))
         return tensor.new_empty(tensor.shape)
 
-    def of_gradients(self, given: Mapping[str, Tensor], wanted: tuple[str, ...]) -> Gradients:
+    def of_gradients(self, given: Mapping[str, Tensor], wanted: Names) -> Gradients:
         """Return the kernels that compute the gradients ``grad_…`` of wanted inputs, with all names they use.
 
         There are none where the map's derivative cannot be traced.
@@ -135,7 +136,7 @@ class Kernels:
         key = wanted, "g_lse" in given, given[f"g_{RESULT}"].stride()
         return self.gradients.once(key, lambda: self._of_gradients(given, wanted))
 
-    def _of_gradients(self, given: Mapping[str, Tensor], wanted: tuple[str, ...]) -> Gradients:
+    def _of_gradients(self, given: Mapping[str, Tensor], wanted: Names) -> Gradients:
         of_lse = "g_lse" in given
         try:
             walks = [walk_of(self.body, mode, wanted, of_lse) for mode in (0, 1)]
@@ -150,7 +151,7 @@ class Kernels:
         return [self._kernel(n, walk, tensors) for n, walk in enumerate(walks, 1) if walk.targets], targets
 
 
-def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> tuple[int, ...]:
+def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> Ints:
     """Return (heads, rows, size), (heads, rows), or (heads of a pattern, entries)."""
     named = dict(zip(body.inputs, tensors, strict=True))
     heads = _heads(pairs, body, named)
@@ -182,7 +183,7 @@ def _refusal(pairs: Pairs, body: Body, sides: Sequence[Sides | None]) -> str:
 
 
 @lru_cache(maxsize=256)
-def walk_of(body: Body, mode: int, wanted: tuple[str, ...] | None = None, of_lse: bool = False) -> Walk:
+def walk_of(body: Body, mode: int, wanted: Names | None = None, of_lse: bool = False) -> Walk:
     """Return a walk of a body, traced once: for gradients of the wanted inputs, or for the result."""
     return forward(body) if wanted is None else backward(body, mode, wanted, of_lse)
 

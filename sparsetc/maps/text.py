@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sparsetc.errors import PlanError
 from sparsetc.maps.body import Derivative, Walk
 from sparsetc.maps.elementwise import Argument
+from sparsetc.support import NamedInts
 
 LOWEST = "-1e30"
 """The initial maximum of a row: finite, so that its difference from a score of minus infinity is no NaN."""
@@ -51,7 +52,7 @@ class Layout:
     ordered: bool
     cut: bool
     wide: bool
-    sizes: tuple[tuple[str, int], ...]
+    sizes: NamedInts
     precision: str
     stages: int
     group: int = 1

@@ -100,6 +100,11 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 _NOTHING = nullcontext()
 
 
+def on_gpu(device: torch.device) -> AbstractContextManager[object]:
+    """The current GPU is this device within a ``with`` block; nothing changes for a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else _NOTHING
+
+
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
     """The setting of torch for float32 products, for as long as a ``with`` block, or a function so decorated, takes.

@@ -12,6 +12,7 @@ from itertools import combinations
 
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, joined
+from sparsetc.support import Ints, Names
 
 UPSTREAM = -1
 """Among the sources of a gradient: the gradient of the output, which is not an operand."""
@@ -24,7 +25,7 @@ It is read for each nonzero afterwards, and must not turn a few factors into the
 
 
 @lru_cache(maxsize=1024)
-def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
+def gradient(e: Einsum, operand: int) -> tuple[Einsum, Ints]:
     """Return the einsum that computes the gradient of ``e`` for one operand from `g`, the gradient of the output.
 
     For a dense operand, `g` takes its place: ``"ijk,jr,kr->ir"`` has ``"ijk,ir,kr->jr"`` for operand 1. For a sparse
@@ -59,9 +60,7 @@ DOT = 8
 """Rows and columns from which on the product for a nonzero is a matrix product by itself."""
 
 
-def dense_products(
-    b: Bound, nonzeros: int = 0, least: int = 0, sampled: int = 1
-) -> Iterator[tuple[tuple[int, ...], str, Bound]]:
+def dense_products(b: Bound, nonzeros: int = 0, least: int = 0, sampled: int = 1) -> Iterator[tuple[Ints, str, Bound]]:
     """Do what concerns dense operands alone before the kernel does it once for each nonzero.
 
     First, in every dense operand: only the diagonal of a repeated index, and no index that it alone has and the output
@@ -89,18 +88,18 @@ def dense_products(
         yield pair, equation, b
 
 
-def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
+def _pair_result(e: Einsum, pair: Ints) -> Names:
     """Return the indices of a contracted pair that are still needed, sparse ones first."""
     indices = _indices(e, pair)
     names = (*[i for i in e.sparse_indices if i in indices], *[i for i in indices if i not in e.sparse_indices])
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
 
 
-def _indices(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
+def _indices(e: Einsum, pair: Ints) -> Names:
     return distinct(i for p in pair for i in e.inputs[p])
 
 
-def _candidates(b: Bound) -> Iterator[tuple[int, ...]]:
+def _candidates(b: Bound) -> Iterator[Ints]:
     """Pairs of dense operands that share a summed dense index: as `opt_einsum` orders them, then smallest first."""
     e = b.einsum
     groups = sorted(tuple(sorted(held)) for held, _ in joined((e.holders(i), i) for i in e.dense_contracted))
@@ -110,7 +109,7 @@ def _candidates(b: Bound) -> Iterator[tuple[int, ...]]:
     yield from sorted(pairs, key=lambda pair: b.elements(_pair_result(e, pair)))
 
 
-def _path_pairs(b: Bound, group: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _path_pairs(b: Bound, group: Ints) -> Iterator[Ints]:
     """The pairs of operands, not of intermediates, in the path that `opt_einsum` finds for a group."""
     import opt_einsum  # few einsums have products of dense operands alone
 
@@ -127,11 +126,11 @@ def _path_pairs(b: Bound, group: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield tuple(pair)
 
 
-def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
+def _summed_between(e: Einsum, pair: Ints) -> bool:
     return any(i in e.inputs[pair[0]] and i in e.inputs[pair[1]] for i in e.dense_contracted)
 
 
-def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int, sampled: int) -> bool:
+def _pays(b: Bound, pair: Ints, nonzeros: int, least: int, sampled: int) -> bool:
     """True if contracting two operands pays: it sums an index or has one's size, and its result is small."""
     e = b.einsum
     result = set(_pair_result(e, pair))
@@ -152,7 +151,7 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int, sampled: i
     return (sums or folds) and (small or b.elements(result) <= most)
 
 
-def _contracted(b: Bound, positions: tuple[int, ...], result: tuple[str, ...]) -> tuple[str, Bound]:
+def _contracted(b: Bound, positions: Ints, result: Names) -> tuple[str, Bound]:
     """Return the equation of one step, and the einsum that is left after it."""
     e, (first, *gone) = b.einsum, positions
     terms = ",".join("".join(e.inputs[p]) for p in positions)
