@@ -40,6 +40,9 @@ def lasting() -> Iterator[None]:
     """Make tensors in this block that outlive the call: no mode traces them, no transform wraps them, autograd ignores
     them.
     """
+    if not (torch.is_grad_enabled() or torch.is_inference_mode_enabled() or traced_by_modes() or transforming()):
+        yield  # within another such block, mostly
+        return
     no_trace = _disable_current_modes if traced_by_modes() else nullcontext
     no_record = torch._C.DisableTorchFunction if exporting() else nullcontext  # of the settings below, in a program
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
