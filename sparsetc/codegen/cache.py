@@ -57,12 +57,14 @@ def load(source: str, directory: Path | None = None, name: str = "kernel") -> tu
     key = path_of(source, folder or Path(), name)
     with _lock.own:
         module, path, seen = _modules.get(key, (None, key, None))
-        if seen is None or seen != _status(path):
+        status = _status(path)
+        if seen is None or seen != status:
             path = keep(source, folder, key.name)
+            status = _status(path)
         if module is None:
             start, module = time.perf_counter(), _module(source, path)
             log_since(start, logging.DEBUG, "loaded %s", path)
-        _modules[key] = module, path, _status(path)
+        _modules[key] = module, path, status
         _modules.move_to_end(key)
         while len(_modules) > MAX_MODULES:
             _forget(_modules.popitem(last=False)[1][0])

@@ -279,9 +279,10 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
     first = view.values.begins(named, first)
     weight = first * per[LEAF] + begins * per[LANE]
     weight = weight - weight[0]
-    limits = torch.arange(most, int(weight[-1]) + most, most, device=weight.device)
-    ends = torch.searchsorted(weight, limits).clamp(1, items)
-    at = torch.unique(torch.cat([ends, ends.new_tensor([0, items])]))
+    at = begins.new_tensor([0, items])
+    if (total := int(weight[-1])) > most:
+        limits = torch.arange(most, total, most, device=weight.device)
+        at = torch.unique(torch.cat([at, torch.searchsorted(weight, limits).clamp(1, items)]))
     known = zip(*(each.tolist() for each in (at, begins[at], first[at])), strict=True)
     return [(i0, i1, b0, b1, n0, n1) for (i0, b0, n0), (i1, b1, n1) in pairwise(known)]
 

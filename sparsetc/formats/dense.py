@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice, permutations
 from math import prod
 from typing import ClassVar
@@ -80,27 +81,31 @@ class Dense:
         """
         if part.schedule.precision == F16X3:
             raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
-        letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
-        shape = bound.extents(letters)
-        schedule = part.schedule
-        output, operands = named_operands(bound)
-        axes = (*bound.einsum.axes, *letters)
-        stored = tuple([letters[m] for m in _strides(shape, part.storage)])
-        return DenseProduct(
-            equation=str(bound.einsum),
-            number=number,
-            format=part.format,
-            view=self.view(shape, part.storage),
-            letters=letters,
-            axes=tuple([DenseAxis(c, sizes[c], sizes[c]) for c in axes]),
-            operands=tuple([replace(o, rounded=o.name in schedule.rounded) for o in operands]),
-            output=output,
-            output_axes=tuple([c for c in axes if c in bound.einsum.output and c not in letters]),
-            body=_products(bound, stored, operands, schedule.dot),
-            schedule=schedule,
-            rows=target.rows,
-            whole=True,
-        )
+        return _program(bound, part.storage, part.schedule, target.rows, part.format, number)
+
+
+@lru_cache(maxsize=256)
+def _program(bound: Bound, storage: Storage, schedule: Schedule, rows: int, format: str, number: int) -> DenseProduct:
+    letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
+    shape = bound.extents(letters)
+    output, operands = named_operands(bound)
+    axes = (*bound.einsum.axes, *letters)
+    stored = tuple([letters[m] for m in _strides(shape, storage)])
+    return DenseProduct(
+        equation=str(bound.einsum),
+        number=number,
+        format=format,
+        view=at_positions(shape, storage, Position("nonzero")),
+        letters=letters,
+        axes=tuple([DenseAxis(c, sizes[c], sizes[c]) for c in axes]),
+        operands=tuple([replace(o, rounded=o.name in schedule.rounded) for o in operands]),
+        output=output,
+        output_axes=tuple([c for c in axes if c in bound.einsum.output and c not in letters]),
+        body=_products(bound, stored, operands, schedule.dot),
+        schedule=schedule,
+        rows=rows,
+        whole=True,
+    )
 
 
 def at_positions(shape: Ints, storage: Storage, position: Expression) -> Nest:

@@ -32,7 +32,7 @@ from torch import Tensor
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.join import loops
 from sparsetc.support import Ints, Names
-from sparsetc.support.compiled import native
+from sparsetc.support.compiled import native, room
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
@@ -296,7 +296,7 @@ class Join:
         of_rows = dict(zip(self.roles.kept_x, self.row.coords, strict=True))
         other = dict(zip(self.roles.free_y, self.column.coords, strict=True))
         n = places.numel()
-        out = places.new_empty((len(letters), n))
+        out = room(places.device, places.dtype, len(letters), n)
         if write := native(loops.coordinates, places.device, n):
             for line, letter in zip(out, letters, strict=True):
                 write(places, self.columns, letter in of_rows, (of_rows | other)[letter], line)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.packing.base import Packed, pack
 from sparsetc.support import Ints
-from sparsetc.support.lru import Lru, given_to
+from sparsetc.support.lru import Lru, given_to, signature_of
 from sparsetc.support.names import check_free, check_label, is_own
 from sparsetc.tensor.coords import linear_key, narrow_ranks, ranked
 from sparsetc.tensor.pattern import clear_patterns
@@ -125,7 +124,7 @@ def deal(
     arguments = (coords, shape, kept) if rule.by_rows else (coords, shape)
     kept_with = given_to(rule.deal, cache)
     try:
-        signature(rule.deal).bind(*arguments, **kept_with, **options)
+        signature_of(rule.deal).bind(*arguments, **kept_with, **options)
     except TypeError as error:
         raise PlanError(f"partition {name!r} does not take the options {options}: {error}") from None
     dealt = list(rule.deal(*arguments, **kept_with, **options))
