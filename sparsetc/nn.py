@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import Unpack
 
-from sparsetc import pairwise_ops  # noqa: F401  which registers operators
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, DtypeError, KeywordError, ShapeError
