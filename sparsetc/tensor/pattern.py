@@ -78,7 +78,8 @@ class Pattern:
 
     Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a shallow copy and a result
     that is sampled at it: compare patterns with ``is``. What is made of a pattern is kept with it; see `cache_info` and
-    `clear_cache`. A pattern pickles as its coordinates.
+    `clear_cache`. A pattern pickles as its coordinates, in 32 bits
+    if they fit.
 
     Attributes:
         labels: names of modes and of indices, empty where there are none.
@@ -136,9 +137,11 @@ class Pattern:
         if self.labels:
             named = {name: None if of is None else (str(of.dtype), of.tolist()) for name, of in self.labels.items()}
             return pickles.labelled, (self.like(self._coords, self._coalesced, labels={}), named)
+        # Kept, as a process that is spawned is given the memory itself.
+        coords = self._once("narrow", lambda: crd.narrowed(self._coords, max(self._shape)))
         if self._blocks is None:
-            return pickles.pattern, (self._coords, self._shape, self._coalesced)
-        return pickles.pattern_of_blocks, (self._coords, self._blocks.sides, self._blocks.shape, self._coalesced)
+            return pickles.pattern, (coords, self._shape, self._coalesced)
+        return pickles.pattern_of_blocks, (coords, self._blocks.sides, self._blocks.shape, self._coalesced)
 
     @property
     def coords(self) -> Tensor:
