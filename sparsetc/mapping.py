@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from sparsetc import pairwise_ops  # noqa: F401  which registers operators
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.maps.body import SIDES, Body, Side
 from sparsetc.maps.trace import told_apart

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from sparsetc import masks
 from sparsetc.contraction.operands import as_operand
-from sparsetc.errors import DeviceError, FormatError, ShapeError
+from sparsetc.errors import DeviceError, FormatError, ShapeError, TransformError
 from sparsetc.maps.pairs import NARROW, SQUARE, Pairs
 from sparsetc.maps.row_tiles import whole_blocks
 from sparsetc.pairwise import single
 from sparsetc.support import Ints
-from sparsetc.support.entry import traced_by_modes
+from sparsetc.support.entry import exporting, traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -123,6 +123,11 @@ def _of_block_mask(flex: Any, shape: Ints, device: torch.device) -> tuple[tuple[
 
 
 def _of_dense(meets: Tensor, heads: Ints, shape: Ints, device: torch.device) -> tuple[tuple[masks.Mask, ...], Ints]:
+    if exporting() and traced_by_modes():
+        raise TransformError(
+            "torch.export cannot look at a boolean pattern: make stc.masks.dense_mask(pattern), or a sparse tensor of "
+            "it, outside forward"
+        )
     sizes = (1,) * (2 - meets.ndim) + tuple(meets.shape)
     if any(n not in (1, size) for n, size in zip(sizes[-2:], shape, strict=True)):
         raise ShapeError(f"a boolean pattern must broadcast to {(*heads, *shape)}, found {sizes}")

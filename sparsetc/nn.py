@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import Unpack
 
-from sparsetc import pairwise_ops  # noqa: F401  which registers operators
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, DtypeError, KeywordError, ShapeError
@@ -70,7 +69,7 @@ class SparseLinear(nn.Module):
 
     Attributes:
         values: (nnz,) parameter, in lexicographic order of `coords`; (nnz, *blocksize) for a weight in blocks.
-        coords: (2, nnz) int64 buffer: the positions of nonzeros, or of blocks.
+        coords: (2, nnz) buffer: the positions of nonzeros, or of blocks; int32, or int64 for sizes beyond it.
 
     Raises:
         ShapeError: the weight is not a matrix.
@@ -93,9 +92,9 @@ class SparseLinear(nn.Module):
         sparse = (sparse.expand_dense() if sparse.dense_order else sparse).coalesce()
         self.out_features, self.in_features = sparse.shape
         self.settings = _known(settings)
-        self.register_buffer("coords", sparse.coords.clone())
+        self.register_buffer("coords", crd.narrowed(sparse.coords.clone(), max(sparse.shape)))
         self.values = nn.Parameter(sparse.values.detach().clone())
-        self._weight = self._at_places()
+        self._place()
         self._kernels: dict[Any, Kernel] = {}
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
@@ -139,12 +138,13 @@ class SparseLinear(nn.Module):
     @property
     def weight(self) -> SparseTensor:
         """The weight as a SparseTensor (out_features, in_features), with its present values."""
-        if self._weight.coords is not self.coords and not traced_by_modes():  # which put stand-ins without numbers here
-            self._weight = self._at_places()
+        if self._places is not self.coords and not traced_by_modes():  # which put stand-ins without numbers here
+            self._place()
         return SparseTensor._make(self._weight.pattern, self.values)
 
-    def _at_places(self) -> SparseTensor:
-        return SparseTensor._make(self._pattern(self.coords, self.values), self.values.detach())
+    def _place(self) -> None:
+        self._places = self.coords
+        self._weight = SparseTensor._make(self._pattern(self.coords.long(), self.values), self.values.detach())
 
     def _pattern(self, coords: Tensor, values: Tensor) -> Pattern:
         """Return the pattern of places; values with sides are in blocks."""
@@ -171,7 +171,7 @@ class SparseLinear(nn.Module):
         """Return the product with (rows, in_features) activations, by a kernel that is held for their shape."""
         values, weight = self.values, self._weight
         # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
-        held = type(values) is nn.Parameter and flat.dtype is values.dtype and weight.coords is self.coords
+        held = type(values) is nn.Parameter and flat.dtype is values.dtype and self._places is self.coords
         if not held or torch.compiler.is_compiling() or traced_by_modes():
             return einsum(EQUATION, self.weight, flat, output="dense", **self.settings)
         key = flat.shape, flat.dtype, current(), torch.get_float32_matmul_precision()
@@ -199,6 +199,7 @@ class SparseLinear(nn.Module):
         """Take other places too, of any number and in any blocks: the shape of the matrix is what must agree."""
         coords, values = state_dict.get(f"{prefix}coords"), state_dict.get(f"{prefix}values", self.values)
         if isinstance(coords, Tensor) and coords.shape[:1] == (2,):
+            coords = coords.long()
             pattern = self._pattern(coords, values)
             crd.check_range(coords, pattern.shape, "nonzero" if pattern.blocks is None else "block")
             if not crd.is_sorted_unique(crd.sort_keys(coords, pattern.shape)):
@@ -208,7 +209,7 @@ class SparseLinear(nn.Module):
                 self.coords = self.coords.new_empty(coords.shape)
                 self.values.data = self.values.new_empty(shape)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
-        self._weight = self._at_places()
+        self._place()
 
 
 def sparsify(

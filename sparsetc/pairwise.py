@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -20,11 +21,13 @@ from torch.compiler import is_dynamo_compiling
 
 from sparsetc import masks
 from sparsetc.api import einsum
-from sparsetc.maps.body import Body
-from sparsetc.maps.fused import Kernels, Task, fused, rows_whole
+from sparsetc.errors import TransformError
+from sparsetc.maps.body import LOG2E, Body
+from sparsetc.maps.fused import Kernels, Task, fused, gradients_by, gradients_of_steps, result_shape, rows_whole
 from sparsetc.maps.pairs import Pairs
-from sparsetc.options import Options, Settings, of_call
-from sparsetc.support.entry import entry_point, exporting, traced_by_modes
+from sparsetc.maps.saved import described, read
+from sparsetc.options import Options, Settings, in_force, of_call
+from sparsetc.support.entry import entry_point, exporting, traced_by_modes, without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
 from sparsetc.tensor.blocks import without_blocks
@@ -75,9 +78,11 @@ def _computed(
     with_lse: bool,
 ) -> Any:
     options = of_call(settings)
-    if traced_by_modes() and not transforming() and not exporting():
-        result, lse = torch.ops.sparsetc.mapped(key_of(Traced(body, pairs, options, name)), list(tensors), seed)
-        return (result, lse) if with_lse else result
+    if traced_by_modes() and not transforming():
+        key, coords = _key_and_coords(Traced(body, pairs, options, name))
+        if key:
+            result, lse = torch.ops.sparsetc.mapped(key, [*tensors, *coords], seed)
+            return (result, lse) if with_lse else result
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)
     kernels, ready = kernels_of(body, pairs, tensors, options, name)
     return steps(*tensors) if kernels is None else fused(kernels, steps, ready, seed, with_lse)
@@ -105,6 +110,16 @@ def key_of(traced: Traced) -> str:
     key = _keys.once(told_apart, lambda: f"{name} {next(_numbers)}")
     known.once(key, lambda: traced)
     return key
+
+
+def _key_and_coords(traced: Traced) -> tuple[str, list[Tensor]]:
+    """Return what names a map in a graph; in a program, a text and coordinates. The text is empty if it has none."""
+    if not exporting():
+        return key_of(traced), []
+    if not isinstance(traced.pairs.given, Pattern) and (text := described(*traced)):
+        return text, []
+    given = traced.pairs.given if isinstance(traced.pairs.given, Pattern) else entries_of(traced.pairs)
+    return described(*traced._replace(pairs=replace(traced.pairs, given=given))), [given.coords]
 
 
 def kernels_of(
@@ -265,6 +280,66 @@ def single(pattern: Pattern) -> Pattern:
         return pattern
     whole = SparseTensor._make(pattern, torch.ones((), device=pattern.device).expand(pattern.values_shape(())))
     return without_blocks(whole).pattern  # type: ignore[no-any-return]
+
+
+# -- what operators of graphs do --------------------------------------------------------------------------------------
+
+LEAST = -1e30
+"""The logarithm of a row's sum for kernels, where it is minus infinity."""
+
+
+def _of(key: str, tensors: list[Tensor]) -> tuple[Traced, list[Tensor]]:
+    """Return the map of a key, and its tensors. Those of a saved map end in coordinates, which are left out."""
+    if key.startswith("{"):
+        body, pairs, options, name, inputs = read(key, tensors)
+        return Traced(body, pairs, options, name), inputs
+    traced = known.get(key)
+    if traced is None:
+        raise TransformError(
+            f"the graph was traced with {key!r}, which this process does not have, or no more; trace it again here"
+        )
+    return traced, tensors
+
+
+def run_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    (body, pairs, options, name), tensors = _of(key, tensors)
+    with in_force(options), without_autocast(tensors[0].device):
+        found = computed(body, pairs, tensors, {}, name, seed, body.softmax)
+    result, lse = found if body.softmax else (found, found.new_empty(0, dtype=torch.float32))
+    return result.contiguous(), lse.float().contiguous()
+
+
+def run_gradients(
+    key: str,
+    tensors: list[Tensor],
+    seed: Tensor | None,
+    result: Tensor,
+    lse: Tensor,
+    of_result: Tensor | None,
+    of_lse: Tensor | None,
+    wanted: list[bool],
+) -> list[Tensor]:
+    (body, pairs, options, name), tensors = _of(key, tensors)
+    wanted = wanted[: len(tensors)]
+    with in_force(options), without_autocast(result.device):
+        kernels, ready = kernels_of(body, pairs, tensors, options, name)
+        gradients = None
+        if kernels is not None:
+            sums = torch.where(lse.isneginf(), LEAST, lse * LOG2E) if body.softmax else None
+            gradients = gradients_by(kernels, ready, wanted, seed, result, sums, (of_result, of_lse))
+        if gradients is None:
+            steps = partial(in_steps, body, pairs, {}, seed, body.softmax)
+            detached = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
+            steps_gradients = gradients_of_steps(steps, detached, wanted, (of_result, of_lse))
+            gradients = [g if g is None else g.clone(memory_format=torch.contiguous_format) for g in steps_gradients]
+    return [g for g in gradients if g is not None]
+
+
+def shapes_of_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    (body, pairs, *_), tensors = _of(key, tensors)
+    shape = result_shape(body, pairs, tensors)
+    sums = shape[:2] if body.softmax else (0,)
+    return tensors[0].new_empty(shape), tensors[0].new_empty(sums, dtype=torch.float32)
 
 
 # -- random numbers ---------------------------------------------------------------------------------------------------

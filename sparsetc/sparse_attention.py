@@ -20,7 +20,7 @@ from torch.nested import nested_tensor_from_jagged
 from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import Unpack
 
-from sparsetc import masks, pairwise_ops  # noqa: F401  the latter registers operators
+from sparsetc import masks
 from sparsetc.contraction.library import _constant as constant
 from sparsetc.contraction.library import _setting as setting
 from sparsetc.contraction.library import _transforms as transforms

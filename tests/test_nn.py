@@ -39,6 +39,27 @@ def test_a_pruned_layer(shape: tuple[int, ...], bias: bool) -> None:
     assert "nnz=48" in repr(layer)
 
 
+@pytest.mark.parametrize(("size", "kept_as"), [(2**31 - 1, torch.int32), (2**31, torch.int64)])
+def test_places_are_saved_in_32_bits_where_they_fit(size: int, kept_as: torch.dtype) -> None:
+    """In states, in pickles of layers and of tensors; keys of rows and columns do not fit there."""
+    places = torch.tensor([[0, 1, size - 1], [2, size - 1, size - 2]])
+    tensor = stc.SparseTensor(places, [1.0, 2.0, 3.0], (size, size))
+    layer, other = stc.nn.SparseLinear(tensor), stc.nn.SparseLinear(stc.zeros((size, size)))
+    file = io.BytesIO()
+    torch.save({"state": layer.state_dict(), "tensor": tensor}, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    assert loaded["state"]["coords"].dtype == kept_as
+    assert tensor.pattern.__reduce__()[1][0].dtype == kept_as
+    for assign in (False, True):
+        other.load_state_dict(loaded["state"], assign=assign)
+        assert torch.equal(other.weight.coords, places)
+    other.load_state_dict(loaded["state"] | {"coords": places}, assign=True)  # what others wrote
+    assert torch.equal(other.weight.coords, places)
+    assert torch.equal(loaded["tensor"].coords, places)
+    assert torch.equal(copy.deepcopy(other).weight.coords, places)
+
+
 def test_places_are_saved_moved_and_loaded() -> None:
     dense, x = linear(), torch.randn(4, 20, dtype=torch.float64)
     mask = torch.rand(12, 20) < 0.3

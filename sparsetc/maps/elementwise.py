@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 TEXT = {
     "abs": "tl.abs({0})",
     "add": "{0} + {1}",
@@ -107,6 +110,19 @@ class Elementwise:
         """Return the names of the inputs that these arguments depend on."""
         operations = [self.operations[ref] for ref in self.needed(arguments)]
         return {arguments[0] for name, arguments in operations if name == INPUT}
+
+    def of_tensors(self, output: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Compute an output of tensors by torch, differentiable; constants have the type of the first input."""
+        dtype = next(iter(inputs.values())).dtype
+        results: list[Tensor] = []
+
+        def tensor(argument: Argument) -> Tensor:
+            return results[argument] if isinstance(argument, Ref) else torch.scalar_tensor(argument, dtype=dtype)
+
+        for name, arguments in self.operations:
+            result = inputs[arguments[0]] if name == INPUT else getattr(torch, name)(*map(tensor, arguments))
+            results.append(result)
+        return tensor(self.outputs[output])
 
     def statements(
         self, arguments: Iterable[Argument], names: Mapping[str, str], prefix: str = "map"

@@ -307,7 +307,8 @@ def gradients_of_steps(
         results = results if isinstance(results, tuple) else (results,)
         present = [(result, g) for result, g in zip(results, upstream, strict=False) if g is not None]
         inputs = [t for t, want in zip(views, wanted, strict=True) if want]
+        outputs, upstreams = zip(*present, strict=True)
         gradients = iter(
-            torch.autograd.grad([r for r, _ in present], inputs, [g for _, g in present], create_graph=further)
-        )
+            torch.autograd.grad(outputs, inputs, upstreams, create_graph=further, materialize_grads=True)
+        )  # logarithms of sums use no values
     return [next(gradients) if want else None for want in wanted]

@@ -78,7 +78,8 @@ class Pattern:
 
     Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a shallow copy and a result
     that is sampled at it: compare patterns with ``is``. What is made of a pattern is kept with it; see `cache_info` and
-    `clear_cache`. A pattern pickles as its coordinates.
+    `clear_cache`. A pattern pickles as its coordinates, in 32 bits
+    if they fit.
 
     Attributes:
         labels: names of modes and of indices, empty where there are none.
