@@ -23,7 +23,7 @@ from sparsetc.maps.pairs import Pairs
 from sparsetc.maps.trace import Untraced, trace
 from sparsetc.options import Options, of_call
 from sparsetc.support.entry import traced_by_modes
-from sparsetc.support.pickles import LONGEST
+from sparsetc.support.records import LONGEST
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
