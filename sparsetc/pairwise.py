@@ -80,7 +80,12 @@ def _computed(
         return (result, lse) if with_lse else result
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)
     kernels, ready = kernels_of(body, pairs, tensors, options, name)
-    return steps(*tensors) if kernels is None else fused(kernels, steps, ready, seed, with_lse)
+    if kernels is None:
+        return steps(*tensors)
+    computed_by_kernels = fused(kernels, steps, ready, seed, with_lse)
+    if with_lse:
+        return computed_by_kernels[0].to(tensors[0].dtype), computed_by_kernels[1]
+    return computed_by_kernels.to(tensors[0].dtype)
 
 
 class Traced(NamedTuple):
@@ -113,8 +118,11 @@ def kernels_of(
     """Return the kernels for these tensors and the tensors in the kernels' layout; None if there are no kernels."""
     reason, kernels = _unfit(tensors, options), None
     if not reason:
+        backend = options.effective_backend(pairs.device)
+        if backend == "torch":  # which computes nothing in 16 bits, not even sums of a result and its gradient
+            tensors = [t.to(accumulator(t.dtype)) for t in tensors]
         tensors = [*map(rows_whole, tensors)]
-        kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name).kernels(tensors)
+        kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name, backend).kernels(tensors)
         reason = kernels.refusal
     if reason:
         log.debug("%s runs in steps: %s", name, reason)
@@ -128,15 +136,16 @@ def _unfit(tensors: Sequence[Tensor], options: Options) -> str:
     first = tensors[0]
     if transforming() or forward_ad._current_level >= 0:
         return "forward mode, or a transform of torch.func"
-    if options.effective_backend(first.device) != "triton" or not _has_triton():
+    native = options.effective_backend(first.device) == "torch"
+    if (native and first.is_cuda) or not (native or _has_triton()):
         return "kernels are Triton's, which does not run here"
     if options.plan != "auto" or options.tune is not None:
         return "a plan or a search of plans was asked for"
     if min(t.numel() for t in tensors) == 0:
         return "an operand has no elements"
-    if first.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if first.dtype not in (torch.float16, torch.bfloat16, torch.float32, *([torch.float64] if native else [])):
         return f"operands are {first.dtype}"
-    if first.dtype == torch.bfloat16 and not first.is_cuda:
+    if first.dtype == torch.bfloat16 and not (first.is_cuda or native):
         return "Triton's interpreter has no products of matrices in bfloat16"
     return ""
 

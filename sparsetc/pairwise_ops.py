@@ -19,6 +19,7 @@ from sparsetc.maps.fused import gradients_by, gradients_of_steps, result_shape
 from sparsetc.options import in_force
 from sparsetc.pairwise import Traced, computed, in_steps, kernels_of, known
 from sparsetc.support.entry import without_autocast
+from sparsetc.tensor.sums import accumulator
 
 LEAST = -1e30
 """The logarithm of a row's sum for kernels, where it is minus infinity."""
@@ -37,8 +38,8 @@ def _run(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, 
     body, pairs, options, name = _of(key)
     with in_force(options), without_autocast(tensors[0].device):
         found = computed(body, pairs, tensors, {}, name, seed, body.softmax)
-    result, lse = found if body.softmax else (found, found.new_empty(0, dtype=torch.float32))
-    return result.contiguous(), lse.float().contiguous()
+    result, lse = found if body.softmax else (found, found.new_empty(0))
+    return result.contiguous(), lse.to(accumulator(result.dtype)).contiguous()
 
 
 def _run_gradients(
@@ -63,7 +64,7 @@ def _run_gradients(
             detached = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
             steps_gradients = gradients_of_steps(steps, detached, wanted, (of_result, of_lse))
             gradients = [g if g is None else g.clone(memory_format=torch.contiguous_format) for g in steps_gradients]
-    return [g for g in gradients if g is not None]
+    return [g.to(t.dtype) for g, t in zip(gradients, tensors, strict=True) if g is not None]
 
 
 operators.define("mapped(str key, Tensor[] tensors, Tensor? seed) -> (Tensor, Tensor)")
@@ -80,7 +81,7 @@ def _shape(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor
     body, pairs, *_ = _of(key)
     shape = result_shape(body, pairs, tensors)
     sums = shape[:2] if body.softmax else (0,)
-    return tensors[0].new_empty(shape), tensors[0].new_empty(sums, dtype=torch.float32)
+    return tensors[0].new_empty(shape), tensors[0].new_empty(sums, dtype=accumulator(tensors[0].dtype))
 
 
 @torch.library.register_fake("sparsetc::mapped_gradients", lib=operators)

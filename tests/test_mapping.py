@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,19 +11,30 @@ import torch
 from map_cases import MAPPED, mapped_cases
 
 import sparsetc as stc
+from sparsetc.maps import pairs
 from sparsetc.maps.trace import told_apart
 
 F64 = torch.float64
 
 
+@pytest.mark.parametrize("way", ["in steps", "in one kernel"])
 @pytest.mark.parametrize("name", MAPPED)
-def test_as_over_all_pairs(name: str) -> None:
+def test_as_over_all_pairs(
+    name: str, way: str, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if way == "in one kernel":
+        monkeypatch.setattr(pairs, "ENTRY", 1e9)
     function, form, dense = mapped_cases(name, F64)
     tensors = [t for t in form.tensors if t.requires_grad]
-    found = stc.map_entries(function, form.pattern, **form.named)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.map_entries(function, form.pattern, **form.named)
+    assert f"map_entries runs {way}" in caplog.text
     found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
     expected = dense()
     torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.square().sum(), tensors, retain_graph=True) for y in (found, expected))
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other)
     both = (torch.autograd.grad(y.square().sum(), tensors, create_graph=True) for y in (found, expected))
     for own, other in zip(*both, strict=True):
         torch.testing.assert_close(own, other)
