@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsetc.contraction.autograd import recordable
 from sparsetc.maps.body import LOG2E, RESULT, SIDES, Body, Walk, backward, forward
-from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
+from sparsetc.maps.kernel import UNSAMPLED, Heads, Sides, WalkKernel, sides_of
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
 from sparsetc.maps.torch_walk import TorchWalk
 from sparsetc.maps.trace import Untraced
@@ -185,6 +185,8 @@ def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Side
         without_dots = exact or not (back or body.products)
         by_row = bool(body.inner) or (width == APART and without_dots)
         chosen = sides_of(sizes, dtype, back, width, by_row)
+        if chosen and by_row and max(sizes) <= EXACT and not (back or body.products):
+            chosen = replace(chosen, width=UNSAMPLED)
         if chosen and back and numbered and chosen.height > 1:  # numbers of entries take registers
             chosen = replace(chosen, warps=max(chosen.warps, 2))
         sides.append(chosen)

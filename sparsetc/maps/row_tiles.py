@@ -74,6 +74,12 @@ class RowTiles:
         return self.gathered or self.columns % self.width == 0
 
     @cached_property
+    def in_runs(self) -> bool:
+        """True if the full tiles of each window are neighbours, as those of a causal mask."""
+        window = torch.repeat_interleave(self.full_ptr.diff().long())
+        return len(window) > 1 and bool(((self.full_col.diff() == 1) | (window.diff() != 0)).all())
+
+    @cached_property
     def longest(self) -> int:
         """The most tiles of a window."""
         return int(self._counts.sum(0).max()) if self._counts.numel() else 0
