@@ -20,6 +20,7 @@ from torch.compiler import is_dynamo_compiling
 
 from sparsetc import masks
 from sparsetc.api import einsum
+from sparsetc.explain import MapReport, device_name, watched
 from sparsetc.maps.body import Body
 from sparsetc.maps.fused import Kernels, Task, fused, rows_whole
 from sparsetc.maps.pairs import Pairs
@@ -124,11 +125,28 @@ def kernels_of(
         tensors = [*map(rows_whole, tensors)]
         kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name, backend).kernels(tensors)
         reason = kernels.refusal
+    reports = watched.get()
+    if reports is not None:
+        reports.append(_report(pairs, options, name, reason, kernels))
     if reason:
         log.debug("%s runs in steps: %s", name, reason)
         return None, tensors
     log.debug("%s runs in one kernel", name)
     return kernels, tensors
+
+
+def _report(pairs: Pairs, options: Options, name: str, reason: str, kernels: Kernels | None) -> MapReport:
+    """Return what `explain` says of a call."""
+    return MapReport(
+        name,
+        "in steps" if reason else "in one kernel",
+        reason,
+        options.effective_backend(pairs.device),
+        device_name(pairs.device),
+        pairs.shape,
+        pairs.patterns,
+        () if reason or kernels is None else kernels.reports(),
+    )
 
 
 def _unfit(tensors: Sequence[Tensor], options: Options) -> str:

@@ -40,6 +40,22 @@ def test_as_over_all_pairs(
         torch.testing.assert_close(own, other)
 
 
+def test_what_explain_says_of_a_call() -> None:
+    q = torch.ones(2, 130, 4)
+    mask = stc.masks.sliding_window(70)
+    (report,) = stc.explain(stc.attention, q, q, q, mask, backend="torch").maps
+    assert (report.way, report.reason, report.shape, report.patterns) == ("in one kernel", "", (130, 130), 1)
+    meets = mask.dense(130)
+    assert [tiles.result for tiles in report.tiles] == ["result", "gradients of rows", "gradients of columns"]
+    for tiles in report.tiles:
+        places = (tiles.full + tiles.partial) * tiles.height * tiles.width
+        assert round(tiles.filled * places) == int(meets.sum())
+    layer, graph = stc.nn.GATConv(3, 2), stc.eye(40)
+    said = str(stc.explain(layer, graph, torch.ones(40, 3)))
+    assert said.startswith("GATConv")
+    assert "in steps: on a CPU, most places of its tiles would be empty" in said
+
+
 def test_functions_of_the_same_code_are_one() -> None:
     def scaled(by: float) -> Callable[..., torch.Tensor]:
         return lambda s: s * by

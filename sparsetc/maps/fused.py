@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.contraction.autograd import recordable
+from sparsetc.explain import TileReport
 from sparsetc.maps.body import LOG2E, RESULT, SIDES, Body, Walk, backward, forward
 from sparsetc.maps.kernel import UNSAMPLED, Heads, Sides, WalkKernel, sides_of
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
@@ -111,6 +112,19 @@ class Kernels:
         sides = self.sides[number > 0]
         return WalkKernel(walk, self.tiles[number], tensors, self.heads, sides, precision, cache_dir, kind)
 
+    def reports(self) -> tuple[TileReport, ...]:
+        """Return what `explain` says of the tiles of each walk."""
+        kinds = "result", "gradients of rows", "gradients of columns"
+        reports = []
+        for kind, tiles in zip(kinds, self.tiles, strict=True):
+            full, part = len(tiles.full_col), len(tiles.part_col)
+            met = full * tiles.height * tiles.width + tiles.met
+            places = (full + part) * tiles.height * tiles.width
+            path = str(getattr(self.result, "path", "")) if kind == "result" else ""
+            share = met / max(places, 1)
+            reports.append(TileReport(kind, tiles.height, tiles.width, tiles.gathered, full, part, share, path))
+        return tuple(reports)
+
     def results(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return memory for the result and, of a softmax, for ``lse_out``: the logarithms to base 2 of rows' sums."""
         outputs = {RESULT: tensors[0].new_empty(self.shape)}
@@ -196,9 +210,9 @@ def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Side
 def _unfit_for_tiles(pairs: Pairs, body: Body) -> str:
     """Return why a body has no kernels of torch's operations; empty where it has."""
     if body.inner or body.dropout:
-        return "on a CPU, inner functions of products and dropout do"
+        return "on a CPU, dropout and inner functions of products have no kernel"
     if not pairs.side:
-        return "on a CPU, patterns with few entries in a tile do"
+        return "on a CPU, most places of its tiles would be empty"
     return ""
 
 

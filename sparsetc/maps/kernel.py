@@ -121,8 +121,8 @@ FORMS = {
 """By bytes of an element, whether gradients are computed, and row size: sides by which few registers or none are
 spilled on sm_90, as its assembler reports (80 in the last; steps take ten times as long)."""
 IN_RUNS = {FORMS[2, True][64]: 3}
-"""Stages in place of those of some sides, where full tiles are neighbours (causal masks, 8 x 64, H100: .97 and .91 of the
-time of 2 at n = 4096 and 16384; 1.03 where each tile's number is read)."""
+"""Stages in place of those of some sides, where full tiles are neighbours (causal masks, 8 x 64, H100: .97 and .91 of
+the time of 2 at n = 4096 and 16384; 1.03 where each tile's number is read)."""
 GATHERED = {
     (2, False): {64: Sides(16, 32, 1, 3, True), 128: Sides(16, 32, 2, 2, True), 256: Sides(16, 32, 4, 2, True)},
     (2, True): {64: Sides(16, 32, 1, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
@@ -134,8 +134,8 @@ rows, 64 columns or more warps took 1 to 1.4 times as long, one row 1.3 to 2.9).
 ROW_FORMS = {1 << n: Sides(1, 16, 1 if n <= 6 else 2, 1, True) for n in range(9)}
 """By row size: sides of windows of one row (R-MAT graphs, H100: 16 columns .65 to .86 of the time of 32)."""
 UNSAMPLED = 32
-"""Columns of such tiles where no rows are multiplied, of 64 elements at most (GAT of 4 x 32 in float16, the same graphs:
-.78 and .86 of the time of 16)."""
+"""Columns of such tiles where no rows are multiplied, of 64 elements at most (GAT of 4 x 32 in float16, the same
+graphs: .78 and .86 of the time of 16)."""
 SMALLEST = 64
 """Row size that smaller ones are taken for."""
 

@@ -240,7 +240,9 @@ def _header(printer: Printer, name: str) -> str:
         )
     if walk.online:
         times = "" if printer.score_factor == 1 else f" * {number_text(printer.score_factor)}"
-        lines.append(f"    p[{i}, {j}] = 2 ** (p[{i}, {j}]{times} - lse_out[{i}]), lse_out the logarithm of the sum for i")
+        lines.append(
+            f"    p[{i}, {j}] = 2 ** (p[{i}, {j}]{times} - lse_out[{i}]), lse_out the logarithm of the sum for i"
+        )
     for output, table, result in walk.accumulated:
         factor = printer.factors[output]
         times = "" if factor == 1 else f"{number_text(factor)} * "
