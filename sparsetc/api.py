@@ -34,7 +34,7 @@ from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.contraction.passing import passing
 from sparsetc.contraction.reduced import reduced
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
-from sparsetc.explain import Explanation
+from sparsetc.explain import Explanation, MapExplanation, explained
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
 from sparsetc.packing.base import Packed
@@ -270,26 +270,40 @@ def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Work
 
 
 @overload
+def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> MapExplanation: ...
+@overload
 def explain(*args: Any, symbolic: Literal[False] = False, **settings: Unpack[Auto]) -> Explanation: ...
 @overload
 def explain(*args: Any, symbolic: Literal[True], **settings: Unpack[Auto]) -> SymbolicCost: ...
-def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation | SymbolicCost:
+def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation | SymbolicCost | MapExplanation:
     """Explain how `einsum` would run: parts, formats, bytes, expected time, and the plans that were not chosen.
 
+    Of a function in place of an equation, such as `attention`, `map_entries` or a layer, explain how the attentions and
+    maps in it run: in one kernel, with which tiles, or in steps, and why. The function is called once.
+
     Args:
-        args: as for `einsum`.
+        args: as for `einsum`; or a function and its arguments.
         symbolic: return the cost as formulas of sizes instead.
-        settings: as for `einsum`.
+        settings: as for `einsum`, or the function's.
 
     Returns:
         An object that prints as a table; its ``to_dict()`` returns the same as data.
 
     Examples:
+        >>> q = torch.ones(1, 128, 16)
+        >>> print(stc.explain(stc.attention, q, q, q, stc.masks.causal(), backend="torch"))
+        attention
+          runs     in one kernel; torch on cpu
+          pairs    128 rows x 128 columns, 1 pattern(s)
+          tiles    1 full, 2 partial, 64 rows x 64 neighbouring columns, filled by 67%: result
+        ...
         >>> print(stc.explain("ij,jr->ir", stc.eye(8), torch.ones(8, 4), plan="coo"))
         "ij,jr->ir"
           plan     coo, asked for by name
         ...
     """
+    if args and callable(args[0]):
+        return explained(*args, **settings)
     return compile(*args, **settings).explain(symbolic)  # type: ignore[no-any-return]
 
 

@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
+import map_cases
 import pytest
 import scipy.sparse
 import torch
+from map_cases import FORMS, dense_attention, form_of_attention
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
 from sparsetc import pairwise
+from sparsetc.maps import pairs, torch_walk
 
 F64 = torch.float64
+
+
+TILES = [*((name, "") for name in map_cases.PATTERNS), ("entries", "one"), ("blocks-of-32", "one")]
+
+
+@pytest.mark.parametrize(("name", "bias"), TILES)
+def test_matrices_of_whole_windows(
+    name: str, bias: str, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pairs, "ENTRY", 1e9)
+    monkeypatch.setattr(torch_walk, "CACHED", 1)  # a head at a time
+    given, meets = map_cases.PATTERNS[name]()
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, n, 5, dtype=F64, generator=g).requires_grad_() for n in (*meets.shape, meets.shape[1]))
+    added, whole = None, None
+    if bias:
+        added = torch.randn(int(meets.sum()), dtype=F64, generator=g).requires_grad_()
+        whole = torch.zeros(meets.shape, dtype=F64).index_put(tuple(meets.nonzero().T), added)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.attention(q, k, v, given, scale=0.3, bias=added)
+    assert "attention runs in one kernel" in caplog.text
+    expected = dense_attention(q, k, v, meets, 0.3, whole)
+    torch.testing.assert_close(found, expected)
+    inputs = [q, k, v] if added is None else [q, k, v, added]
+    weights = torch.randn(found.shape, dtype=F64, generator=g)
+    both = [torch.autograd.grad(y, inputs, weights) for y in (found, expected)]
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "dropout_p" not in form])
+def test_forms_by_matrices_of_windows(
+    name: str, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pairs, "ENTRY", 1e9)
+    both = form_of_attention(name, torch.device("cpu"))
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = both()
+    assert "attention runs in one kernel" in caplog.text
+    monkeypatch.setattr(pairwise, "_unfit", lambda tensors, options: "asked for")
+    for one, other in zip(found, both(), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
 
 def filled(*shape: int, share: float = 0.5, seed: int = 0) -> torch.Tensor:

@@ -240,7 +240,10 @@ def _header(printer: Printer, name: str) -> str:
             f"    keep[{i}, {j}] = 0 for a share of {walk.dropout}, drawn by hashes of seed, head, {i} and {j}"
         )
     if walk.online:
-        lines.append(f"    p[{i}, {j}] = 2 ** (p[{i}, {j}] - lse_out[{i}]), lse_out the logarithm of the sum for i")
+        times = "" if printer.score_factor == 1 else f" * {number_text(printer.score_factor)}"
+        lines.append(
+            f"    p[{i}, {j}] = 2 ** (p[{i}, {j}]{times} - lse_out[{i}]), lse_out the logarithm of the sum for i"
+        )
     for output, table, result in walk.accumulated:
         factor = printer.factors[output]
         times = "" if factor == 1 else f"{number_text(factor)} * "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -153,7 +153,12 @@ def _function(text: Text, inputs: Sequence[str]) -> Callable[..., Tensor]:
         else:
             raise ValueError
     function = Elementwise(tuple(operations), {"z": argument(text[-1])})
-    return lambda **tensors: function.of_tensors("z", tensors)
+
+    def call(**tensors: Tensor) -> Tensor:
+        dtype = reduce(torch.promote_types, [t.dtype for t in tensors.values()])
+        return function.computed(function.outputs.values(), tensors, dtype)[0]
+
+    return call
 
 
 def _positional(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

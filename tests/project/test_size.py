@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 384_200, size.COMPILER: 271_600, size.FILES: 241, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 0}
+MOST = {size.TOKENS: 389_100, size.COMPILER: 276_500, size.FILES: 242, size.CLASSES: 316, size.KNOT: 8, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
