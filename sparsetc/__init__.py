@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparsetc import formats as formats  # which are registered there
+from sparsetc import pairwise_ops as pairwise_ops  # operators of saved programs
 from sparsetc import restore as restore  # makes pickles known
 from sparsetc.api import (
     OPERATIONS,

@@ -28,12 +28,13 @@ from sparsetc.contraction.contraction import (
     parsed,
     wrap,
 )
-from sparsetc.contraction.kernel import Kernel
+from sparsetc.contraction.kernel import Kernel, of_library
 from sparsetc.contraction.operands import Operands, as_operand, promoted
 from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.contraction.passing import passing
+from sparsetc.contraction.reduced import reduced
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
-from sparsetc.explain import Explanation
+from sparsetc.explain import Explanation, MapExplanation, explained
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
 from sparsetc.packing.base import Packed
@@ -101,18 +102,14 @@ def einsum(
     if reduce != "sum":
         if sharded_of(args) is not None:
             raise DistributedError(f"reduce={reduce!r:.80} is for tensors of one process; take it of x.gather()")
-        from sparsetc.contraction.reduced import reduced
-
         result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
         return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
     if torch.compiler.is_compiling() or traced_by_modes():
-        from sparsetc.contraction import library  # loaded where a graph is traced first
-
-        return library.traced_einsum(_einsum, args, output, drop_zeros, settings)
+        return _traced(_einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
     return _einsum(args, output, drop_zeros, settings)
 
 
-Arithmetic._einsum_of = einsum  # by which @ multiplies
+_traced = of_library("traced_einsum")
 
 
 @entry_point
@@ -139,10 +136,10 @@ def sharded_of(args: tuple[Any, ...]) -> Any:
 
 
 def _run(made: Contraction, operands: Operands, drop_zeros: bool) -> Result:
-    """Return the result of a contraction."""
-    patterns = list[Pattern]()
-    values = list[Tensor]()
-    dense = list[Tensor]()
+    """Return the result of a contraction that was compiled for these operands."""
+    patterns: list[Pattern] = []
+    values: list[Tensor] = []
+    dense: list[Tensor] = []
     for operand in operands:
         if isinstance(operand, SparseTensor):
             patterns.append(operand._pattern)
@@ -150,7 +147,8 @@ def _run(made: Contraction, operands: Operands, drop_zeros: bool) -> Result:
         else:
             dense.append(operand)
     patterns[0].uses.count += 1
-    return wrap(made, made.evaluate(patterns, values, dense, made.packed(values)), patterns, drop_zeros)
+    result = made.evaluate(patterns, values, dense, made.packed(values), checked=True)
+    return wrap(made, result, patterns, drop_zeros)
 
 
 @entry_point
@@ -272,48 +270,65 @@ def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Work
 
 
 @overload
+def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> MapExplanation: ...
+@overload
 def explain(*args: Any, symbolic: Literal[False] = False, **settings: Unpack[Auto]) -> Explanation: ...
 @overload
 def explain(*args: Any, symbolic: Literal[True], **settings: Unpack[Auto]) -> SymbolicCost: ...
-def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation | SymbolicCost:
+def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation | SymbolicCost | MapExplanation:
     """Explain how `einsum` would run: parts, formats, bytes, expected time, and the plans that were not chosen.
 
+    Of a function in place of an equation, such as `attention`, `map_entries` or a layer, explain how the attentions and
+    maps in it run: in one kernel, with which tiles, or in steps, and why. The function is called once.
+
     Args:
-        args: as for `einsum`.
+        args: as for `einsum`; or a function and its arguments.
         symbolic: return the cost as formulas of sizes instead.
-        settings: as for `einsum`.
+        settings: as for `einsum`, or the function's.
 
     Returns:
         An object that prints as a table; its ``to_dict()`` returns the same as data.
 
     Examples:
+        >>> q = torch.ones(1, 128, 16)
+        >>> print(stc.explain(stc.attention, q, q, q, stc.masks.causal(), backend="torch"))
+        attention
+          runs     in one kernel; torch on cpu
+          pairs    128 rows x 128 columns, 1 pattern(s)
+          tiles    1 full, 2 partial, 64 rows x 64 neighbouring columns, filled by 67%: result
+        ...
         >>> print(stc.explain("ij,jr->ir", stc.eye(8), torch.ones(8, 4), plan="coo"))
         "ij,jr->ir"
           plan     coo, asked for by name
         ...
     """
+    if args and callable(args[0]):
+        return explained(*args, **settings)
     return compile(*args, **settings).explain(symbolic)  # type: ignore[no-any-return]
 
 
-def _prepared(args: tuple[Any, ...]) -> tuple[str, list[SparseTensor | Tensor]]:
+def _prepared(args: tuple[Any, ...]) -> tuple[str, Operands]:
     """Equation text, and operands as SparseTensors and dense tensors."""
     text, given = parse_arguments(args)
-    operands, sparse = list[SparseTensor | Tensor](), False
+    operands: list[SparseTensor | Tensor] = []
+    sparse = False
     for number, operand in enumerate(given, 1):
         if type(operand) is Tensor and operand.layout is torch.strided and not operand.is_nested:
             operands.append(operand)
             continue
-        coerced = operand if type(operand) is SparseTensor else as_operand(operand, f"operand {number}")
-        if not isinstance(coerced, SparseTensor | Tensor):
-            what_it_is = inputs.not_sparse(coerced, "use torch.as_tensor")
-            raise DtypeError(f"operand {number} must be a torch tensor or sparse, {what_it_is}")
-        if coerced.dtype == torch.bool:
-            raise DtypeError(f"operand {number} is of bools, which are not multiplied: .to(torch.float32) makes them 1")
-        if isinstance(coerced, SparseTensor):
-            sparse = True
-            if coerced.device.type == "meta":
+        if type(operand) is not SparseTensor:
+            operand = as_operand(operand, f"operand {number}")
+            if not isinstance(operand, SparseTensor | Tensor):
+                what_it_is = inputs.not_sparse(operand, "use torch.as_tensor")
+                raise DtypeError(f"operand {number} must be a torch tensor or sparse, {what_it_is}")
+        values = operand
+        if isinstance(operand, SparseTensor):
+            sparse, values = True, operand._given
+            if values.is_meta:
                 raise DeviceError(f"operand {number} is on the meta device, which holds no pattern to compile for")
-        operands.append(coerced)
+        if values.dtype is torch.bool:
+            raise DtypeError(f"operand {number} is of bools, which are not multiplied: .to(torch.float32) makes them 1")
+        operands.append(operand)
     if not sparse:
         make = "make one by SparseTensor.from_dense, or from_graph of edges"
         raise EquationError(f'"{text}" has no sparse operand: use torch.einsum, or {make}')

@@ -6,6 +6,7 @@ In: the reports that a kernel's steps hand over. Out: `Explanation`, which print
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from html import escape
 from textwrap import indent
@@ -226,6 +227,99 @@ class Explanation:
                 lines += ["", f"step {number}   {s.equation}   {s.plan}, {s.reason}"]
                 lines.append(indent("\n".join(_step_lines(s)), "  "))
         return "\n".join([f'"{self.equation}"', indent("\n".join(lines), "  ")])
+
+
+@dataclass(frozen=True)
+class TileReport:
+    """The tiles that one pass of an attention or map goes along.
+
+    Attributes:
+        result: what is computed: the result, or gradients of rows or columns.
+        height: rows of a tile.
+        width: columns of a tile.
+        gathered: whether a tile holds any columns of its rows, and not neighbouring ones.
+        full: tiles without a mask.
+        partial: tiles with a mask.
+        filled: share of the tiles' places that the pattern has.
+        path: the file of the generated program, if there is one yet.
+    """
+
+    result: str
+    height: int
+    width: int
+    gathered: bool
+    full: int
+    partial: int
+    filled: float
+    path: str = ""
+
+    def __str__(self) -> str:
+        kind = "gathered" if self.gathered else "neighbouring"
+        lines = [
+            f"tiles    {self.full:,} full, {self.partial:,} partial, {self.height} rows x {self.width} {kind} columns, "
+            f"filled by {self.filled:.0%}: {self.result}"
+        ]
+        return "\n".join(lines + ([f"source   {self.path}"] if self.path else []))
+
+
+@dataclass(frozen=True)
+class MapReport:
+    """The way that an attention or map ran.
+
+    Attributes:
+        name: of the function.
+        way: ``in one kernel`` or ``in steps``.
+        reason: why it ran in steps; empty in one kernel.
+        backend: what kernels are printed for, or steps run with.
+        device: where.
+        shape: rows and columns.
+        patterns: how many patterns the heads have.
+        tiles: what passes go along, if there are kernels.
+    """
+
+    name: str
+    way: str
+    reason: str
+    backend: str
+    device: str
+    shape: tuple[int, int]
+    patterns: int
+    tiles: tuple[TileReport, ...] = ()
+
+    def __str__(self) -> str:
+        rows, columns = self.shape
+        lines = [f"runs     {self.way}{f': {self.reason}' if self.reason else ''}; {self.backend} on {self.device}"]
+        lines.append(f"pairs    {rows:,} rows x {columns:,} columns, {self.patterns:,} pattern(s)")
+        return "\n".join([self.name, indent("\n".join([*lines, *map(str, self.tiles)]), "  ")])
+
+
+@dataclass(frozen=True)
+class MapExplanation:
+    """The ways that the attentions and maps of a call ran, in order; prints as text."""
+
+    maps: tuple[MapReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.maps))
+
+
+watched: ContextVar[list[MapReport] | None] = ContextVar("watched", default=None)
+"""Where attentions and maps report how they run, while a call is explained."""
+
+
+def explained(function: Callable[..., Any], *args: Any, **kwargs: Any) -> MapExplanation:
+    """Call a function, and return how its attentions and maps ran."""
+    reports: list[MapReport] = []
+    token = watched.set(reports)
+    try:
+        function(*args, **kwargs)
+    finally:
+        watched.reset(token)
+    return MapExplanation(tuple(reports))
 
 
 REPORTED = (*OperandReport.__dataclass_fields__, "predicted_us")

@@ -294,7 +294,8 @@ def _numbering(offsets: Tensor | Sequence[int]) -> tuple[tuple[int, ...], Callab
 
     @lru_cache(maxsize=4)
     def ends(device: torch.device) -> Tensor:
-        return torch.tensor(numbers[1:], device=device)
+        with lasting():
+            return torch.tensor(numbers[1:], device=device)
 
     return numbers, lambda position: torch.searchsorted(ends(position.device), position.contiguous(), right=True)
 

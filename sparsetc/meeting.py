@@ -15,19 +15,18 @@ from torch import Tensor
 
 from sparsetc import masks
 from sparsetc.contraction.operands import as_operand
-from sparsetc.errors import DeviceError, FormatError, ShapeError
+from sparsetc.errors import DeviceError, FormatError, ShapeError, TransformError
 from sparsetc.maps.pairs import NARROW, SQUARE, Pairs
 from sparsetc.maps.row_tiles import whole_blocks
 from sparsetc.pairwise import single
-from sparsetc.support.entry import traced_by_modes
+from sparsetc.support import Ints
+from sparsetc.support.entry import exporting, traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Sizes = tuple[int, ...]
 
-
-def pairs_of(pattern: Any, heads: Sizes, shape: tuple[int, int], device: torch.device, causal: bool) -> Pairs:
+def pairs_of(pattern: Any, heads: Ints, shape: tuple[int, int], device: torch.device, causal: bool) -> Pairs:
     """Return the pairs that meet, once for all heads or a stack of them.
 
     Args:
@@ -47,7 +46,7 @@ def pairs_of(pattern: Any, heads: Sizes, shape: tuple[int, int], device: torch.d
     if isinstance(pattern, masks.Mask):
         return Pairs(pattern & masks.causal() if causal else pattern, shape, device)
     if type(pattern).__name__ == "BlockMask":
-        found: tuple[Any, Sizes] = _of_block_mask(pattern, shape, device)
+        found: tuple[Any, Ints] = _of_block_mask(pattern, shape, device)
     elif isinstance(pattern, Tensor) and pattern.dtype == torch.bool and pattern.layout == torch.strided:
         found = _of_dense(pattern, heads, shape, device)
     else:
@@ -63,7 +62,7 @@ def pairs_of(pattern: Any, heads: Sizes, shape: tuple[int, int], device: torch.d
     return Pairs(given, shape, device, patterns, fastest)
 
 
-def parts_of(pairs: Pairs, heads: Sizes) -> Sizes:
+def parts_of(pairs: Pairs, heads: Ints) -> Ints:
     """Return the sizes of the modes of heads that share a pattern."""
     if pairs.patterns == 1:
         return heads
@@ -73,7 +72,7 @@ def parts_of(pairs: Pairs, heads: Sizes) -> Sizes:
     return tuple(sizes)
 
 
-def _stack(lead: Sizes, heads: Sizes) -> tuple[int, bool]:
+def _stack(lead: Ints, heads: Ints) -> tuple[int, bool]:
     """Return how many patterns there are, and whether they change with each head, of the sizes in front of them."""
     while lead[:1] == (1,):
         lead = lead[1:]
@@ -89,7 +88,7 @@ def _stack(lead: Sizes, heads: Sizes) -> tuple[int, bool]:
     return prod(sizes), not apart[0]
 
 
-def _check(found: Sizes, found_on: torch.device, shape: Sizes, device: torch.device) -> None:
+def _check(found: Ints, found_on: torch.device, shape: Ints, device: torch.device) -> None:
     if found != shape:
         raise ShapeError(f"the pattern must be {shape}, a row a query, found {found}")
     if found_on != device:
@@ -111,7 +110,7 @@ def _kept(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]
     return made
 
 
-def _of_block_mask(flex: Any, shape: Sizes, device: torch.device) -> tuple[tuple[masks.Mask, ...], Sizes]:
+def _of_block_mask(flex: Any, shape: Ints, device: torch.device) -> tuple[tuple[masks.Mask, ...], Ints]:
     _check(tuple(flex.seq_lengths), flex.kv_num_blocks.device, shape, device)
     lead = tuple(flex.kv_num_blocks.shape[:2])
     key = "block mask", id(flex)
@@ -123,7 +122,12 @@ def _of_block_mask(flex: Any, shape: Sizes, device: torch.device) -> tuple[tuple
     return each, lead
 
 
-def _of_dense(meets: Tensor, heads: Sizes, shape: Sizes, device: torch.device) -> tuple[tuple[masks.Mask, ...], Sizes]:
+def _of_dense(meets: Tensor, heads: Ints, shape: Ints, device: torch.device) -> tuple[tuple[masks.Mask, ...], Ints]:
+    if exporting() and traced_by_modes():
+        raise TransformError(
+            "torch.export cannot look at a boolean pattern: make stc.masks.dense_mask(pattern), or a sparse tensor of "
+            "it, outside forward"
+        )
     sizes = (1,) * (2 - meets.ndim) + tuple(meets.shape)
     if any(n not in (1, size) for n, size in zip(sizes[-2:], shape, strict=True)):
         raise ShapeError(f"a boolean pattern must broadcast to {(*heads, *shape)}, found {sizes}")
@@ -163,7 +167,7 @@ def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool
 # -- sparse tensors ---------------------------------------------------------------------------------------------------
 
 
-def _of_sparse(given: Any, shape: Sizes, device: torch.device) -> tuple[Pattern, Sizes]:
+def _of_sparse(given: Any, shape: Ints, device: torch.device) -> tuple[Pattern, Ints]:
     """Return a coalesced pattern of two modes (three for a stack), and the sizes of its leading modes."""
     if isinstance(given, tuple) and len(given) in (2, 4):
         operand: Any = _of_rows(given, shape)
@@ -211,7 +215,7 @@ def _causal(pattern: Pattern) -> Pattern:
     return pattern._once("causal", made)
 
 
-def _of_rows(given: tuple[Any, ...], shape: Sizes) -> SparseTensor:
+def _of_rows(given: tuple[Any, ...], shape: Ints) -> SparseTensor:
     """Return the tensor of compressed rows, of `indices` from ``indptr[i]`` to ``indptr[i + 1]`` for row i.
 
     With two sides after these, rows and indices are those of blocks.

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import Unpack
 
-from sparsetc import pairwise_ops  # noqa: F401  which registers operators
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, DtypeError, KeywordError, ShapeError
@@ -70,7 +69,7 @@ class SparseLinear(nn.Module):
 
     Attributes:
         values: (nnz,) parameter, in lexicographic order of `coords`; (nnz, *blocksize) for a weight in blocks.
-        coords: (2, nnz) int64 buffer: the positions of nonzeros, or of blocks.
+        coords: (2, nnz) buffer: the positions of nonzeros, or of blocks; int32, or int64 for sizes beyond it.
 
     Raises:
         ShapeError: the weight is not a matrix.
@@ -93,9 +92,9 @@ class SparseLinear(nn.Module):
         sparse = (sparse.expand_dense() if sparse.dense_order else sparse).coalesce()
         self.out_features, self.in_features = sparse.shape
         self.settings = _known(settings)
-        self.register_buffer("coords", sparse.coords.clone())
+        self.register_buffer("coords", crd.narrowed(sparse.coords.clone(), max(sparse.shape)))
         self.values = nn.Parameter(sparse.values.detach().clone())
-        self._weight = self._at_places()
+        self._place()
         self._kernels: dict[Any, Kernel] = {}
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
@@ -139,12 +138,13 @@ class SparseLinear(nn.Module):
     @property
     def weight(self) -> SparseTensor:
         """The weight as a SparseTensor (out_features, in_features), with its present values."""
-        if self._weight.coords is not self.coords and not traced_by_modes():  # which put stand-ins without numbers here
-            self._weight = self._at_places()
+        if self._places is not self.coords and not traced_by_modes():  # which put stand-ins without numbers here
+            self._place()
         return SparseTensor._make(self._weight.pattern, self.values)
 
-    def _at_places(self) -> SparseTensor:
-        return SparseTensor._make(self._pattern(self.coords, self.values), self.values.detach())
+    def _place(self) -> None:
+        self._places = self.coords
+        self._weight = SparseTensor._make(self._pattern(self.coords.long(), self.values), self.values.detach())
 
     def _pattern(self, coords: Tensor, values: Tensor) -> Pattern:
         """Return the pattern of places; values with sides are in blocks."""
@@ -171,7 +171,7 @@ class SparseLinear(nn.Module):
         """Return the product with (rows, in_features) activations, by a kernel that is held for their shape."""
         values, weight = self.values, self._weight
         # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
-        held = type(values) is nn.Parameter and flat.dtype is values.dtype and weight.coords is self.coords
+        held = type(values) is nn.Parameter and flat.dtype is values.dtype and self._places is self.coords
         if not held or torch.compiler.is_compiling() or traced_by_modes():
             return einsum(EQUATION, self.weight, flat, output="dense", **self.settings)
         key = flat.shape, flat.dtype, current(), torch.get_float32_matmul_precision()
@@ -199,6 +199,7 @@ class SparseLinear(nn.Module):
         """Take other places too, of any number and in any blocks: the shape of the matrix is what must agree."""
         coords, values = state_dict.get(f"{prefix}coords"), state_dict.get(f"{prefix}values", self.values)
         if isinstance(coords, Tensor) and coords.shape[:1] == (2,):
+            coords = coords.long()
             pattern = self._pattern(coords, values)
             crd.check_range(coords, pattern.shape, "nonzero" if pattern.blocks is None else "block")
             if not crd.is_sorted_unique(crd.sort_keys(coords, pattern.shape)):
@@ -208,7 +209,7 @@ class SparseLinear(nn.Module):
                 self.coords = self.coords.new_empty(coords.shape)
                 self.values.data = self.values.new_empty(shape)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
-        self._weight = self._at_places()
+        self._place()
 
 
 def sparsify(
@@ -304,6 +305,8 @@ class GATConv(nn.Module):
         add_self_loops: add an edge from node i to node i wherever it is missing. If sources and targets are different
             nodes, this joins source i with target i, as in PyG; that is right only if the targets are the first
             sources.
+        edge_dim: features of an edge, if scores depend on them. A self loop has the mean features of the other edges to
+            its node, as in PyG, where `add_self_loops` is set.
         settings: of `einsum`.
 
     Examples:
@@ -319,11 +322,17 @@ class GATConv(nn.Module):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         add_self_loops: bool = True,
+        edge_dim: int | None = None,
         **settings: Unpack[Settings],
     ) -> None:
         super().__init__()
         self.linear = nn.Linear(in_channels, heads * out_channels, bias=False)
         self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_channels)) for _ in range(2))
+        self.edge_dim = edge_dim
+        if edge_dim is not None:
+            self.edge_linear = nn.Linear(edge_dim, heads * out_channels, bias=False)
+            self.of_edge = nn.Parameter(torch.empty(heads, out_channels))
+            nn.init.xavier_uniform_(self.of_edge)
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
         self.negative_slope = negative_slope
         self.dropout = _share(dropout)
@@ -332,25 +341,59 @@ class GATConv(nn.Module):
         nn.init.xavier_uniform_(self.of_source)
         nn.init.xavier_uniform_(self.of_target)
 
-    def forward(self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], edge_attr: Tensor | None = None
+    ) -> Tensor:
         """Apply the layer; returns (targets, heads * out_channels).
 
         Args:
-            adjacency: (targets, sources); values are not read.
+            adjacency: (targets, sources); its values are read only as features of edges.
             x: (nodes, in_channels), or a pair ``(sources, targets)`` of such tensors if these are different nodes.
+            edge_attr: (edges, edge_dim) features of edges, or (edges,) of one feature, in lexicographic order of
+                (target, source); by default the values of the adjacency, with a dense mode for features.
 
         Raises:
             ShapeError: features do not fit the adjacency.
         """
-        pattern, sources, targets = _of_graph(adjacency, x, self.linear.in_features, self.add_self_loops, "GATConv")
+        graph, sources, targets = _of_graph(adjacency, x, self.linear.in_features, "GATConv")
+        pattern = _with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
         of_sources = self._mixed(sources)
         of_targets = of_sources if targets is sources else self._mixed(targets)
         wide = accumulator(of_sources.dtype)
         by_source = (of_sources.to(wide) * self.of_source).sum(-1).T
         by_target = (of_targets.to(wide) * self.of_target).sum(-1).T
         tensors = [of_sources.transpose(0, 1), by_target, by_source]
-        body = _gat(self.negative_slope, self.dropout if self.training else 0.0)
+        if self.edge_dim is not None:
+            tensors.append(self._by_edge(graph, graph.values if edge_attr is None else edge_attr, wide).T)
+        elif edge_attr is not None:
+            raise ShapeError("GATConv reads features of edges if it is made with edge_dim=, the number of features")
+        body = _gat(self.negative_slope, self.dropout if self.training else 0.0, self.edge_dim is not None)
         return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
+
+    def _by_edge(self, graph: SparseTensor, features: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return (entries, heads) terms of scores, of the entries that are attended to."""
+        if features.ndim == 1:
+            features = features[:, None]
+        if features.shape != (graph.nnz, self.edge_dim):
+            raise ShapeError(
+                f"GATConv of {graph.nnz:,} edges takes features ({graph.nnz}, {self.edge_dim}) of edges, found "
+                f"{tuple(features.shape)}"
+            )
+        heads = self.edge_linear.weight.unflatten(0, self.of_edge.shape).to(dtype) * self.of_edge[:, :, None]
+        scores = features.to(dtype) @ heads.sum(1).T
+        if not self.add_self_loops:
+            return scores
+        rows, columns = graph.pattern.coords
+        others = (rows != columns).to(dtype)
+        total, count = (
+            SparseTensor._make(graph.pattern, values).sum(1, output="dense")
+            for values in (scores * others[:, None], others)
+        )
+        pattern, order = _with_loops(graph.pattern)
+        scores = torch.cat((scores, scores.new_zeros(pattern.nnz - graph.nnz, scores.shape[1])))[order]
+        rows, columns = pattern.coords
+        means = total / count.clamp(min=1)[:, None]
+        return torch.where((rows == columns)[:, None], means[rows], scores)
 
     def _mixed(self, x: Tensor) -> Tensor:
         """Return the (nodes, heads, out_channels) products with the weight."""
@@ -398,7 +441,8 @@ class GATv2Conv(nn.Module):
 
     def forward(self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """Apply the layer; returns (targets, heads * out_channels). Arguments and errors as for `GATConv.forward`."""
-        pattern, *nodes = _of_graph(adjacency, x, self.of_source.in_features, self.add_self_loops, "GATv2Conv")
+        graph, *nodes = _of_graph(adjacency, x, self.of_source.in_features, "GATv2Conv")
+        pattern = _with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
         source, target = (
             linear(one).unflatten(1, self.score.shape).transpose(0, 1)
             for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
@@ -409,9 +453,9 @@ class GATv2Conv(nn.Module):
 
 
 def _of_graph(
-    adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], width: int, loops: bool, name: str
-) -> tuple[Pattern, Tensor, Tensor]:
-    """Return the pattern of a graph, and features of sources and of targets, whose sizes fit."""
+    adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], width: int, name: str
+) -> tuple[SparseTensor, Tensor, Tensor]:
+    """Return a graph, coalesced, and features of sources and of targets, whose sizes fit."""
     adjacency = _adjacency(adjacency, name)
     sources, targets = (x, x) if isinstance(x, Tensor) else x
     rows, columns = adjacency.shape[:2]
@@ -421,7 +465,7 @@ def _of_graph(
             f"of sources and ({rows}, {width}) of targets, as a pair unless they are the same nodes; found "
             f"{tuple(sources.shape)} and {tuple(targets.shape)}"
         )
-    return _with_loops(adjacency.pattern)[0] if loops else adjacency.pattern, sources, targets
+    return adjacency, sources, targets
 
 
 def _of_heads(
@@ -435,12 +479,14 @@ def _of_heads(
 
 
 @lru_cache(maxsize=64)
-def _gat(slope: float, dropout: float = 0.0) -> Body:
+def _gat(slope: float, dropout: float = 0.0, with_edges: bool = False) -> Body:
     """Return graph attention as a body; kernels are kept by it."""
     sides: dict[str, Side] = {"target": "rows", "source": "columns"}
+    if with_edges:
+        sides["edge"] = "entries"
 
-    def score(target: Tensor, source: Tensor) -> Tensor:
-        return functional.leaky_relu(target + source, slope)
+    def score(**terms: Tensor) -> Tensor:
+        return functional.leaky_relu(sum(terms.values()), slope)  # type: ignore[arg-type]
 
     return Body({}, sides, score, True, "features", dropout=dropout)
 

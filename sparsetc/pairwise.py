@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -20,11 +21,14 @@ from torch.compiler import is_dynamo_compiling
 
 from sparsetc import masks
 from sparsetc.api import einsum
-from sparsetc.maps.body import Body
-from sparsetc.maps.fused import Kernels, Task, fused, rows_whole
+from sparsetc.errors import TransformError
+from sparsetc.explain import MapReport, device_name, watched
+from sparsetc.maps.body import LOG2E, Body
+from sparsetc.maps.fused import Kernels, Task, fused, gradients_by, gradients_of_steps, result_shape, rows_whole
 from sparsetc.maps.pairs import Pairs
-from sparsetc.options import Options, Settings, of_call
-from sparsetc.support.entry import entry_point, exporting, traced_by_modes
+from sparsetc.maps.saved import described, read
+from sparsetc.options import Options, Settings, in_force, of_call
+from sparsetc.support.entry import entry_point, exporting, traced_by_modes, without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
 from sparsetc.tensor.blocks import without_blocks
@@ -75,12 +79,19 @@ def _computed(
     with_lse: bool,
 ) -> Any:
     options = of_call(settings)
-    if traced_by_modes() and not transforming() and not exporting():
-        result, lse = torch.ops.sparsetc.mapped(key_of(Traced(body, pairs, options, name)), list(tensors), seed)
-        return (result, lse) if with_lse else result
+    if traced_by_modes() and not transforming():
+        key, coords = _key_and_coords(Traced(body, pairs, options, name))
+        if key:
+            result, lse = torch.ops.sparsetc.mapped(key, [*tensors, *coords], seed)
+            return (result, lse) if with_lse else result
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)
     kernels, ready = kernels_of(body, pairs, tensors, options, name)
-    return steps(*tensors) if kernels is None else fused(kernels, steps, ready, seed, with_lse)
+    if kernels is None:
+        return steps(*tensors)
+    computed_by_kernels = fused(kernels, steps, ready, seed, with_lse)
+    if with_lse:
+        return computed_by_kernels[0].to(tensors[0].dtype), computed_by_kernels[1]
+    return computed_by_kernels.to(tensors[0].dtype)
 
 
 class Traced(NamedTuple):
@@ -107,15 +118,31 @@ def key_of(traced: Traced) -> str:
     return key
 
 
+def _key_and_coords(traced: Traced) -> tuple[str, list[Tensor]]:
+    """Return what names a map in a graph; in a program, a text and coordinates. The text is empty if it has none."""
+    if not exporting():
+        return key_of(traced), []
+    if not isinstance(traced.pairs.given, Pattern) and (text := described(*traced)):
+        return text, []
+    given = traced.pairs.given if isinstance(traced.pairs.given, Pattern) else entries_of(traced.pairs)
+    return described(*traced._replace(pairs=replace(traced.pairs, given=given))), [given.coords]
+
+
 def kernels_of(
     body: Body, pairs: Pairs, tensors: Sequence[Tensor], options: Options, name: str
 ) -> tuple[Kernels | None, Sequence[Tensor]]:
     """Return the kernels for these tensors and the tensors in the kernels' layout; None if there are no kernels."""
     reason, kernels = _unfit(tensors, options), None
     if not reason:
+        backend = options.effective_backend(pairs.device)
+        if backend == "torch":  # which computes nothing in 16 bits, not even sums of a result and its gradient
+            tensors = [t.to(accumulator(t.dtype)) for t in tensors]
         tensors = [*map(rows_whole, tensors)]
-        kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name).kernels(tensors)
+        kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name, backend).kernels(tensors)
         reason = kernels.refusal
+    reports = watched.get()
+    if reports is not None:
+        reports.append(_report(pairs, options, name, reason, kernels))
     if reason:
         log.debug("%s runs in steps: %s", name, reason)
         return None, tensors
@@ -123,20 +150,35 @@ def kernels_of(
     return kernels, tensors
 
 
+def _report(pairs: Pairs, options: Options, name: str, reason: str, kernels: Kernels | None) -> MapReport:
+    """Return what `explain` says of a call."""
+    return MapReport(
+        name,
+        "in steps" if reason else "in one kernel",
+        reason,
+        options.effective_backend(pairs.device),
+        device_name(pairs.device),
+        pairs.shape,
+        pairs.patterns,
+        () if reason or kernels is None else kernels.reports(),
+    )
+
+
 def _unfit(tensors: Sequence[Tensor], options: Options) -> str:
     """Return the reason why kernels cannot run on such tensors, for any body; empty if they can."""
     first = tensors[0]
     if transforming() or forward_ad._current_level >= 0:
         return "forward mode, or a transform of torch.func"
-    if options.effective_backend(first.device) != "triton" or not _has_triton():
+    native = options.effective_backend(first.device) == "torch"
+    if (native and first.is_cuda) or not (native or _has_triton()):
         return "kernels are Triton's, which does not run here"
     if options.plan != "auto" or options.tune is not None:
         return "a plan or a search of plans was asked for"
     if min(t.numel() for t in tensors) == 0:
         return "an operand has no elements"
-    if first.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if first.dtype not in (torch.float16, torch.bfloat16, torch.float32, *([torch.float64] if native else [])):
         return f"operands are {first.dtype}"
-    if first.dtype == torch.bfloat16 and not first.is_cuda:
+    if first.dtype == torch.bfloat16 and not (first.is_cuda or native):
         return "Triton's interpreter has no products of matrices in bfloat16"
     return ""
 
@@ -265,6 +307,66 @@ def single(pattern: Pattern) -> Pattern:
         return pattern
     whole = SparseTensor._make(pattern, torch.ones((), device=pattern.device).expand(pattern.values_shape(())))
     return without_blocks(whole).pattern  # type: ignore[no-any-return]
+
+
+# -- what operators of graphs do --------------------------------------------------------------------------------------
+
+LEAST = -1e30
+"""The logarithm of a row's sum for kernels, where it is minus infinity."""
+
+
+def _of(key: str, tensors: list[Tensor]) -> tuple[Traced, list[Tensor]]:
+    """Return the map of a key, and its tensors. Those of a saved map end in coordinates, which are left out."""
+    if key.startswith("{"):
+        body, pairs, options, name, inputs = read(key, tensors)
+        return Traced(body, pairs, options, name), inputs
+    traced = known.get(key)
+    if traced is None:
+        raise TransformError(
+            f"the graph was traced with {key!r}, which this process does not have, or no more; trace it again here"
+        )
+    return traced, tensors
+
+
+def run_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    (body, pairs, options, name), tensors = _of(key, tensors)
+    with in_force(options), without_autocast(tensors[0].device):
+        found = computed(body, pairs, tensors, {}, name, seed, body.softmax)
+    result, lse = found if body.softmax else (found, found.new_empty(0))
+    return result.contiguous(), lse.to(accumulator(result.dtype)).contiguous()
+
+
+def run_gradients(
+    key: str,
+    tensors: list[Tensor],
+    seed: Tensor | None,
+    result: Tensor,
+    lse: Tensor,
+    of_result: Tensor | None,
+    of_lse: Tensor | None,
+    wanted: list[bool],
+) -> list[Tensor]:
+    (body, pairs, options, name), tensors = _of(key, tensors)
+    wanted = wanted[: len(tensors)]
+    with in_force(options), without_autocast(result.device):
+        kernels, ready = kernels_of(body, pairs, tensors, options, name)
+        gradients = None
+        if kernels is not None:
+            sums = torch.where(lse.isneginf(), LEAST, lse * LOG2E) if body.softmax else None
+            gradients = gradients_by(kernels, ready, wanted, seed, result, sums, (of_result, of_lse))
+        if gradients is None:
+            steps = partial(in_steps, body, pairs, {}, seed, body.softmax)
+            detached = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
+            steps_gradients = gradients_of_steps(steps, detached, wanted, (of_result, of_lse))
+            gradients = [g if g is None else g.clone(memory_format=torch.contiguous_format) for g in steps_gradients]
+    return [g.to(t.dtype) for g, t in zip(gradients, tensors, strict=True) if g is not None]
+
+
+def shapes_of_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    (body, pairs, *_), tensors = _of(key, tensors)
+    shape = result_shape(body, pairs, tensors)
+    sums = shape[:2] if body.softmax else (0,)
+    return tensors[0].new_empty(shape), tensors[0].new_empty(sums, dtype=accumulator(tensors[0].dtype))
 
 
 # -- random numbers ---------------------------------------------------------------------------------------------------

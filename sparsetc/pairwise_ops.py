@@ -1,69 +1,26 @@
 """Operators of `torch.library` for bodies: one node of a graph that torch traces, exports or differentiates.
 
-In: a body with its pairs, known by a key, and tensors. Out: ``sparsetc::mapped``, which gives the result and the
-logarithms of rows' sums, and ``sparsetc::mapped_gradients``. Eager calls take the shorter way, `pairwise.computed`.
+In: a body with its pairs, known by a key or saved as text, and tensors. Out: ``sparsetc::mapped``, which gives the
+result and the logarithms of rows' sums, and ``sparsetc::mapped_gradients``. Eager calls take the shorter way,
+`pairwise.computed`. The operators are known from the import on, so that a saved program is read; what they do is
+loaded when one runs.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsetc.contraction.kernel import operators
-from sparsetc.errors import TransformError
-from sparsetc.maps.body import LOG2E
-from sparsetc.maps.fused import gradients_by, gradients_of_steps, result_shape
-from sparsetc.options import in_force
-from sparsetc.pairwise import Traced, computed, in_steps, kernels_of, known
-from sparsetc.support.entry import without_autocast
-
-LEAST = -1e30
-"""The logarithm of a row's sum for kernels, where it is minus infinity."""
 
 
-def _of(key: str) -> Traced:
-    traced = known.get(key)
-    if traced is None:
-        raise TransformError(
-            f"the graph was traced with {key!r}, which this process does not have, or no more; trace it again here"
-        )
-    return traced
-
-
-def _run(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
-    body, pairs, options, name = _of(key)
-    with in_force(options), without_autocast(tensors[0].device):
-        found = computed(body, pairs, tensors, {}, name, seed, body.softmax)
-    result, lse = found if body.softmax else (found, found.new_empty(0, dtype=torch.float32))
-    return result.contiguous(), lse.float().contiguous()
-
-
-def _run_gradients(
-    key: str,
-    tensors: list[Tensor],
-    seed: Tensor | None,
-    result: Tensor,
-    lse: Tensor,
-    of_result: Tensor | None,
-    of_lse: Tensor | None,
-    wanted: list[bool],
-) -> list[Tensor]:
-    body, pairs, options, name = _of(key)
-    with in_force(options), without_autocast(result.device):
-        kernels, ready = kernels_of(body, pairs, tensors, options, name)
-        gradients = None
-        if kernels is not None:
-            sums = torch.where(lse.isneginf(), LEAST, lse * LOG2E) if body.softmax else None
-            gradients = gradients_by(kernels, ready, wanted, seed, result, sums, (of_result, of_lse))
-        if gradients is None:
-            steps = partial(in_steps, body, pairs, {}, seed, body.softmax)
-            detached = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
-            steps_gradients = gradients_of_steps(steps, detached, wanted, (of_result, of_lse))
-            gradients = [g if g is None else g.clone(memory_format=torch.contiguous_format) for g in steps_gradients]
-    return [g for g in gradients if g is not None]
+def _of_pairwise(name: str) -> Callable[..., Any]:
+    """Return a function of `pairwise`, which is loaded at the first call."""
+    return lambda *arguments: getattr(import_module("sparsetc.pairwise"), name)(*arguments)
 
 
 operators.define("mapped(str key, Tensor[] tensors, Tensor? seed) -> (Tensor, Tensor)")
@@ -71,16 +28,9 @@ operators.define(
     "mapped_gradients(str key, Tensor[] tensors, Tensor? seed, Tensor result, Tensor lse, Tensor? of_result, "
     "Tensor? of_lse, bool[] wanted) -> Tensor[]"
 )
-operators.impl("mapped", _run, "CompositeExplicitAutograd")
-operators.impl("mapped_gradients", _run_gradients, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("sparsetc::mapped", lib=operators)
-def _shape(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
-    body, pairs, *_ = _of(key)
-    shape = result_shape(body, pairs, tensors)
-    sums = shape[:2] if body.softmax else (0,)
-    return tensors[0].new_empty(shape), tensors[0].new_empty(sums, dtype=torch.float32)
+operators.impl("mapped", _of_pairwise("run_mapped"), "CompositeExplicitAutograd")
+operators.impl("mapped_gradients", _of_pairwise("run_gradients"), "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetc::mapped", _of_pairwise("shapes_of_mapped"), lib=operators)
 
 
 @torch.library.register_fake("sparsetc::mapped_gradients", lib=operators)

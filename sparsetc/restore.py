@@ -161,9 +161,11 @@ def _pattern_reduced(p: Pattern) -> Reduced[Pattern]:
     if p.labels:
         arrays = {name: None if of is None else (str(of.dtype), of.tolist()) for name, of in p.labels.items()}
         return labelled, (p.like(p.coords, p.is_coalesced, labels={}), arrays)
+    # Kept, as a process that is spawned is given the memory itself.
+    coords = p._once("narrow", lambda: crd.narrowed(p._coords, max(p._shape)))
     if p.blocks is None:
-        return pattern, (p.coords, p.shape, p.is_coalesced)
-    return pattern_of_blocks, (p.coords, p.blocks.sides, p.blocks.shape, p.is_coalesced)
+        return pattern, (coords, p._shape, p.is_coalesced)
+    return pattern_of_blocks, (coords, p.blocks.sides, p.blocks.shape, p.is_coalesced)
 
 
 def _kernel_reduced(k: Kernel) -> Reduced[Kernel]:

@@ -20,7 +20,7 @@ from torch.nested import nested_tensor_from_jagged
 from torch.utils._python_dispatch import _disable_current_modes
 from typing_extensions import Unpack
 
-from sparsetc import masks, pairwise_ops  # noqa: F401  the latter registers operators
+from sparsetc import masks
 from sparsetc.contraction.library import _constant as constant
 from sparsetc.contraction.library import _setting as setting
 from sparsetc.contraction.library import _transforms as transforms
@@ -93,9 +93,11 @@ def attention(
     On a GPU, one kernel computes the result and two its gradients, for float16, bfloat16 and float32, and for q, k
     and v of up to 256 columns. They work in tiles of 64 queries by 32 or 64 keys, or of 16 queries by gathered keys if
     these lie far apart; values and keys in a tile must be finite, even those that some query of the tile does not
-    attend to. On a CPU, with a `plan`, in forward mode, in transforms of `torch.func`, and for second gradients, three
-    steps run instead: a sampled product, `softmax`, and a product with the values. The log says which way was taken,
-    and why (``logging.getLogger("sparsetc")``, level DEBUG).
+    attend to. On a CPU, windows of 32 or 64 queries are multiplied by the tiles of keys that they meet. Patterns that
+    leave most of their tiles empty, and dropout, run on a CPU in three steps: a sampled product, `softmax`, and a
+    product with the values. So do calls with a `plan`, in forward mode, in transforms of `torch.func`, and for second
+    gradients on all devices. The log says which way was taken, and why (``logging.getLogger("sparsetc")``, level
+    DEBUG).
 
     Args:
         q: (*heads, rows, d) with any number of leading modes for batches and heads; or a jagged nested tensor

@@ -21,9 +21,9 @@ from reference import run, whole
 
 import sparsetc as stc
 from sparsetc.contraction.contraction import wrap
-from sparsetc.ir.default_tree import groups_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
+from sparsetc.ir.lower.default_tree import groups_of
 from sparsetc.packing.tiles import sides_of
 from sparsetc.planner.registry import PLANS
 from sparsetc.tensor.sums import summed_dtype

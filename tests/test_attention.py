@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
+import map_cases
 import pytest
 import scipy.sparse
 import torch
+from map_cases import FORMS, dense_attention, form_of_attention
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
 from sparsetc import pairwise
+from sparsetc.maps import pairs, torch_walk
 
 F64 = torch.float64
+
+
+TILES = [*((name, "") for name in map_cases.PATTERNS), ("entries", "one"), ("blocks-of-32", "one")]
+
+
+@pytest.mark.parametrize(("name", "bias"), TILES)
+def test_matrices_of_whole_windows(
+    name: str, bias: str, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pairs, "ENTRY", 1e9)
+    monkeypatch.setattr(torch_walk, "CACHED", 1)  # a head at a time
+    given, meets = map_cases.PATTERNS[name]()
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, n, 5, dtype=F64, generator=g).requires_grad_() for n in (*meets.shape, meets.shape[1]))
+    added, whole = None, None
+    if bias:
+        added = torch.randn(int(meets.sum()), dtype=F64, generator=g).requires_grad_()
+        whole = torch.zeros(meets.shape, dtype=F64).index_put(tuple(meets.nonzero().T), added)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.attention(q, k, v, given, scale=0.3, bias=added)
+    assert "attention runs in one kernel" in caplog.text
+    expected = dense_attention(q, k, v, meets, 0.3, whole)
+    torch.testing.assert_close(found, expected)
+    inputs = [q, k, v] if added is None else [q, k, v, added]
+    weights = torch.randn(found.shape, dtype=F64, generator=g)
+    both = [torch.autograd.grad(y, inputs, weights) for y in (found, expected)]
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "dropout_p" not in form])
+def test_forms_by_matrices_of_windows(
+    name: str, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pairs, "ENTRY", 1e9)
+    both = form_of_attention(name, torch.device("cpu"))
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = both()
+    assert "attention runs in one kernel" in caplog.text
+    monkeypatch.setattr(pairwise, "_unfit", lambda tensors, options: "asked for")
+    for one, other in zip(found, both(), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
 
 def filled(*shape: int, share: float = 0.5, seed: int = 0) -> torch.Tensor:
@@ -391,19 +437,86 @@ def test_attention_in_a_full_graph(name: str) -> None:
         torch.testing.assert_close(own, other)
 
 
-def test_attention_is_exported_as_einsums() -> None:
-    """Any process can run these, which knows no kernel of this one."""
+BY_BATCH = stc.SparseTensor.from_dense(PAIRS[:, :1].double())
+PADDING = torch.arange(12)[None] < 9
+PADDED = stc.masks.dense_mask(PADDING)
+EXPORTED: dict[str, Callable[..., Any]] = {
+    "mask": lambda q, k, v: stc.attention(q, k, v, WINDOW) + 1,
+    "stack": lambda q, k, v: stc.attention(q, k, v, BY_BATCH),
+    "table": lambda q, k, v: stc.attention(q, k, v, PADDED),
+    "documents": lambda q, k, v: stc.attention(q, k, v, stc.masks.documents([0, 4, 10], [0, 6, 12]), is_causal=True),
+    "logarithms": lambda q, k, v: stc.attention(q, k, v, stc.masks.prefix(4), return_lse=True)[1],
+    "function": lambda q, k, v: stc.attention(q, k, v, WINDOW, bias=lambda s, b, h, i, j: s * (h + 1) - (i - j) % 3),
+    "dropout": lambda q, k, v: stc.attention(q, k, v, WINDOW, dropout_p=0.5),
+}
 
-    class Layer(torch.nn.Module):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return stc.attention(q, k, v, WINDOW) + 1
 
-    given = [one.detach() for one in four()]
-    program = torch.export.export(Layer(), tuple(given))
-    assert not any("sparsetc.mapped" in str(node.target) for node in program.graph.nodes)
-    torch.testing.assert_close(program.module()(*given), Layer()(*given))
+class Exported(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        return self.function(*given)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_attention_is_exported_as_one_node(name: str) -> None:
+    """Of which any process makes a kernel, with gradients."""
+    given, function = four(), EXPORTED[name]
+    module = torch.export.export(Exported(function), tuple(one.detach() for one in given)).module()
+    assert [str(n.target) for n in module.graph.nodes if "sparsetc" in str(n.target)] == ["sparsetc.mapped.default"]
+    results = []
+    for one in (module, function):
+        torch.manual_seed(0)
+        results.append(one(*given))
+    torch.testing.assert_close(*results, check_dtype=False)  # logarithms of a node are float32
+    ours, expected = (torch.autograd.grad(y.sum(), given[:2], retain_graph=True) for y in results)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_attention_is_exported_for_any_length() -> None:
+    sizes = {2: torch.export.Dim("rows", min=2)}
+    q = torch.rand(1, 2, 9, 4)
+    module = torch.export.export(Exported(lambda q: stc.attention(q, q, q, WINDOW)), (q,), dynamic_shapes=((sizes,),))
+    longer = torch.rand(1, 2, 30, 4)
+    torch.testing.assert_close(module.module()(longer), stc.attention(longer, longer, longer, WINDOW))
+
+
+def test_attention_that_cannot_be_exported_says_so() -> None:
+    given = tuple(one.detach() for one in four())
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch.export takes it with strict=False"):
-        torch.export.export(Layer(), tuple(given), strict=True)
+        torch.export.export(Exported(EXPORTED["mask"]), given, strict=True)
+    with pytest.raises(stc.TransformError, match=r"stc\.masks\.dense_mask\(pattern\), or .* outside forward"):
+        torch.export.export(Exported(lambda q, k, v: stc.attention(q, k, v, PADDING)), given)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"mask": ["band", -3', '"mask": ["table", -3'),
+        ('"mask": ["band", -3', '"mask": ["band", "3"'),
+        ('"mul"', '"exec"'),
+        ('"input", 0', '"input", 7'),
+        ("[[0, 1]]", '[["0) or exit("]]'),
+        ('"softmax": true', '"softmax": 1'),
+        ('"table": 2', '"table": 3'),
+        ('"dropout": 0.0', '"dropout": 2.0'),
+        ('"plan"', '"cache_dir"'),
+        ('"name": "attention"', '"name": "../attention"'),
+        ("{", "{{"),
+        ("[1]]", "[9]]"),
+    ],
+)
+def test_a_damaged_map_is_refused(old: str, new: str) -> None:
+    given = tuple(one.detach() for one in four())
+    module = torch.export.export(Exported(lambda q, k, v: stc.attention(q, k, v, WINDOW, scale=0.5)), given).module()
+    (node,) = [node for node in module.graph.nodes if "mapped" in str(node.target)]
+    assert old in node.args[0]
+    node.args = (node.args[0].replace(old, new), *node.args[1:])
+    module.recompile()
+    with pytest.raises(stc.FormatError, match="the program is damaged"):
+        module(*given)
 
 
 MEETS = (torch.rand(64, 96, generator=torch.Generator().manual_seed(2)) < 0.3).float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,22 +11,49 @@ import torch
 from map_cases import MAPPED, mapped_cases
 
 import sparsetc as stc
+from sparsetc.maps import pairs
 from sparsetc.maps.trace import told_apart
 
 F64 = torch.float64
 
 
+@pytest.mark.parametrize("way", ["in steps", "in one kernel"])
 @pytest.mark.parametrize("name", MAPPED)
-def test_as_over_all_pairs(name: str) -> None:
+def test_as_over_all_pairs(
+    name: str, way: str, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if way == "in one kernel":
+        monkeypatch.setattr(pairs, "ENTRY", 1e9)
     function, form, dense = mapped_cases(name, F64)
     tensors = [t for t in form.tensors if t.requires_grad]
-    found = stc.map_entries(function, form.pattern, **form.named)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.map_entries(function, form.pattern, **form.named)
+    assert f"map_entries runs {way}" in caplog.text
     found = found.to_dense() if isinstance(found, stc.SparseTensor) else found
     expected = dense()
     torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.square().sum(), tensors, retain_graph=True) for y in (found, expected))
+    for own, other in zip(*both, strict=True):
+        torch.testing.assert_close(own, other)
     both = (torch.autograd.grad(y.square().sum(), tensors, create_graph=True) for y in (found, expected))
     for own, other in zip(*both, strict=True):
         torch.testing.assert_close(own, other)
+
+
+def test_what_explain_says_of_a_call() -> None:
+    q = torch.ones(2, 130, 4)
+    mask = stc.masks.sliding_window(70)
+    (report,) = stc.explain(stc.attention, q, q, q, mask, backend="torch").maps
+    assert (report.way, report.reason, report.shape, report.patterns) == ("in one kernel", "", (130, 130), 1)
+    meets = mask.dense(130)
+    assert [tiles.result for tiles in report.tiles] == ["result", "gradients of rows", "gradients of columns"]
+    for tiles in report.tiles:
+        places = (tiles.full + tiles.partial) * tiles.height * tiles.width
+        assert round(tiles.filled * places) == int(meets.sum())
+    layer, graph = stc.nn.GATConv(3, 2), stc.eye(40)
+    said = str(stc.explain(layer, graph, torch.ones(40, 3)))
+    assert said.startswith("GATConv")
+    assert "in steps: on a CPU, most places of its tiles would be empty" in said
 
 
 def test_functions_of_the_same_code_are_one() -> None:

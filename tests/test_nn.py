@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import io
 import pickle
 from pathlib import Path
@@ -37,6 +38,28 @@ def test_a_pruned_layer(shape: tuple[int, ...], bias: bool) -> None:
     torch.testing.assert_close(own[0], other[0])
     torch.testing.assert_close(own[1], other[1][tuple(layer.coords)])
     assert "nnz=48" in repr(layer)
+
+
+@pytest.mark.parametrize(("size", "kept_as"), [(2**31 - 1, torch.int32), (2**31, torch.int64)])
+def test_places_are_saved_in_32_bits_where_they_fit(size: int, kept_as: torch.dtype) -> None:
+    """In states, in pickles of layers and of tensors; keys of rows and columns do not fit there."""
+    places = torch.tensor([[0, 1, size - 1], [2, size - 1, size - 2]])
+    tensor = stc.SparseTensor(places, [1.0, 2.0, 3.0], (size, size))
+    layer, other = stc.nn.SparseLinear(tensor), stc.nn.SparseLinear(stc.zeros((size, size)))
+    file = io.BytesIO()
+    torch.save({"state": layer.state_dict(), "tensor": tensor}, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    assert loaded["state"]["coords"].dtype == kept_as
+    reduced = copyreg.dispatch_table[type(tensor.pattern)](tensor.pattern)
+    assert reduced[1][0].dtype == kept_as
+    for assign in (False, True):
+        other.load_state_dict(loaded["state"], assign=assign)
+        assert torch.equal(other.weight.coords, places)
+    other.load_state_dict(loaded["state"] | {"coords": places}, assign=True)  # what others wrote
+    assert torch.equal(other.weight.coords, places)
+    assert torch.equal(loaded["tensor"].coords, places)
+    assert torch.equal(copy.deepcopy(other).weight.coords, places)
 
 
 def test_places_are_saved_moved_and_loaded() -> None:
@@ -470,6 +493,8 @@ def test_the_numbers_of_pyg(targets: int, sources: int, twice: bool, loops: bool
     torch.testing.assert_close(layer(adjacency, tuple(x)), theirs(tuple(x), edges))
     if targets == sources:
         torch.testing.assert_close(layer(adjacency, x[0]), theirs(x[0], edges))
+    if targets <= sources:  # PyG has no means for targets that are no sources
+        edge_features(adjacency, tuple(x), edges, loops)
     second = GATv2Conv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
     layer2 = stc.nn.GATv2Conv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
     names = {"of_source": "lin_l", "of_target": "lin_r"}
@@ -485,6 +510,31 @@ def test_the_numbers_of_pyg(targets: int, sources: int, twice: bool, loops: bool
     other = torch.autograd.grad(expected.square().sum(), [second.att, second.lin_l.weight, second.lin_r.bias])
     for one, two in zip(own, other, strict=True):
         torch.testing.assert_close(one, two.view_as(one))
+
+
+def edge_features(adjacency: stc.SparseTensor, x: Any, edges: torch.Tensor, loops: bool) -> None:
+    """Compare attention with features of edges to PyG's, results and gradients."""
+    from torch_geometric.nn import GATConv
+
+    theirs = GATConv(5, 4, heads=3, edge_dim=2, add_self_loops=loops).double()
+    layer = stc.nn.GATConv(5, 4, heads=3, edge_dim=2, add_self_loops=loops).double()
+    state = {"linear.weight": theirs.lin.weight, "edge_linear.weight": theirs.lin_edge.weight, "bias": theirs.bias}
+    ends = {"of_source": theirs.att_src[0], "of_target": theirs.att_dst[0], "of_edge": theirs.att_edge[0]}
+    layer.load_state_dict(state | ends)
+    features = torch.randn(edges.shape[1], 2, dtype=torch.float64).requires_grad_()
+    graph = stc.SparseTensor(edges.flip(0), features, (*adjacency.shape, 2))
+    found, expected = layer(graph, x), theirs(x, edges, features)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(layer(adjacency, x, graph.values), expected)
+    weights = torch.randn(found.shape, dtype=torch.float64)
+    both = torch.autograd.grad(found, [features, layer.edge_linear.weight, layer.of_edge], weights)
+    other = torch.autograd.grad(expected, [features, theirs.lin_edge.weight, theirs.att_edge], weights)
+    for one, two in zip(both, other, strict=True):
+        torch.testing.assert_close(one, two.view_as(one))
+    with pytest.raises(stc.ShapeError, match="takes features"):
+        layer(graph, x, graph.values[:, :1])
+    with pytest.raises(stc.ShapeError, match="made with edge_dim="):
+        stc.nn.GATConv(5, 4).double()(graph, x, graph.values)
 
 
 def test_batches_of_graphs() -> None:

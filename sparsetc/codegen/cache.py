@@ -29,7 +29,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from sparsetc.support import files
+from sparsetc.support import Ints, files
 from sparsetc.support.files import cache_folder
 from sparsetc.support.lru import Lock
 from sparsetc.support.notices import log_since, warn
@@ -37,7 +37,7 @@ from sparsetc.support.notices import log_since, warn
 MAX_MODULES = 512
 """Modules kept in memory."""
 
-_modules: OrderedDict[Path, tuple[ModuleType, Path, tuple[int, ...] | None]] = OrderedDict()
+_modules: OrderedDict[Path, tuple[ModuleType, Path, Ints | None]] = OrderedDict()
 """Modules, each with its copy and what the file system said of the copy once it was written or compared."""
 _lock = Lock()
 
@@ -57,19 +57,21 @@ def load(source: str, directory: Path | None = None, name: str = "kernel") -> tu
     key = path_of(source, folder or Path(), name)
     with _lock.own:
         module, path, seen = _modules.get(key, (None, key, None))
-        if seen is None or seen != _status(path):
+        status = _status(path)
+        if seen is None or seen != status:
             path = keep(source, folder, key.name)
+            status = _status(path)
         if module is None:
             start, module = time.perf_counter(), _module(source, path)
             log_since(start, logging.DEBUG, "loaded %s", path)
-        _modules[key] = module, path, _status(path)
+        _modules[key] = module, path, status
         _modules.move_to_end(key)
         while len(_modules) > MAX_MODULES:
             _forget(_modules.popitem(last=False)[1][0])
         return module, path
 
 
-def _status(path: Path) -> tuple[int, ...] | None:
+def _status(path: Path) -> Ints | None:
     """Return what tells a file from another, and from itself before a change; None if there is no file."""
     try:
         status = os.lstat(path)

@@ -36,9 +36,7 @@ RANGES = 4
 @lru_cache(maxsize=1)
 def _vectors() -> str:
     """Return the source of the vector functions that are compiled into native loops."""
-    from sparsetc.runtime import vectors
-
-    return Path(vectors.__file__).read_text(encoding="utf-8")
+    return (Path(__file__).parents[1] / "runtime" / "vectors.py").read_text(encoding="utf-8")
 
 
 def functions(module: ModuleType, programs: Sequence[TileProgram], source: str, folder: Path | None) -> list[Any]:

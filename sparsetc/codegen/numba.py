@@ -202,7 +202,7 @@ class NumbaPrinter(Writer, Lines):
         """Print the address of rows of a dense operand, or the load of one number."""
         o, decodes = s.operand, self.decodes
         along = tuple(dict.fromkeys(side for c in o.rows for side in decodes[c].along))
-        begin = self.row(o.rows, [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))])
+        begin = self.row(o.rows, o.row_strides)
         strides = tuple((c, self.p.elements(o.axes[n + 1 :])) for n, c in enumerate(o.axes))
         if s.out.level == LEAF and not along and o.nrows * o.width > FAR:
             self.prefetch(o)
@@ -227,7 +227,7 @@ class NumbaPrinter(Writer, Lines):
         self.put(f"ahead = min(n + {AHEAD}, {words[0]}.size - 1)")
         self.nonzero = "ahead"
         self.coordinates = before | {s.letter: f"({s.coordinate.text(self)})" for s in decodes}
-        begin = self.variable("far", self.row(o.rows, [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]))
+        begin = self.variable("far", self.row(o.rows, o.row_strides))
         for n in range(0, min(o.width, LINES * LINE), LINE):
             self.put(f"prefetch({o.name}, {begin}{f' + {n}' if n else ''})")
         self.nonzero, self.coordinates = "n", before

@@ -13,6 +13,7 @@ from functools import partial
 
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.support import NamedInts
 
 LENGTHS = (16, 8, 4, 2, 1)
 """Elements of the vectors that are printed; 1 is a number."""
@@ -66,7 +67,7 @@ class Factor:
     """
 
     name: str
-    strides: tuple[tuple[str, int], ...] = ()
+    strides: NamedInts = ()
     begin: str = ""
     along: tuple[str, ...] = ()
     in_array: bool = True

@@ -22,6 +22,7 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.support import Names
 
 
 def function(p: TileProgram, integers: bool) -> list[str]:
@@ -104,7 +105,7 @@ def product(printer: TorchPrinter, s: ir.Product) -> None:
     printer.put(f"{s.out.name} = {text}")
 
 
-def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: tuple[str, ...], level: int) -> str:
+def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: Names, level: int) -> str:
     """Print weighted sums of an operand's rows, or of parts of its rows, one for each position of the weights."""
     o = rows.operand
     others = tuple(t for t in s.inputs if t.name != rows.out.name)
@@ -120,14 +121,12 @@ def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: tuple[str
     )
 
 
-def viewed(printer: TorchPrinter, text: str, axes: tuple[str, ...], have: int) -> str:
+def viewed(printer: TorchPrinter, text: str, axes: Names, have: int) -> str:
     """Return a text with `have` axes as rows of `axes`, viewed if the numbers differ."""
     return text if len(axes) == have else f"{text}.view({', '.join(filter(None, ('-1', printer.shape(axes))))})"
 
 
-def dots(
-    printer: TorchPrinter, s: ir.Product, first: ir.Gather, second: ir.Gather, kept: tuple[str, ...], level: int
-) -> str:
+def dots(printer: TorchPrinter, s: ir.Product, first: ir.Gather, second: ir.Gather, kept: Names, level: int) -> str:
     """Print weighted products of rows of two operands, summed over the axes that are not kept."""
     k, numbers = printer.p.elements(kept), tuple(t for t in s.inputs if not t.within)
     sides = [
@@ -137,7 +136,7 @@ def dots(
     return viewed(printer, f"dots({', '.join(sides)}, {printer.times(numbers, (), level)})", kept, 1)
 
 
-def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
+def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: Names, level: int) -> str:
     """The product, summed over the axes that it is not to have.
 
     Where one factor has all axes, and others have some that are kept, the matrix products of a contraction would
@@ -155,7 +154,7 @@ def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[st
     return summed(f"({text})" if " * " in text else text, large.within, axes)
 
 
-def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: tuple[str, ...], level: int) -> str:
+def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: Names, level: int) -> str:
     """Return the product of tiles, summed over all axes but `axes`: an einsum with one more letter for rows."""
     letters = {a.letter: a.letter for a in printer.p.axes if len(a.letter) == 1}
     free = (c for c in reversed(ascii_letters) if c not in letters)

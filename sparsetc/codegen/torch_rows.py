@@ -21,6 +21,7 @@ from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
 from sparsetc.ir.program.tile import Add, Decode, Gather, Product, Tile, TileProgram
+from sparsetc.support import Names
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import PartArrays
@@ -120,7 +121,7 @@ class TorchPrinter(Writer):
         return self.spread(f"{lookup.array}[{RANGES[level]}]", level, self.level) + self.column
 
     # -- what is laid out over rows, sides and axes -------------------------------------------------------------------
-    def sided(self, letters: Iterable[str]) -> tuple[str, ...]:
+    def sided(self, letters: Iterable[str]) -> Names:
         """The sides along which the coordinates of these letters vary, once each."""
         return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
 
@@ -152,7 +153,7 @@ class TorchPrinter(Writer):
         return ", ".join(str(self.p.axis(a).size) for a in axes)
 
     # -- factors ----------------------------------------------------------------------------------------------------
-    def times(self, tiles: tuple[Tile, ...], axes: tuple[str, ...], level: int) -> str:
+    def times(self, tiles: tuple[Tile, ...], axes: Names, level: int) -> str:
         """The product over rows of a level and all of the axes: into a factor that has them all, and no other use."""
         tiles = tuple(sorted(tiles, key=lambda t: len(t.within)))
         into = [t for t in tiles if len(tiles) > 1 and t.name in self.spare and t.within == axes]
@@ -160,7 +161,7 @@ class TorchPrinter(Writer):
         factors = [self.factor(t, axes, level) for t in tiles if t not in into]
         return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
 
-    def factor(self, tile: Tile, axes: tuple[str, ...], level: int) -> str:
+    def factor(self, tile: Tile, axes: Names, level: int) -> str:
         """Return a factor laid out over rows of a level (unless it is constant) and the axes."""
         tile_axes, constant = tile.within, tile.name in self.constants
         name = tile.name if constant else self.spread(tile.name, tile.level, level)
@@ -176,7 +177,7 @@ def _laid_out(text: str, index: Sequence[str]) -> str:
     return text if all(i == ":" for i in index) else f"{text}[{', '.join(index)}]"
 
 
-def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
+def summed(text: str, own: Names, axes: Names) -> str:
     """Return a tile with its axes in the given order, summed over all others."""
     if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
         text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
@@ -186,7 +187,7 @@ def summed(text: str, own: tuple[str, ...], axes: tuple[str, ...]) -> str:
     return text
 
 
-def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:
+def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
     """Find the products that add up rows of an operand where they lie in its table, weighted by the other factors.
 
     Returns:
@@ -202,7 +203,7 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, tuple[str, ...]]]:
 
 
 @lru_cache(maxsize=256)
-def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, tuple[str, ...]]]:
+def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, Names]]:
     """Find the products of a row of one operand with a row of another, weighted and summed when they are stored.
 
     Returns:
@@ -229,7 +230,7 @@ def unread(program: TileProgram) -> set[Gather]:
     return {rows for rows, _ in bags(program).values()}.union(*(rows[:2] for rows in sampled(program).values()))
 
 
-def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> tuple[str, ...] | None:
+def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> Names | None:
     """Return the axes of the factors that weight the rows of another; None if the rows cannot be added up in place."""
     axes, others = rows.within, [tile for tile in s.inputs if tile != rows]
     have = {a for tile in others for a in tile.within}
@@ -278,9 +279,10 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
     first = view.values.begins(named, first)
     weight = first * per[LEAF] + begins * per[LANE]
     weight = weight - weight[0]
-    limits = torch.arange(most, int(weight[-1]) + most, most, device=weight.device)
-    ends = torch.searchsorted(weight, limits).clamp(1, items)
-    at = torch.unique(torch.cat([ends, ends.new_tensor([0, items])]))
+    at = begins.new_tensor([0, items])
+    if (total := int(weight[-1])) > most:
+        limits = torch.arange(most, total, most, device=weight.device)
+        at = torch.unique(torch.cat([at, torch.searchsorted(weight, limits).clamp(1, items)]))
     known = zip(*(each.tolist() for each in (at, begins[at], first[at])), strict=True)
     return [(i0, i1, b0, b1, n0, n1) for (i0, b0, n0), (i1, b1, n1) in pairwise(known)]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen.launch import FUSED, launch_of
+from sparsetc.support import Ints
 
 ROWS, COLUMNS = 16, 128
 """Sides of a tile: of a row 128 elements in turn are read, of a column 16 are written."""
@@ -46,7 +47,7 @@ def contiguous(view: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _launch(shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> Callable[..., None] | None:
+def _launch(shape: Ints, strides: Ints, device: str) -> Callable[..., None] | None:
     """Return a launch of the kernel for views of this shape, called with source and result; None if none can."""
     matrices = as_matrices(shape, strides)
     if matrices is None:
@@ -65,7 +66,7 @@ Mode = tuple[int, int, int]
 """The size of a mode, its stride in a view, and in a contiguous tensor of the view's shape."""
 
 
-def as_matrices(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Mode, Mode, Mode] | None:
+def as_matrices(shape: Ints, strides: Ints) -> tuple[Mode, Mode, Mode] | None:
     """Return the matrices that a view turns: how many, their rows and their columns; None where it does not.
 
     The last mode of the view are the rows, which are contiguous in memory; of the view the columns are.

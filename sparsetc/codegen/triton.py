@@ -112,7 +112,7 @@ def addresses(printer: TritonPrinter, s: ir.Gather) -> Iterator[tuple[str, str]]
     o = s.operand
     level = s.out.level
     axes = s.out.axes
-    strides = o.strides[: len(o.rows)] or [prod(o.extents[n + 1 :]) * o.width for n in range(len(o.rows))]
+    strides = o.strides[: len(o.rows)] or o.row_strides
     columns = o.strides[len(o.rows) :] or [
         prod([printer.p.axis(d).size for d in o.axes[n:]]) for n in range(1, len(o.axes) + 1)
     ]

@@ -19,6 +19,7 @@ from sparsetc.ir.nest.nest import LANE, LEAF
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, Add, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
+from sparsetc.support import Names
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
@@ -115,7 +116,7 @@ class TritonPrinter(Writer):
         guarded = decode.end or any(self.p.axis(c).ragged for c in decode.along)
         return placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
-    def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> tuple[str, ...]:
+    def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> Names:
         """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
         sides = chain.from_iterable(self.decodes[c].along if c in self.decodes else (c,) for c in letters)
         return (*self.p.view.beside[level], *dict.fromkeys(filter(axes.__contains__, sides)))
@@ -274,7 +275,7 @@ class TritonPrinter(Writer):
         return word
 
 
-def sides_of(tile: Tile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def sides_of(tile: Tile) -> tuple[Names, Names]:
     """(axes of a matrix's rows, of its columns)."""
     return tile.axes[: tile.folded], tile.axes[tile.folded :]
 

@@ -21,6 +21,7 @@ from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, Values, Wh
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import Gather, Loop, Scale, Tile, Value
+from sparsetc.support import Names
 
 
 def head(printer: TritonPrinter) -> None:
@@ -100,7 +101,7 @@ def _number(printer: TritonPrinter, stored: Stored) -> str:
     return f"{stored.array('tile')}.to(tl.int64)" if printer.p.index64 else stored.array("tile")
 
 
-def _dimensions(tile: Tile) -> tuple[tuple[str, ...], ...]:
+def _dimensions(tile: Tile) -> tuple[Names, ...]:
     """The axes of each dimension of a tensor of values."""
     return sides_of(tile) if tile.folded else tuple((c,) for c in tile.axes)
 
@@ -141,9 +142,7 @@ def flat(letters: Sequence[str]) -> str:
     return f"at_{''.join(letters)}"
 
 
-def _flat(
-    printer: TritonPrinter, strides: Mapping[str, int], name: str, letters: tuple[str, ...]
-) -> tuple[str, int, str]:
+def _flat(printer: TritonPrinter, strides: Mapping[str, int], name: str, letters: Names) -> tuple[str, int, str]:
     """Return (positions along several sides as one number, its stride, condition that they lie inside the tile)."""
     last = letters[-1]
     if len(letters) == 1:
@@ -214,7 +213,7 @@ def counted_bits(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[int,
     return printer.positions(axes) // word, word, word, row.size * column.size // word
 
 
-def _before(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[str, ...]:
+def _before(printer: TritonPrinter, s: Value, stored: Stored) -> Names:
     """Letters of which a step has one position, or a part of them: of the grid, then looped, the outermost first."""
     loops = (inner.axis.letter for inner, _ in printer.p.statements if isinstance(inner, Loop) and inner.axis.letter)
     gridded = (a.letter for a in printer.p.split)

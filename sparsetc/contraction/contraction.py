@@ -200,7 +200,7 @@ class Contraction:
         pull = self.pull
         if self.rewrites:
             beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
-            given = given or ([*values, *dense] if pull.values == () else dense)
+            given = given or [*(v for v in values if v is not None and pull.values == ()), *dense]
             values, dense = pull(values, dense, beside)
         if not self._as_given:
             patterns = [patterns[one] if isinstance(one, int) else one for one in self._inner]
@@ -222,7 +222,9 @@ class Contraction:
             self._others[why] = other
         return other
 
-    def evaluate(self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None) -> Tensor:
+    def evaluate(
+        self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None, checked: bool = False
+    ) -> Tensor:
         """The result of the same arguments.
 
         Raises:
@@ -237,9 +239,9 @@ class Contraction:
         if torch.autograd._profiler_enabled():
             # A range of torch's profiler, and of NVTX under `torch.autograd.profiler.emit_nvtx`.
             with record_function(f'sparsetc "{self.equation}" {self.leaf.plan.name}'):
-                result = self.result(patterns, values, dense, packed)
+                result = self.result(patterns, values, dense, packed, checked=checked)
         else:
-            result = self.result(patterns, values, dense, packed)
+            result = self.result(patterns, values, dense, packed, checked=checked)
         if self.sums is not None and not transforming() and not captured(result):
             self.sums.check(self, result, patterns, values, dense)
         return result
@@ -367,15 +369,17 @@ def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Patt
 
 def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[Any, ...]:
     """Return the key that a contraction is kept by, with the pattern of its first sparse operand."""
-    kinds, patterns = list[Any](), list[weakref.ref[Pattern]]()
+    kinds: list[Any] = []
+    patterns: list[Pattern] = []
     for operand in operands:
         if isinstance(operand, SparseTensor):
-            patterns.append(weakref.ref(operand._pattern))
+            patterns.append(operand._pattern)
             kinds.append((operand._values.shape, operand._values.dtype))
         else:  # how it is read depends on the slices that are repeated
-            dims = repeated_dims(operand) if 0 in operand.stride() else ()
+            dims = () if operand.is_contiguous() else repeated_dims(operand)
             kinds.append((operand.shape, operand.dtype, operand.device, dims))
-    return "kernel", text, tuple(kinds), tuple(patterns[1:]), settings, form, settings.effective_precision()
+    others = tuple(map(weakref.ref, patterns[1:]))
+    return "kernel", text, tuple(kinds), others, settings, form, settings.effective_precision()
 
 
 def parsed(text: str, operands: Operands) -> Bound:
@@ -401,25 +405,18 @@ def compiled_together(
         repeated: as of `Request`.
     """
     settings = replace(settings, precision=settings.effective_precision())
-    bounds = [parsed(text, operands) for text, operands in workload]
-    each_operands = [operands for _, operands in workload]
-    x = each_operands[0][0]
-    assert isinstance(x, SparseTensor)
+    requests = [Request(parsed(text, operands), operands, settings, form, repeated) for text, operands in workload]
+    (x,) = requests[0].sparse
     choices: Sequence[tuple[Choice | None, Any]] | None = None
-    plain = not x.dense_order and not x.blocksize and all(len(b.einsum.sparse) == 1 for b in bounds)
-    if plain:
+    if not x.dense_order and not x.blocksize and all(len(r.sparse) == 1 for r in requests):
         with lasting():
-            problems = [
-                problem_of(Request(bound, operands, settings, form, repeated))
-                for bound, operands in zip(bounds, each_operands, strict=True)
-            ]
+            problems = list(map(problem_of, requests))
             with in_place(settings, x.device):
-                limit = settings.memory_on(x.device)
-                choices = choose_together(settings.plan, problems, limit)
-    choices = choices or [(None, settings.plan)] * len(bounds)
+                choices = choose_together(settings.plan, problems, settings.memory_on(x.device))
+    choices = choices or [(None, settings.plan)] * len(requests)
     return tuple(
-        contraction(bound, operands, replace(settings, plan=again), form, repeated, choice)
-        for bound, operands, (choice, again) in zip(bounds, each_operands, choices, strict=True)
+        contraction(r.bound, r.operands, replace(settings, plan=again), form, repeated, choice)
+        for r, (choice, again) in zip(requests, choices, strict=True)
     )
 
 

@@ -23,13 +23,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd, prod
-from string import ascii_letters
 
 import torch
 from torch import Tensor
 
 from sparsetc.contraction.operands import Patterns
-from sparsetc.contraction.output import SPARE, Letters, is_sparse
+from sparsetc.contraction.output import SPARE, is_sparse
 from sparsetc.contraction.request import Change, Put, Request, Rewrite, Take
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
@@ -38,6 +37,7 @@ from sparsetc.join.join import Join, JoinOperand, Roles, prepared
 from sparsetc.join.order import JoinOrder, composed
 from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
+from sparsetc.support import Ints, Names
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -62,11 +62,11 @@ class Letterings:
     sides: dict[str, int]
     blocks: dict[str, str]
 
-    def term(self, letters: Iterable[str]) -> Letters:
+    def term(self, letters: Iterable[str]) -> Names:
         """Return the letters with a letter for blocks before each one that is cut."""
         return tuple(d for c in letters for d in ((self.blocks[c], c) if c in self.blocks else (c,)))
 
-    def sides_of(self, letters: Iterable[str]) -> tuple[int, ...]:
+    def sides_of(self, letters: Iterable[str]) -> Ints:
         """The side of each letter; 0 where it is not cut."""
         return tuple(self.sides.get(c, 0) for c in letters)
 
@@ -88,7 +88,7 @@ def blocks(r: Request) -> Rewrite | None:
     grid = {cut.blocks[c]: -(-bound.by_index[c] // side) for c, side in cut.sides.items()}
     sizes = bound.by_index | cut.sides | grid
     tf32 = r.settings.effective_precision() == "high"
-    inputs = list[Letters]()
+    inputs = list[Names]()
     take = list[Take]()
     inner = list[SparseTensor | Tensor]()
     coordinates, tables = set[str](), False
@@ -138,7 +138,7 @@ def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
         for letter, side in zip(e.inputs[p], x.blocksize, strict=False):  # dense modes have none
             sides[letter] = gcd(sides.get(letter, 0), side)
     sides = {c: side for c, side in sides.items() if side > 1}
-    spare = [c for c in ascii_letters if c not in e.indices]
+    spare = e.spare
     if len(spare) < len(sides) + len(e.sparse) + SPARE:
         raise EquationError(
             f'"{e.text}" has {len(e.indices)} indices; {len(sides)} of them, of operands in blocks, are taken '
@@ -150,7 +150,7 @@ def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
     return Letterings(sides, {c: swapped.get(c) or next(others) for c in sides})
 
 
-def _cut(x: SparseTensor, letters: Letters, bound: Bound, cut: Letterings) -> tuple[Pattern, Letters, Letters, Change]:
+def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Letterings) -> tuple[Pattern, Names, Names, Change]:
     """A sparse operand's pattern in the einsum of blocks, letters of coordinates and of dense modes, and its values."""
     modes, dense = letters[: x.sparse_order], letters[x.sparse_order :]
     sides, sizes = cut.sides_of(dense), bound.extents(dense)
@@ -182,7 +182,7 @@ def _table(sides: Sequence[int], sizes: Sequence[int], permutation: list[int] | 
     return table if permutation is None else table.permute(permutation)
 
 
-def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Pattern) -> tuple[Letters, bool, Put]:
+def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Pattern) -> tuple[Names, bool, Put]:
     """The output of the einsum of blocks, coordinates first; whether there are any, and the pattern of the result.
 
     The result is in blocks along the letters that have coordinates of blocks alone. A letter without coordinates, in
@@ -226,7 +226,7 @@ def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Patt
     return (*(d for letters in rows for d in letters), *width), any(rows), put
 
 
-def _in_shape(shape: tuple[int, ...], values: Tensor) -> Tensor:
+def _in_shape(shape: Ints, values: Tensor) -> Tensor:
     """The values of a result in blocks; where no entries are left, the other einsum's may be one number, 0."""
     return (values.reshape(-1)[:0] if 0 in shape else values).reshape(shape)
 
@@ -268,7 +268,7 @@ def _entries(r: Request) -> Rewrite | None:
     coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
     tables = [t[x.sparse_order :] for t, x in zip(terms, sparse, strict=True)]
     kept = any(c in t for c in e.output for t in coordinates)
-    spare = [c for c in ascii_letters if c not in e.indices]
+    spare = e.spare
     if len(spare) < len(sparse) + SPARE or (form == "sparse" and not kept):
         return None
     numbers = tuple(spare[: len(sparse)])
@@ -297,7 +297,7 @@ def _entries(r: Request) -> Rewrite | None:
 
 
 def _pattern(
-    sparse: Sequence[SparseTensor], terms: Sequence[Letters], letters: Letters, settings: Options
+    sparse: Sequence[SparseTensor], terms: Sequence[Names], letters: Names, settings: Options
 ) -> Pattern | None:
     """Numbers of entries, or of pairs that meet, and their coordinates of some letters; kept with the first pattern.
 
@@ -332,7 +332,7 @@ def _is_empty(x: SparseTensor) -> bool:
     return 0 in x._values.shape[1:]
 
 
-def _taking_part(x: SparseTensor, letters: Letters) -> Tensor:
+def _taking_part(x: SparseTensor, letters: Names) -> Tensor:
     """Return (n,) ascending numbers of entries on the diagonal of repeated letters; none for empty entries."""
     if _is_empty(x):
         return torch.arange(0, device=x.device)
@@ -340,14 +340,14 @@ def _taking_part(x: SparseTensor, letters: Letters) -> Tensor:
     return torch.arange(x.nnz, device=x.device) if numbers is None else numbers
 
 
-def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Letters], most: int) -> list[Tensor] | None:
+def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Names], most: int) -> list[Tensor] | None:
     """The numbers of both entries of every pair that agrees in shared letters, in lexicographic order.
 
     None where there are more than `most`.
     """
     shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
 
-    def operand(x: SparseTensor, letters: Letters, number: str) -> JoinOperand:
+    def operand(x: SparseTensor, letters: Names, number: str) -> JoinOperand:
         coords = torch.stack([torch.arange(x.nnz, device=x.device), *x.coords])[:, : 0 if _is_empty(x) else None]
         sizes = dict(zip((number, *letters), (x.nnz, *x.pattern.shape), strict=True))
         return prepared((number, *letters), coords, sizes, (number, *shared))
@@ -389,7 +389,7 @@ def parts(r: Request) -> Rewrite | None:
     size = PART // 2 if exact and rows <= ROWS else PART
     summed = {*tables[0]} & {*tables[1]} - {*e.output, *coordinates}
     long = [c for c in tables[0] if c in summed and sizes[c] > size and sizes[c] % PART == 0]
-    spare = [c for c in ascii_letters if c not in e.indices]
+    spare = e.spare
     if not long or len(spare) < len(long) + SPARE:
         return None
     cut = Letterings(dict.fromkeys(long, size), dict(zip(long, spare, strict=False)))

@@ -7,7 +7,7 @@ file, the PTX, the explanation. A call checks shapes, allocates its result, laun
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -103,9 +103,7 @@ class Kernel(Inspectable):
             Gradients flow to dense operands and to the values of sparse ones.
         """
         if is_compiling() or traced_by_modes():
-            from sparsetc.contraction import library  # loaded where a graph is traced first
-
-            return library.traced(self, dense, values)
+            return _traced(self, dense, values)  # type: ignore[no-any-return]
         return self._called(dense, values)
 
     @entry_point
@@ -317,21 +315,21 @@ def _below(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, 
     return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)
 
 
-def _run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
-    from sparsetc.contraction import library
+def of_library(name: str) -> Callable[..., Any]:
+    """Return a function of `library`, which is loaded where a graph is traced first."""
 
-    return library.run(kernel, tensors, operand)
+    def call(*arguments: Any) -> Any:
+        from sparsetc.contraction import library
+
+        return getattr(library, name)(*arguments)
+
+    return call
 
 
-def _shape_of_run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
-    from sparsetc.contraction import library
-
-    return library.shape_of_run(kernel, tensors, operand)
-
-
+_traced = of_library("traced")
 for _level in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
     operators.impl("contract", _below, _level)
     operators.impl("gradient", _below, _level)
 operators.impl("run", torch.library.fallthrough_kernel, "Autograd")
-operators.impl("run", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("sparsetc::run", _shape_of_run, lib=operators)
+operators.impl("run", of_library("run"), "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetc::run", of_library("shape_of_run"), lib=operators)

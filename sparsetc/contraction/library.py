@@ -32,6 +32,7 @@ from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import latest, of_call
+from sparsetc.support import Ints
 from sparsetc.support.entry import exporting
 from sparsetc.support.records import LONGEST
 from sparsetc.tensor.arithmetic import Arithmetic
@@ -411,7 +412,7 @@ def _setting(constant: Any) -> Any:
 DENSE, OWN, OTHER = "dos"
 """Forms of a result: dense, on the first sparse operand's own pattern, or on another."""
 
-Kind = tuple[tuple[int, ...], torch.dtype, torch.device, "int | tuple[int, ...]"]
+Kind = tuple[Ints, torch.dtype, torch.device, "int | Ints"]
 """An operand's shape, dtype and device; the number of its pattern, or the strides of a dense one's repeated slices."""
 
 
@@ -463,9 +464,7 @@ _compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 """Marked as by `torch.compiler.assume_constant_result`, which would import Dynamo; that takes a second."""
 
 
-def _stand_in(
-    sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, known: int | tuple[int, ...]
-) -> SparseTensor | Tensor | None:
+def _stand_in(sizes: Ints, dtype: torch.dtype, device: torch.device, known: int | Ints) -> SparseTensor | Tensor | None:
     """An operand of a kind, to compile for; None where its pattern is gone."""
     with lasting():
         if isinstance(known, tuple):

@@ -17,19 +17,19 @@ from torch.autograd import forward_ad
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.runtime.calls import integer_einsum
-from sparsetc.support.entry import matmul_precision, without_autocast
+from sparsetc.support import Ints
+from sparsetc.support.entry import matmul_precision, summed_wide, without_autocast
 from sparsetc.tensor.inputs import CONVERT, as_dense
 from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Dims = tuple[int, ...]
 Tensors = Sequence[Tensor]
 Operand = TypeVar("Operand", Tensor, SparseTensor, Tensor | SparseTensor)
 Operands = Sequence[SparseTensor | Tensor]
 Patterns = Sequence[Pattern]
 
 
-def repeated_dims(operand: Tensor) -> Dims:
+def repeated_dims(operand: Tensor) -> Ints:
     """Return the dimensions along which a tensor repeats one slice (stride 0); none if it requires a gradient.
 
     The gradient of an expanded tensor has an element for each of its own, which that of one slice has not.
@@ -48,17 +48,17 @@ def resolved(operand: Tensor) -> Tensor:
 # -- products of dense operands alone ---------------------------------------------------------------------------------
 
 
-def promoted(operands: Sequence[Operand]) -> list[Operand]:
+def promoted(operands: Sequence[Operand]) -> Sequence[Operand]:
     """Convert operands to one dtype under autocast: the widest float among them, as torch promotes.
 
     Autocast makes layers give narrower floats than the tensors that a caller keeps. Outside of autocast nothing is
     converted unasked.
     """
     if not torch.is_autocast_enabled(operands[0].device.type):
-        return list(operands)
+        return operands
     floats = {o.dtype for o in operands if o.dtype.is_floating_point}
     if len(floats) < 2:
-        return list(operands)
+        return operands
     widest = reduce(torch.promote_types, floats)
     return [o.to(widest) if o.dtype.is_floating_point and o.dtype != widest else o for o in operands]
 
@@ -103,10 +103,19 @@ def _contracted(equation: str, precision: str, operands: Tensors) -> Tensor:
     dtype = operands[0].dtype
     with without_autocast(operands[0].device), matmul_precision(precision):
         if dtype in (torch.float16, torch.bfloat16):
+            if operands[0].is_cuda and _sums_once(equation):
+                with summed_wide():
+                    return _product(equation, operands)
             return _product(equation, [o.float() for o in operands]).to(dtype)
         if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
             return integer_einsum(equation, *(o.long() for o in operands))
         return _product(equation, operands)
+
+
+def _sums_once(equation: str) -> bool:
+    """Return True of a product of two operands that sums what both have: one of matrices, which a GPU rounds once."""
+    pair = _pair(equation)
+    return pair is not None and all(pair[2] <= set(term) for term in pair[0])
 
 
 WIDE = 8

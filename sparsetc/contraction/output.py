@@ -18,13 +18,12 @@ from torch import Tensor
 from sparsetc.contraction.request import Request
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.support import memory
+from sparsetc.support import Ints, memory
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import fitted, refuse_wrapped, result_bytes
 
-Letters = tuple[str, ...]
 KEEP_SPARSE = "keep more modes sparse in the output"
 """Advice where a dense result passes the memory limit."""
 SPARE = 2
@@ -43,9 +42,9 @@ class Output:
         slot: (nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number.
     """
 
-    kept_shape: tuple[int, ...]
-    width_shape: tuple[int, ...]
-    permutation: tuple[int, ...] | None
+    kept_shape: Ints
+    width_shape: Ints
+    permutation: Ints | None
     pattern: Pattern | None
     own: bool
     slot: Tensor | None
@@ -65,17 +64,11 @@ class Output:
         """Elements of a row."""
         return prod(self.width_shape)
 
-    @property
-    def strides(self) -> tuple[int, ...] | None:
-        """Strides of a dense result seen as (rows, *dense sizes); None if it cannot be seen so."""
-        return self._strides(joined=False)
+    def strides(self, joined: bool) -> Ints | None:
+        """Strides of a dense result seen as (rows, *dense sizes); None if it cannot be seen so.
 
-    @property
-    def joined_strides(self) -> tuple[int, ...] | None:
-        """Return `strides` where the dense sizes are one dimension too; None elsewhere."""
-        return self._strides(joined=True)
-
-    def _strides(self, joined: bool) -> tuple[int, ...] | None:
+        If `joined`, also None where the dense sizes are not one dimension too.
+        """
         sizes = (*self.kept_shape, *self.width_shape)
         order = self.permutation or tuple(range(len(sizes)))
         strides = {dim: prod(sizes[n] for n in order[at + 1 :]) for at, dim in enumerate(order)}
@@ -194,7 +187,7 @@ def without_zeros(z: SparseTensor) -> SparseTensor:
 Result = Tensor | SparseTensor
 
 
-def check_accumulation(out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+def check_accumulation(out: Any, shape: Ints, dtype: torch.dtype, device: torch.device) -> None:
     """Raise unless `contract`'s input can be added to a result of this shape, dtype and device, before it is made."""
     if not isinstance(out, SparseTensor | Tensor):
         raise DtypeError(f"input must be a SparseTensor or a torch tensor, found {type(out).__name__}")

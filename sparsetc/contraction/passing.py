@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import torch
@@ -21,9 +20,10 @@ from torch.autograd import forward_ad
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.errors import EquationError
-from sparsetc.ir.equation.einsum import Einsum
+from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
+from sparsetc.support import Ints
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import inputs
@@ -69,18 +69,18 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     if not _comes_and_goes(text, (len(coords), *kind), uses):
         return None
     recipe = Recipe.of(text, tuple(o.ndim if isinstance(o, Tensor) else o.order for o in operands), *sparse)
-    sizes = recipe and recipe.sizes(operands)
-    if not recipe or not sizes or is_sparse(form, recipe.einsum, [recipe.einsum.inputs[sparse[0]]]):
+    bound = recipe and recipe.bound(operands)
+    if not recipe or not bound or is_sparse(form, bound.einsum, [bound.einsum.inputs[sparse[0]]]):
         return None
-    rows = recipe.extent(recipe.kept, sizes)
-    width = recipe.extent(recipe.free, sizes)
+    rows = bound.elements(recipe.kept)
+    width = bound.elements(recipe.free)
     count = len(values)
     if count > ENTRIES or max(count, rows) * width > ELEMENTS:
         return None
     uses.count += 1
     dense = [o for o in operands if isinstance(o, Tensor)]
     with without_autocast(x.device):
-        return recipe.result(sizes, coords.unbind(), values, dense)
+        return recipe.result(bound, coords.unbind(), values, dense)
 
 
 def _entries(x: SparseTensor) -> tuple[Tensor, Tensor, Uses]:
@@ -113,7 +113,7 @@ class Table:
     """
 
     letters: str
-    order: tuple[int, ...]
+    order: Ints
     free: tuple[bool, ...]
 
 
@@ -133,11 +133,11 @@ class Recipe:
     kept: str
     free: str
     tables: tuple[Table, ...]
-    order: tuple[int, ...]
+    order: Ints
 
     @staticmethod
     @lru_cache
-    def of(text: str, orders: tuple[int, ...], sparse: int) -> Recipe | None:
+    def of(text: str, orders: Ints, sparse: int) -> Recipe | None:
         """Return the recipe of an einsum of operands of these orders; None if it has none."""
         try:
             e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum
@@ -154,46 +154,41 @@ class Recipe:
         order = [at_end.index(c) for c in e.output]
         return Recipe(e, "".join(e.kept), "".join(e.free), tuple(tables), tuple(order))
 
-    def sizes(self, operands: Operands) -> dict[str, int] | None:
-        """The size of each letter; None where operands disagree, or one is to be repeated."""
+    def bound(self, operands: Operands) -> Bound | None:
+        """The einsum with the size of each letter; None where operands disagree, or one is to be repeated."""
         sizes: dict[str, int] = {}
         for term, operand in zip(self.einsum.inputs, operands, strict=True):
             for letter, size in zip(term, operand.shape, strict=True):
                 if sizes.setdefault(letter, size) != size:
                     return None
-        return sizes
+        return Bound.of(self.einsum, sizes)
 
-    @staticmethod
-    def extent(letters: str, sizes: dict[str, int]) -> int:
-        """Return the product of these letters' sizes."""
-        return prod(sizes[c] for c in letters)
-
-    def result(self, sizes: dict[str, int], coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
+    def result(self, bound: Bound, coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
         """Compute the einsum from coordinates, values and dense operands."""
         wide = accumulator(values.dtype)
         at = dict(zip(self.einsum.inputs[self.einsum.sparse[0]], coords, strict=True))
-        tables = [self._rows(table, sizes, o.to(wide)) for table, o in zip(self.tables, dense, strict=True)]
-        numbers = [_numbers(table.letters, sizes, at) for table in self.tables]
-        weights, row = values.to(wide), _numbers(self.kept, sizes, at)
-        shape, width = [sizes[c] for c in (*self.kept, *self.free)], self.extent(self.free, sizes)
+        tables = [self._rows(table, bound, o.to(wide)) for table, o in zip(self.tables, dense, strict=True)]
+        numbers = [_numbers(table.letters, bound, at) for table in self.tables]
+        weights, row = values.to(wide), _numbers(self.kept, bound, at)
+        shape, width = bound.extents((*self.kept, *self.free)), bound.elements(self.free)
         if row is None:
             sums = self._product(weights, tables, numbers).sum(0)
         elif weights.is_cuda or weights.is_complex():
             terms = self._product(weights, tables, numbers)
-            sums = add_rows(terms.new_zeros((self.extent(self.kept, sizes), *terms.shape[1:])), row, terms)
+            sums = add_rows(terms.new_zeros((bound.elements(self.kept), *terms.shape[1:])), row, terms)
         else:  # where torch adds rows one element after the other, but multiplies by a sparse matrix well
             column, terms = numbers[0], tables[0]
             if len(tables) > 1 or column is None or weights.requires_grad:
                 terms = self._product(weights, tables, numbers)
                 weights, column = torch.ones_like(weights), torch.arange(len(weights), device=weights.device)
-            size = self.extent(self.kept, sizes), len(terms)
+            size = bound.elements(self.kept), len(terms)
             sums = _Multiplied.apply(torch.stack([row, column]), weights, size, terms.reshape(len(terms), width))
         return sums.view(shape).permute(self.order).to(values.dtype).contiguous()
 
-    def _rows(self, table: Table, sizes: dict[str, int], operand: Tensor) -> Tensor:
+    def _rows(self, table: Table, bound: Bound, operand: Tensor) -> Tensor:
         """(positions of its letters, *a size for each dense letter of the result, 1 where it has it not)."""
-        free = [sizes[c] if has else 1 for c, has in zip(self.free, table.free, strict=True)]
-        return operand.permute(table.order).reshape(self.extent(table.letters, sizes), *free)
+        free = [bound.by_index[c] if has else 1 for c, has in zip(self.free, table.free, strict=True)]
+        return operand.permute(table.order).reshape(bound.elements(table.letters), *free)
 
     def _product(self, weights: Tensor, tables: list[Tensor], numbers: list[Tensor | None]) -> Tensor:
         """(entries, *dense sizes of the result): each value times the rows that its coordinates have in the tables."""
@@ -220,6 +215,6 @@ class _Multiplied(torch.autograd.Function):
         return None, None, None, _Multiplied.apply(place.flip(0), weights, ctx.size[::-1], upstream)
 
 
-def _numbers(letters: str, sizes: dict[str, int], at: dict[str, Tensor]) -> Tensor | None:
+def _numbers(letters: str, bound: Bound, at: dict[str, Tensor]) -> Tensor | None:
     """Return (entries,) row-major numbers of the entries' coordinates in these letters; None without letters."""
-    return linear_key([at[c] for c in letters], [sizes[c] for c in letters])[0] if letters else None
+    return linear_key([at[c] for c in letters], bound.extents(letters))[0] if letters else None

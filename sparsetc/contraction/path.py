@@ -28,7 +28,7 @@ from torch import Tensor
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction, contraction
 from sparsetc.contraction.guard import Guard, finite
-from sparsetc.contraction.operands import Dims, Patterns, Tensors, einsum
+from sparsetc.contraction.operands import Patterns, Tensors, einsum
 from sparsetc.contraction.output import is_sparse, known_result, sparse_result
 from sparsetc.contraction.prepare import in_place, problem_of
 from sparsetc.contraction.request import Request
@@ -44,7 +44,7 @@ from sparsetc.planner.paths import Order, Search, checked_order, sparse_order
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import memory
+from sparsetc.support import Ints, Names, memory
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.kept_values import kept_with
@@ -133,7 +133,7 @@ class LinkOperand:
         summed: whether it is a dense tensor with zeros where a sparse operand has no entries.
     """
 
-    letters: tuple[str, ...]
+    letters: Names
     operand: SparseTensor | Tensor
     as_given: bool = False
     summed: bool = False
@@ -152,12 +152,12 @@ class Link:
         sizes: ...the sizes of the modes that had coordinates.
     """
 
-    places: tuple[int, ...]
+    places: Ints
     equation: str
     contraction: Contraction | None = None
     patterns: Patterns | None = ()
     positions: Tensor | None = None
-    sizes: tuple[int, ...] = ()
+    sizes: Ints = ()
 
     def run(
         self, operands: Tensors, patterns: Patterns, precision: str, packed: Values | None, given: Tensors
@@ -259,7 +259,7 @@ class Path(Inspectable):
         entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for o in operands]
         kept = {*e.output, *(c for n in others for c in terms[n].letters)}
         path = sparse_order([terms[n].letters for n in ordered], kept, self.bound.by_index, entries)
-        order = list[tuple[int, ...]]()
+        order = list[Ints]()
         left = list(ordered)
         every = list(range(len(terms)))
         for number, places in enumerate(path):
@@ -271,7 +271,7 @@ class Path(Inspectable):
         return tuple(order)
 
     def _linked(
-        self, places: tuple[int, ...], chosen: Sequence[LinkOperand], rest: Sequence[LinkOperand], plan: Plan
+        self, places: Ints, chosen: Sequence[LinkOperand], rest: Sequence[LinkOperand], plan: Plan
     ) -> LinkOperand:
         """Compile one link, and give its result: it has the letters that the others and the output need."""
         inputs, operands = tuple(term.letters for term in chosen), [term.operand for term in chosen]
@@ -313,7 +313,7 @@ class Path(Inspectable):
         result = SparseTensor._make(pattern, self._like.expand(compiled.shape))
         return LinkOperand(output, result.expand_dense() if self._expanded else result)
 
-    def _made_dense(self, places: tuple[int, ...], term: LinkOperand) -> LinkOperand:
+    def _made_dense(self, places: Ints, term: LinkOperand) -> LinkOperand:
         """Make a sparse operand dense."""
         x, text = term.operand, "".join(term.letters)
         assert isinstance(x, SparseTensor)
@@ -433,7 +433,7 @@ def _finite(guard: Guard, dense: Tensors) -> bool:
     return not transforming() and guard.admits(dense, dense)
 
 
-def _empty_sums(bound: Bound) -> dict[int, Dims]:
+def _empty_sums(bound: Bound) -> dict[int, Ints]:
     """Return, by dense operand, its summed dimensions of size 0.
 
     A sum over nothing is 0 wherever the sparse operands have entries. Were such a letter contracted with a sparse

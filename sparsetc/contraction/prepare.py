@@ -7,7 +7,7 @@ In: a `Request` that no rule rewrites. Out: `Preparation`: the einsum's output a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -33,7 +33,8 @@ from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
-from sparsetc.support import memory
+from sparsetc.support import Ints, memory
+from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.sums import accumulator, result_bytes
@@ -53,7 +54,7 @@ class BoundPart:
         return self.packed.view.loops[-1].zeros(self.packed.padded)
 
 
-Prepared = tuple[Plan, tuple[int, ...], tuple[BoundPart, ...], Executable, Arrays]
+Prepared = tuple[Plan, Ints, tuple[BoundPart, ...], Executable, Arrays]
 
 
 class Preparation:
@@ -157,7 +158,7 @@ class Preparation:
         ]
         return SecondPass.of(torch.cat(each), first), bound
 
-    def bound_parts(self, plan: Plan) -> tuple[tuple[int, ...], list[BoundPart]]:
+    def bound_parts(self, plan: Plan) -> tuple[Ints, list[BoundPart]]:
         """Pack and lower the parts of a plan that hold nonzeros. Return their numbers in the plan, and the parts.
 
         Arguments and errors as of `prepare`.
@@ -179,13 +180,13 @@ class Preparation:
                 ) from error
         return filled, bound
 
-    def _output_strides(self) -> tuple[int, ...] | None:
+    def _output_strides(self) -> Ints | None:
         """The strides by which kernels write a dense result in the output's order; None where they write rows."""
         e, problem = self.bound.einsum, self.problem
         rows, sizes = (*e.kept, *e.free), self.bound.by_index
         if problem.backend != "triton" or problem.ordered or problem.adding or self.output.sparse:
             return None
-        return self.output.strides if in_runs(e.output, rows, sizes) else None
+        return self.output.strides(joined=False) if in_runs(e.output, rows, sizes) else None
 
     def bound_part(
         self, part: Part, packed: Packed, number: int, alone: bool, partial: range | None = None, partials: int = 0
@@ -262,7 +263,7 @@ class Preparation:
         narrow = once and not partial and all(map(owned, programs)) and operand_dtype.is_floating_point
         dtype = operand_dtype if narrow else accumulator(operand_dtype)
         covers = self.output.sparse or (covered[0] and bool(parts[0].packed.items))
-        strides = self.output.joined_strides if covered[0] and not self.output.sparse else self._strides
+        strides = self.output.strides(joined=True) if covered[0] and not self.output.sparse else self._strides
         return Executable(generated_programs, self.output.rows, self.output.width_shape, dtype, covers, strides)
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
@@ -279,7 +280,7 @@ class Preparation:
         return True
 
     @cached_property
-    def orders(self) -> list[tuple[tuple[int, ...], tuple[int, ...] | None, bool]]:
+    def orders(self) -> list[tuple[Ints, Ints | None, bool]]:
         """Return the shape of each dense operand, the order its dimensions are read in, and if strides are used.
 
         The order is None where they lie so. Triton's kernels read what lies in another order by its strides, if in
@@ -372,5 +373,5 @@ def _wide_words(packed: Packed) -> Packed:
 @contextmanager
 def in_place(settings: Options, device: torch.device) -> Iterator[None]:
     """Enter these options and this GPU, so that its rates are looked up."""
-    with in_force(settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with in_force(settings), on_gpu(device):
         yield

@@ -13,16 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
+from sparsetc.contraction.contraction import parsed
 from sparsetc.contraction.operands import Operands
-from sparsetc.contraction.output import KEEP_SPARSE, Result, check_form, is_sparse, narrowed
+from sparsetc.contraction.output import Result, check_form, narrowed, sparse_result
+from sparsetc.contraction.request import Request
 from sparsetc.errors import EquationError
-from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
-from sparsetc.support import memory
 from sparsetc.tensor.coords import sort_keys
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups, sizes_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, multiplied, result_bytes
+from sparsetc.tensor.sums import accumulator, multiplied
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
 
@@ -47,7 +47,7 @@ def reduced(
     """
     if reduce not in REDUCTIONS:
         raise EquationError(f"reduce must be one of {', '.join(REDUCTIONS)}, found {reduce!r:.80}")
-    bound = parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
+    bound = parsed(text, operands)
     e = bound.einsum
     own = e.inputs[e.sparse[0]]
     if len(e.sparse) != 1 or len({*own}) < len(own):
@@ -56,10 +56,7 @@ def reduced(
     assert isinstance(x, SparseTensor)
     check_reduction(reduce, x.dtype)
     check_form(output, e)
-    sparse = is_sparse(output, e, [own[: x.sparse_order]])
-    if not sparse:
-        nbytes = prod(bound.output_shape) * result_bytes(x.dtype)
-        memory.check(f"the result of {bound}", nbytes, x.device, settings.memory_limit, KEEP_SPARSE)
+    sparse = sparse_result(Request(bound, operands, settings, output), expanded=False)
     dtype = x.dtype
     x = x.expand_dense().to(accumulator(dtype)).coalesce()
     operands = [x if isinstance(o, SparseTensor) else o.to(x.dtype) for o in operands]

@@ -14,11 +14,12 @@ from torch import Tensor
 from sparsetc.contraction.operands import Operands, Patterns, Tensors
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
+from sparsetc.support import Ints
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Change = Callable[..., Tensor]
-Take = tuple[tuple[int, ...], Change | None]
+Take = tuple[Ints, Change | None]
 """The operands before that an operand follows from, and how; None where it is that one, of none if it is of ones."""
 Put = Callable[[Patterns, Pattern | None, bool], tuple[Pattern | None, Change | None]]
 

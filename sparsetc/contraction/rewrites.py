@@ -20,10 +20,11 @@ from typing import Any
 from torch import Tensor
 
 from sparsetc.contraction import dense_modes
-from sparsetc.contraction.operands import Dims, Operands, Patterns, Tensors, einsum, repeated_dims
+from sparsetc.contraction.operands import Operands, Patterns, Tensors, einsum, repeated_dims
 from sparsetc.contraction.request import Change, Request, Rewrite, Take
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.equation.rewrite import dense_products
+from sparsetc.support import Ints
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -31,6 +32,9 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 STEP = 1 << 29
 """Products of a dense step from which it is worth its call on a GPU: of 10^8 a kernel alone took half the time of step
 and kernel, of 3 * 10^9 four times it (one H200)."""
+SAMPLED = 1, 4
+"""Positions for each nonzero up to which one dense product is made for all, where nonzeros have blocks; in 16 bits
+torch's own products are that much faster than products of blocks, which load their sides for each."""
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -56,7 +60,7 @@ def broadcast(r: Request) -> Rewrite | None:
     )
 
 
-def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int, Dims]:
+def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int, Ints]:
     """Return dimensions that dense operands repeat and another operand has in full, by operand.
 
     Args:
@@ -66,7 +70,7 @@ def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int
     """
     e = bound.einsum
     holders = {c: set(e.holders(c)) for c in e.indices}
-    dropped: dict[int, Dims] = {}
+    dropped: dict[int, Ints] = {}
     for p in e.dense:
         operand, dims = operands[p], []
         alike = repeated_dims(operand) if repeated and isinstance(operand, Tensor) else ()
@@ -79,7 +83,7 @@ def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int
     return dropped
 
 
-def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
+def without(bound: Bound, dropped: dict[int, Ints]) -> Bound:
     """Return the einsum without these dimensions of dense operands."""
     e = bound.einsum
     inputs = tuple(
@@ -88,13 +92,13 @@ def without(bound: Bound, dropped: dict[int, Dims]) -> Bound:
     return bound if inputs == e.inputs else Bound.of(Einsum(inputs, e.output, e.sparse, e.text), bound.by_index)
 
 
-def _one_slice(dims: Dims, operand: Tensor) -> Tensor:
+def _one_slice(dims: Ints, operand: Tensor) -> Tensor:
     for n in reversed(dims):
         operand = operand.select(n, 0)
     return operand
 
 
-def _repeat(dropped: Sequence[Dims], dense: Tensors) -> bool:
+def _repeat(dropped: Sequence[Ints], dense: Tensors) -> bool:
     """Return True if each dense operand still repeats one slice along its dropped dimensions."""
     for operand, dims in zip(dense, dropped, strict=True):
         repeated = repeated_dims(operand) if dims else ()
@@ -139,7 +143,8 @@ def products(r: Request) -> Rewrite | None:
         return None
     (x,) = r.sparse
     least = 0 if x.device.type == "cpu" else STEP
-    product = next(dense_products(r.bound, 0 if r.cut else max(1, x.nnz), least), None)
+    sampled = SAMPLED[x.dtype.itemsize < 4]
+    product = next(dense_products(r.bound, 0 if r.cut else max(1, x.nnz), least, sampled), None)
     if product is None:
         return None
     positions, equation, bound = product
@@ -152,7 +157,7 @@ def products(r: Request) -> Rewrite | None:
     return Rewrite(f"first {equation}", replace(r, bound=bound, operands=operands), take)
 
 
-def _multiplied(equation: str, shapes: Sequence[tuple[int, ...]], precision: str, *operands: Tensor) -> Tensor:
+def _multiplied(equation: str, shapes: Sequence[Ints], precision: str, *operands: Tensor) -> Tensor:
     whole = [operand.expand(shape) for operand, shape in zip(operands, shapes, strict=True)]
     return einsum(equation, *whole, precision=precision)
 
@@ -191,16 +196,16 @@ class Pull:
         of_values: the functions from the values of the one sparse operand to its values here.
     """
 
-    steps: tuple[tuple[Change, Dims], ...]
-    beside: tuple[tuple[Change | None, Dims], ...]
-    values: Dims
-    dense: Dims
+    steps: tuple[tuple[Change, Ints], ...]
+    beside: tuple[tuple[Change | None, Ints], ...]
+    values: Ints
+    dense: Ints
     of_values: tuple[Change, ...]
 
     @classmethod
     def of(cls, e: Einsum, rewrites: Sequence[Rewrite]) -> Pull:
         """Compose the functions of rewrites of an einsum."""
-        count, steps = len(e.inputs), list[tuple[Any, Dims]]()
+        count, steps = len(e.inputs), list[tuple[Any, Ints]]()
         written = (*e.sparse, *e.dense)
         numbers: list[int | None] = [written.index(p) for p in range(count)]
         for rewrite in rewrites:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -320,10 +319,9 @@ class Step(Preparation, Inspectable):
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
         e = self.bound.einsum
-        letter = next((c for c in ascii_letters if c not in e.indices), None)
-        if letter is None:
+        if not e.spare:
             raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
-        return letter
+        return e.spare[0]
 
     @cached_property
     def raw(self) -> Einsum:

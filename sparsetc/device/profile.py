@@ -19,7 +19,6 @@ import json
 import platform
 import re
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +29,8 @@ import torch
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import F16X3
 from sparsetc.options import Options, current, in_force
-from sparsetc.support import files
+from sparsetc.support import Names, files
+from sparsetc.support.entry import on_gpu
 from sparsetc.support.notices import warn
 
 TARGETS: dict[str, tuple[str, int | str, int]] = {
@@ -134,7 +134,7 @@ class DeviceProfile:
     loops: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
 
     @property
-    def measured(self) -> tuple[str, ...]:
+    def measured(self) -> Names:
         """The names of the numbers that were measured on the device itself."""
         return tuple(name for name, source in self.sources.items() if source.startswith(MEASUREMENT))
 
@@ -413,5 +413,5 @@ def profile_of(device: torch.device, settings: Options, backend: str = "torch") 
 
     Operands on a CPU, of which Triton programs are made, are priced as on the GPU that these are for.
     """
-    with in_force(settings), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with in_force(settings), on_gpu(device):
         return of_backend("triton" if device.type == "cuda" else backend)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from sparsetc.support.entry import on_gpu
 
 OVERWRITTEN, TIMES = 1 << 28, 2
 """Bytes written between calls on a GPU, more than its L2 cache, and how often: launches are ready before it is done."""
@@ -62,7 +63,7 @@ def timed(
         seconds: after which no further round begins.
         stop: how many times what the fastest takes a call may take to have a turn again.
     """
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on_gpu(device):
         once = _on_gpu(device) if device.type == "cuda" else _on_cpu
         end, times = time.perf_counter() + seconds, [once(call, 1) for call in calls]
         for n, (first,) in enumerate(times):

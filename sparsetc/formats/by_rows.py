@@ -24,6 +24,7 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, blocked, items_of, rounds
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
+from sparsetc.support import Ints
 
 Longs = Callable[[Problem, Counts, Best], Iterable[Candidate]]
 """The plans of long rows."""
@@ -81,16 +82,14 @@ def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Sta
 
 
 @register_partition("run_length", whole_rows=True)
-def by_run_length(
-    coords: Tensor, shape: tuple[int, ...], kept: tuple[int, ...], *, threshold: int
-) -> list[Tensor | None]:
+def by_run_length(coords: Tensor, shape: Ints, kept: Ints, *, threshold: int) -> list[Tensor | None]:
     """[nonzeros of rows with at least `threshold` of them, the others]. A row shares the kept modes' coordinates."""
     lengths = row_lengths(coords, shape, kept)
     long = lengths >= threshold
     return [torch.nonzero(long).flatten(), torch.nonzero(~long).flatten()]
 
 
-def row_lengths(coords: Tensor, shape: tuple[int, ...], kept: tuple[int, ...]) -> Tensor:
+def row_lengths(coords: Tensor, shape: Ints, kept: Ints) -> Tensor:
     """(nnz,) for every nonzero, how many share its output row."""
     nnz = coords.shape[1]
     if not kept or nnz == 0:

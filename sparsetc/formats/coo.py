@@ -30,6 +30,7 @@ from sparsetc.planner.pricing import price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import deepened, programs_of, schedule_of
+from sparsetc.support import Ints, Names
 
 
 @register_format
@@ -38,11 +39,11 @@ class Coo:
 
     name = "coo"
 
-    def parameters(self, order: int) -> tuple[str, ...]:
+    def parameters(self, order: int) -> Names:
         """None."""
         return ()
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+    def view(self, shape: Ints, storage: Storage) -> Nest:
         """Return runs: a work item is a run with equal item modes; without item modes, an equal chunk."""
         if storage.lane:
             raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; deal them to other levels")
@@ -51,7 +52,7 @@ class Coo:
         chunk = 0 if item else storage.max_item_nnz or UNLIMITED
         return runs(item, leaf, chunk=chunk, narrow=storage.narrow)
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: Ints, storage: Storage) -> Packed:
         """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
         nnz, view = coords.shape[1], self.view(shape, storage)
         order = (*storage.item, *storage.leaf) if storage.item else tuple(range(len(shape)))
@@ -94,7 +95,7 @@ def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[C
                 yield candidate
 
 
-def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candidate:
+def coo(problem: Problem, counts: Counts, also: Ints = ()) -> Candidate:
     """Return the candidate of runs of one output row, or of equal chunks if rows are not shared.
 
     Modes in `also` are shared by a run too: their factor rows are read once a run, which is then one of several of
@@ -114,7 +115,7 @@ def coo(problem: Problem, counts: Counts, also: tuple[int, ...] = ()) -> Candida
     return min(candidates, key=lambda own: price(own, problem).total or 0.0) if candidates[1:] else candidates[0]
 
 
-def _runs(problem: Problem, counts: Counts, shared: tuple[int, ...], schedule: Schedule, most: int) -> Candidate:
+def _runs(problem: Problem, counts: Counts, shared: Ints, schedule: Schedule, most: int) -> Candidate:
     """Return the candidate of runs of nonzeros that share modes, cut after `most`; 0 never cuts."""
     leaf = tuple(m for m in range(problem.order) if m not in shared)
     # Words of 16 bits are not copied ahead of their use: a loop over entries would wait for each.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice, permutations
 from math import prod
 from typing import ClassVar
@@ -34,13 +35,13 @@ from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
 from sparsetc.planner.pricing import ROUNDING
 from sparsetc.planner.registry import register_format
+from sparsetc.support import Ints, Names
 from sparsetc.support.lru import cached_property
 
 MOST = 2**40
 """Most positions of a dense tensor: no device has memory for more."""
 MOST_ORDERS = 24
 """Orders of dense operands that are compared, at most."""
-Letters = tuple[str, ...]
 
 
 @register_format
@@ -49,11 +50,11 @@ class Dense:
 
     name = "dense"
 
-    def parameters(self, order: int) -> tuple[str, ...]:
+    def parameters(self, order: int) -> Names:
         """Return no names: the sizes are the tensor's own."""
         return ()
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+    def view(self, shape: Ints, storage: Storage) -> Nest:
         """Return one run of all positions, in the storage's sequence, or row-major where it has none.
 
         Raises:
@@ -61,7 +62,7 @@ class Dense:
         """
         return at_positions(shape, storage, Position("nonzero"))
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: Ints, storage: Storage) -> Packed:
         """Find the nonzero of each position, -1 for none; raises `FormatError` where two have the same position."""
         view, nnz = self.view(shape, storage), coords.shape[1]
         stored = prod(shape) if nnz else 0
@@ -80,30 +81,34 @@ class Dense:
         """
         if part.schedule.precision == F16X3:
             raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
-        letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
-        shape = bound.extents(letters)
-        schedule = part.schedule
-        output, operands = named_operands(bound)
-        axes = (*bound.einsum.axes, *letters)
-        stored = tuple([letters[m] for m in _strides(shape, part.storage)])
-        return DenseProduct(
-            equation=str(bound.einsum),
-            number=number,
-            format=part.format,
-            view=self.view(shape, part.storage),
-            letters=letters,
-            axes=tuple([DenseAxis(c, sizes[c], sizes[c]) for c in axes]),
-            operands=tuple([replace(o, rounded=o.name in schedule.rounded) for o in operands]),
-            output=output,
-            output_axes=tuple([c for c in axes if c in bound.einsum.output and c not in letters]),
-            body=_products(bound, stored, operands, schedule.dot),
-            schedule=schedule,
-            rows=target.rows,
-            whole=True,
-        )
+        return _program(bound, part.storage, part.schedule, target.rows, part.format, number)
 
 
-def at_positions(shape: tuple[int, ...], storage: Storage, position: Expression) -> Nest:
+@lru_cache(maxsize=256)
+def _program(bound: Bound, storage: Storage, schedule: Schedule, rows: int, format: str, number: int) -> DenseProduct:
+    letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
+    shape = bound.extents(letters)
+    output, operands = named_operands(bound)
+    axes = (*bound.einsum.axes, *letters)
+    stored = tuple([letters[m] for m in _strides(shape, storage)])
+    return DenseProduct(
+        equation=str(bound.einsum),
+        number=number,
+        format=format,
+        view=at_positions(shape, storage, Position("nonzero")),
+        letters=letters,
+        axes=tuple([DenseAxis(c, sizes[c], sizes[c]) for c in axes]),
+        operands=tuple([replace(o, rounded=o.name in schedule.rounded) for o in operands]),
+        output=output,
+        output_axes=tuple([c for c in axes if c in bound.einsum.output and c not in letters]),
+        body=_products(bound, stored, operands, schedule.dot),
+        schedule=schedule,
+        rows=rows,
+        whole=True,
+    )
+
+
+def at_positions(shape: Ints, storage: Storage, position: Expression) -> Nest:
     """Return one run of entries whose coordinates follow from their positions in the dense tensor.
 
     Raises:
@@ -123,7 +128,7 @@ def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
 
 
 # -- what torch multiplies --------------------------------------------------------------------------------------------
-def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matrices: bool) -> tuple[Product, ...]:
+def _products(bound: Bound, stored: Names, operands: Sequence[Operand], matrices: bool) -> tuple[Product, ...]:
     """Return the products in the order in which they are made, the result's last.
 
     The stored tensor is multiplied by one operand after another. Or the last is a product of two matrices: the stored
@@ -150,7 +155,7 @@ def _products(bound: Bound, stored: Letters, operands: Sequence[Operand], matric
     return min(choices, key=lambda own: sum(prod([sizes[c] for c in (*s.out.axes, *s.summed)]) for s in own))
 
 
-def _in_turn(tiles: Sequence[Tile], result: Letters) -> tuple[Product, ...]:
+def _in_turn(tiles: Sequence[Tile], result: Names) -> tuple[Product, ...]:
     """Return products of tiles from left to right, each summed over what neither the result nor a later tile has."""
     products: list[Product] = []
     for n in range(min(2, len(tiles)), len(tiles) + 1):
@@ -314,7 +319,7 @@ class DenseProduct(TileProgram):
         right = f"{other.name}.reshape({summed}, {columns}){narrow}"
         return [*text, f"        multiply({left}, {right}, {out}.view({rows}, {columns}))"]
 
-    def _shape(self, axes: Letters) -> str:
+    def _shape(self, axes: Names) -> str:
         return ", ".join(str(self.axis(c).size) for c in axes) or "()"
 
 

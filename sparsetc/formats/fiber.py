@@ -43,7 +43,8 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, rounds, single
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import schedule_of
+from sparsetc.planner.schedule import of_entries, schedule_of
+from sparsetc.support import Ints, Names
 from sparsetc.tensor import coords as crd
 
 WINDOW = 1 << 20
@@ -107,11 +108,11 @@ class Fiber:
 
     name = "fiber"
 
-    def parameters(self, order: int) -> tuple[str, ...]:
+    def parameters(self, order: int) -> Names:
         """Return no names: the format has no parameters of its own."""
         return ()
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+    def view(self, shape: Ints, storage: Storage) -> Nest:
         """Return blocks of fibers: a block shares the item modes, the nonzeros of a fiber the lane modes too."""
         item = words.fields(storage.item, shape, "item_word")
         lane = words.fields(storage.lane, shape, "lane_word")
@@ -120,7 +121,7 @@ class Fiber:
         alone = 1 < storage.lanes >= storage.max_item_nnz > 0
         return blocks_nest(item, lane, leaf, storage.lanes, alone=alone, narrow=storage.narrow)
 
-    def pack(self, coords: Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: Tensor, shape: Ints, storage: Storage) -> Packed:
         """Sort nonzeros by (item, lane, leaf) modes, cut long fibers, and group fibers to blocks, blocks to items."""
         nnz = coords.shape[1]
         view = self.view(shape, storage)
@@ -191,8 +192,8 @@ def _items(ptr: Tensor, begins: Tensor, most: int, stored: int) -> Tensor:
 
 
 def fibers(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
-    """Yield the candidates of fibers along each summed mode, if there are several."""
-    return (fiber(problem, counts, leaf) for leaf in problem.rest if len(problem.rest) > 1)
+    """Yield the candidates of fibers along each summed mode, if there are several and no dots take entries."""
+    return (fiber(problem, counts, leaf) for leaf in problem.rest if len(problem.rest) > 1 and not of_entries(problem))
 
 
 def best_leaf(problem: Problem, counts: Counts) -> int:
@@ -238,8 +239,11 @@ def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule
 
 
 def short_rows(problem: Problem, counts: Counts, best: Best | None = None) -> Iterator[Candidate]:
-    """One row a lane, for Triton where rows are short: a long one would keep its neighbours' lanes waiting."""
-    if not problem.rest or not problem.kept:
+    """One row a lane, for Triton where rows are short: a long one would keep its neighbours' lanes waiting.
+
+    None where dots take entries as they are loaded.
+    """
+    if not problem.rest or not problem.kept or of_entries(problem):
         return
     if problem.backend == "torch" or counts.nnz <= 4 * problem.rules["long_row"] * counts.distinct(problem.kept):
         yield rows(problem, counts)

@@ -38,7 +38,7 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import best_leaf, fiber
-from sparsetc.ir.default_tree import MOST_SUMS, TileGroups, groups_of
+from sparsetc.ir.lower.default_tree import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import Nest, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.cost import Statistics
@@ -52,6 +52,7 @@ from sparsetc.planner.pricing import cheapest, price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import dot_axes, fit, padded_axes
+from sparsetc.support import Ints, Names
 
 
 @register_format
@@ -63,15 +64,15 @@ class TileFormat:
     bitmap: bool = False
     even: ClassVar[bool] = True
 
-    def parameters(self, order: int) -> tuple[str, ...]:
+    def parameters(self, order: int) -> Names:
         """The side of a tile along each mode."""
         return sides_named(order)
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+    def view(self, shape: Ints, storage: Storage) -> Nest:
         """Ranges of tiles that share the item modes' block coordinates."""
         return view_of(shape, storage, self.bitmap)
 
-    def pack(self, coords: Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: Tensor, shape: Ints, storage: Storage) -> Packed:
         """Sort tiles by (item, other) modes; cut the tiles of a row at `max_item_nnz` positions."""
         return packed_tiles(self.name, coords, shape, storage, self.view(shape, storage))
 
@@ -279,9 +280,7 @@ def _split(
 
 
 @register_partition("threshold")
-def by_threshold(
-    coords: Tensor, shape: tuple[int, ...], *, threshold: int, whole: int = 0, **sides: int
-) -> list[Tensor | None]:
+def by_threshold(coords: Tensor, shape: Ints, *, threshold: int, whole: int = 0, **sides: int) -> list[Tensor | None]:
     """[nonzeros of tiles that hold at least `threshold`, the others]; tiles of the default sides, or of `side_m`.
 
     With `whole`, tiles of at least so many come first, apart from those of at least `threshold`.

@@ -30,6 +30,7 @@ from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, pri
 from sparsetc.ir.program.tile import Product, Tile
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.planner.registry import register_format
+from sparsetc.support import Ints, Names
 from sparsetc.tensor.coords import linear_key
 
 
@@ -39,11 +40,11 @@ class Positions:
 
     name = "positions"
 
-    def parameters(self, order: int) -> tuple[str, ...]:
+    def parameters(self, order: int) -> Names:
         """Return no names: the sizes are the tensor's own."""
         return ()
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+    def view(self, shape: Ints, storage: Storage) -> Nest:
         """Return one run of all nonzeros, whose coordinates are those of their row-major positions.
 
         Raises:
@@ -51,7 +52,7 @@ class Positions:
         """
         return at_positions(shape, Storage(), Lookup("word", Position("nonzero")))
 
-    def pack(self, coords: torch.Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: torch.Tensor, shape: Ints, storage: Storage) -> Packed:
         """Number the positions; nothing is sorted, and values stay as they are."""
         nnz, view = coords.shape[1], self.view(shape, storage)
         position = linear_key(coords, shape, coords)[0].to(index_dtype(prod(shape)))
@@ -97,7 +98,7 @@ def sides_of(bound: Bound) -> tuple[Operand, Operand] | None:
     return (left, right) if alike and left.rows and right.rows and left.rows + right.rows == letters else None
 
 
-def _in_order(operands: Sequence[Operand], letters: tuple[str, ...]) -> tuple[Operand, Operand]:
+def _in_order(operands: Sequence[Operand], letters: Names) -> tuple[Operand, Operand]:
     """Return the operand with a result's first mode, and the other."""
     left, right = sorted(operands, key=lambda o: letters[:1] != o.rows[:1])
     return left, right

@@ -49,7 +49,7 @@ from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import fit, padded_axes, programs_of
 from sparsetc.similarity.groups import Groups, group_rows
-from sparsetc.support import memory
+from sparsetc.support import Ints, Names, memory
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, starts_of_runs
 
@@ -76,7 +76,7 @@ def sizes_of(storage: Storage) -> tuple[int, int, int, int]:
 
 
 def ranked_rows(
-    coords: Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
+    coords: Tensor, shape: Ints, storage: Storage, cache: Lru[Any, Any] | None = None
 ) -> tuple[Tensor, int]:
     """Return the place of each nonzero's row, (nnz,), and how many rows have nonzeros; a cache keeps the groups.
 
@@ -106,7 +106,7 @@ def ranked_rows(
     return rank.index_select(0, row), count
 
 
-def _ranks(coords: Tensor, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[Tensor, int]:
+def _ranks(coords: Tensor, shape: Ints, modes: Ints) -> tuple[Tensor, int]:
     """Return (nnz,) the number of each nonzero's fiber of these modes, and the number of fibers."""
     return narrow_ranks((coords[m] for m in modes), [shape[m] for m in modes], coords[0])
 
@@ -123,11 +123,11 @@ class Window:
     name: str = "window"
     compacted: bool = True
 
-    def parameters(self, order: int) -> tuple[str, ...]:
+    def parameters(self, order: int) -> Names:
         """The sides of a tile, and how rows are grouped."""
         return PARAMETERS
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+    def view(self, shape: Ints, storage: Storage) -> Nest:
         """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
         height, width, *_ = sizes_of(storage)
         rows = storage.item
@@ -141,9 +141,7 @@ class Window:
         sequence = (*rows[1:], *columns[:-1], rows[0], columns[-1])
         return tiles(item, lane, Whole(sides, sequence))
 
-    def pack(
-        self, coords: Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None = None
-    ) -> Packed:
+    def pack(self, coords: Tensor, shape: Ints, storage: Storage, cache: Lru[Any, Any] | None = None) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
         height, width, *_ = sizes_of(storage)
         view = self.view(shape, storage)
@@ -204,7 +202,7 @@ def _listed(name: str, modes: Sequence[int], side: int) -> tuple[Listed, ...]:
 
 
 def tiled(
-    coords: Tensor, shape: tuple[int, ...], storage: Storage, group: Tensor, compacted: bool
+    coords: Tensor, shape: Ints, storage: Storage, group: Tensor, compacted: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Number the tiles of each group: of its next columns, or of the strips that it touches.
 
@@ -227,7 +225,7 @@ def tiled(
 
 
 def populations(
-    coords: Tensor, shape: tuple[int, ...], storage: Storage, cache: Lru[Any, Any] | None
+    coords: Tensor, shape: Ints, storage: Storage, cache: Lru[Any, Any] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many columns, each window has."""
     group = ranked_rows(coords, shape, storage, cache)[0] // storage.param("height")
@@ -238,13 +236,7 @@ def populations(
 
 @register_partition("row_similarity", whole_rows=True)
 def by_row_similarity(
-    coords: Tensor,
-    shape: tuple[int, ...],
-    kept: tuple[int, ...],
-    *,
-    threshold: int,
-    cache: Lru[Any, Any] | None = None,
-    **params: int,
+    coords: Tensor, shape: Ints, kept: Ints, *, threshold: int, cache: Lru[Any, Any] | None = None, **params: int
 ) -> list[Tensor | None]:
     """[nonzeros of the groups of rows whose tiles hold at least `threshold` on average, the others].
 

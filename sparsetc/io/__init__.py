@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, numbers, parquet, tns
+from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, parquet, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
@@ -82,8 +82,7 @@ def read(
         elif suffix == ".parquet":
             found = parquet.read(path, dtype, columns)
         elif suffix in foreign.CSV:
-            found = foreign.csv_table(path, columns)
-            found = found if dtype is None else found.with_values(numbers.cast(found.values, dtype))
+            found = foreign.csv_table(path, columns, dtype)
         elif suffix in foreign.READERS:
             found = foreign.read(path, suffix, dtype)
         else:

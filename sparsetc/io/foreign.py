@@ -26,6 +26,12 @@ PARTS = ("data", "indices", "indptr"), ("data", "ir", "jc")
 """Names of a matrix's values, inner indices and starts in HDF5: of AnnData and 10x Genomics, and of MATLAB."""
 CSV = ".csv", ".tsv", ".csv.gz", ".tsv.gz"
 """Text tables."""
+TEXT_BLOCK = 1 << 18
+"""Bytes of a text table that pyarrow reads at once; it takes up to 38 times as many (3 M rows of texts and times)."""
+MERGED = 8
+"""New labels of a text table are merged with those before when they are one in so many of them."""
+LABEL = 6
+"""Times the bytes of labels that they take at most: three of them at once, and their text as it is written."""
 TEN_X = "matrix.mtx.gz", "matrix.mtx"
 """The matrix in a folder of 10x Genomics."""
 SAME = [(0, 1, 2, 3), (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2)]
@@ -45,7 +51,7 @@ def read(path: str, suffix: str, dtype: torch.dtype | None) -> SparseTensor:
     Path(path).stat()  # else some libraries say in words of their own that there is no such file
     with memory.of_file(path, Exception):
         x = READERS[suffix](path, dtype)
-        return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
+        return _cast(x, dtype)
 
 
 def matrix_of_folder(path: str) -> str:
@@ -152,14 +158,15 @@ def _fcidump(path: str, dtype: torch.dtype | None) -> SparseTensor:
     return SparseTensor(coords, pairs[first % len(pairs), 0], (int(orbitals[1]),) * 4)
 
 
-def csv_table(path: str, columns: Sequence[Any] | None) -> SparseTensor:
-    """Return the tensor of a text table; columns as for `read`. Raise `IOFormatError` for a table without them."""
+def csv_table(path: str, columns: Sequence[Any] | None, dtype: torch.dtype | None) -> SparseTensor:
+    """Return the tensor of a text table; arguments as for `read`. Raise `IOFormatError` for a table without columns."""
     arrow = _library(path, "pyarrow", '"sparsetc[files]"')
     Path(path).stat()
     with memory.of_file(path, Exception):
-        reader, modes, value = _csv(path, columns)
+        reader, modes, value = _csv(path, columns, dtype)
         memory.check(path, "its text and columns (stc.pack takes it in parts)", 4 * os.path.getsize(path))
-        return SparseTensor.from_table(arrow.Table.from_batches(list(reader), reader.schema), modes, value)
+        table = arrow.Table.from_batches(list(_batches(reader)), reader.schema)
+        return _cast(SparseTensor.from_table(table, modes, value), dtype)
 
 
 def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
@@ -173,35 +180,63 @@ def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
         reader, modes, _ = _csv(path, columns)
         labels: Labels = dict.fromkeys(modes)
         texts = [name for name in modes if not arrow.types.is_integer(reader.schema.field(name).type)]
-        for batch in reader if texts else ():
+        known = {name: np.empty(0, "U1") for name in texts}
+        fresh: dict[str, list[np.ndarray]] = {name: [] for name in texts}
+        for batch in _batches(reader) if texts else ():
             for name in texts:
-                distinct = np.unique(_distinct(batch, name)[0])
-                earlier = labels[name]
-                labels[name] = distinct if earlier is None else np.union1d(earlier, distinct)
-                memory.check(path, "its labels", 3 * sum(of.nbytes for of in labels.values() if of is not None))
+                fresh[name].append(_absent(_distinct(batch, name)[0], known[name]))
+                if sum(map(len, fresh[name])) * MERGED >= len(known[name]):  # as all labels are sorted each time
+                    known[name] = np.unique(np.concatenate((known[name], *fresh[name])))
+                    fresh[name].clear()
+                memory.check(path, "its labels", LABEL * sum(of.nbytes for of in known.values()))
+        return {**labels, **{name: np.unique(np.concatenate((known[name], *fresh[name]))) for name in texts}}
+
+
+def _absent(labels: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return the labels that are not among known ones, which are in order."""
+    if not len(known):
         return labels
+    return labels[known[np.searchsorted(known, labels).clip(max=len(known) - 1)] != labels]
 
 
-def csv_blocks(path: str, columns: Sequence[Any] | None, labels: Labels) -> Iterator[SparseTensor]:
+def csv_blocks(
+    path: str, columns: Sequence[Any] | None, labels: Labels, dtype: torch.dtype | None
+) -> Iterator[SparseTensor]:
     """Yield the tensor of each block of a text table, with labels as numbers; errors as for `csv_table`."""
     arrow = _library(path, "pyarrow", '"sparsetc[files]"')
     with memory.of_file(path, Exception):
-        reader, modes, value = _csv(path, columns)
-        for batch in reader:
+        reader, modes, value = _csv(path, columns, dtype)
+        for batch in _batches(reader):
             table = arrow.Table.from_batches([batch])
             block = {name: column_of(table, name) for name in table.column_names if labels.get(name) is None}
             for name, of in labels.items():
                 if of is not None:
                     distinct, numbers_of_rows = _distinct(batch, name)
                     block[name] = np.searchsorted(of, distinct)[numbers_of_rows]
-            yield SparseTensor.from_table(block, modes, value)
+            yield _cast(SparseTensor.from_table(block, modes, value), dtype)
 
 
-def _csv(path: str, columns: Sequence[Any] | None) -> tuple[Any, list[str], str | None]:
+def _cast(x: SparseTensor, dtype: torch.dtype | None) -> SparseTensor:
+    return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
+
+
+def _batches(reader: Any) -> Iterator[Any]:
+    """Yield the blocks of a text table, whose first one decides the types of its columns."""
+    try:
+        yield from reader
+    except ValueError as error:  # pyarrow's are such, too
+        advice = "; its first rows hold integers: for values give dtype=torch.float64, labels come by pandas.read_csv"
+        raise ValueError(f"{str(error)[:180]}{advice if 'error to int64' in str(error) else ''}") from error
+
+
+def _csv(
+    path: str, columns: Sequence[Any] | None, dtype: torch.dtype | None = None
+) -> tuple[Any, list[str], str | None]:
     """Open a text table; return its blocks, the names of its columns of coordinates, and its column of values."""
     csv = _library(path, "pyarrow.csv", '"sparsetc[files]"')
     parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in path.lower()[-7:] else ",")
-    of_file = csv.open_csv(path, parse_options=parsing).schema.names
+    reading = csv.ReadOptions(block_size=TEXT_BLOCK)
+    of_file = csv.open_csv(path, reading, parsing).schema.names
     if columns is None:
         said = ", ".join(of_file)
         raise ValueError(f"name its columns=(*coordinates, value), None for counts of rows; it has {said[:200]}")
@@ -210,7 +245,9 @@ def _csv(path: str, columns: Sequence[Any] | None) -> tuple[Any, list[str], str 
     for name in names:
         if name not in of_file:
             raise ValueError(f"no column {name!r:.80} among {', '.join(map(repr, of_file))[:200]}")
-    return csv.open_csv(path, None, parsing, csv.ConvertOptions(include_columns=names)), modes, value
+    types = {value: "float64"} if value is not None and dtype is not None and dtype.is_floating_point else None
+    converting = csv.ConvertOptions(include_columns=names, column_types=types)
+    return csv.open_csv(path, reading, parsing, converting), modes, value
 
 
 def _distinct(batch: Any, name: str) -> tuple[np.ndarray, np.ndarray]:

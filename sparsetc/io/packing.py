@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
-from sparsetc.io import foreign, lines, memory, mtx, npz, numbers, parquet, table, tns
+from sparsetc.io import foreign, lines, memory, mtx, npz, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import Batch
 from sparsetc.options import current, options
@@ -191,12 +191,12 @@ def _opened(
     elif name.endswith(foreign.CSV):
         with options(memory_limit=limit // WHOLE):
             labels = foreign.csv_labels(path, columns)
-        blocks = foreign.csv_blocks(path, columns, labels)
+        blocks = foreign.csv_blocks(path, columns, labels, dtype)
         first = next(blocks, None)
         if first is None:
             raise IOFormatError(f"{path}: no rows")
         kind = dtype or first.dtype
-        found = ((list(x.coords), numbers.cast(x.values, kind)) for x in chain([first], blocks))
+        found = ((list(x.coords), x.values) for x in chain([first], blocks))
         yield PackingSource(first.order, kind, None, found, labels)
     elif name.endswith(".parquet"):
         with options(memory_limit=limit // WHOLE), closing(parquet.Table(path, columns)) as opened:

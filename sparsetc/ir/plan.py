@@ -157,7 +157,7 @@ class Schedule(Record):
         threads: of the CPU, by which a torch program runs, no more than torch has; 0 for one where there is little to
             do, else all.
         native: whether a torch program is run as native loops, where all parts of the plan can be and numba is there.
-        tree: what is multiplied, contracted by dots and summed, in which order; None is what `ir.default_tree` says.
+        tree: what is multiplied, contracted by dots and summed, in which order; None is what `default_tree` says.
         take: positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other
             letters.
         turns: letters of a tile whose positions loops take, outermost first; what is in neither is split over the grid.

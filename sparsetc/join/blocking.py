@@ -37,6 +37,7 @@ from sparsetc.join.order import JoinOrder, composed
 from sparsetc.packing import words
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import fields, packed_bits, widths
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, narrowed, numbered
@@ -54,8 +55,8 @@ class OperandBlocks:
         place: (nnz,) int64, the position in it, row-major.
     """
 
-    shape: tuple[int, ...]
-    sides: tuple[int, ...]
+    shape: Ints
+    sides: Ints
     block_coords: tuple[Tensor, ...]
     blocks: int
     block: Tensor
@@ -154,7 +155,7 @@ FREE, INNER = 64, 32
 """Positions along a block's free letters, and along its contracted letters, if the modes are that long."""
 
 
-def sides_for(sizes: tuple[int, ...], positions: int) -> tuple[int, ...]:
+def sides_for(sizes: Ints, positions: int) -> Ints:
     """Return the sides of a block: powers of two, near equal, of `positions` in all or the padded sizes."""
     full = [1 << max(n - 1, 0).bit_length() for n in sizes]
     sides = [1] * len(sizes)
@@ -207,9 +208,9 @@ class Blocking:
     x: OperandBlocks
     y: OperandBlocks
     pairs: Join
-    rows: tuple[tuple[str, int], ...]
-    columns: tuple[tuple[str, int], ...]
-    inner: tuple[tuple[str, int], ...]
+    rows: NamedInts
+    columns: NamedInts
+    inner: NamedInts
 
     @classmethod
     def of(cls, m: Join, sides: dict[str, int] | None = None) -> Blocking:
@@ -221,7 +222,7 @@ class Blocking:
         side |= {c: n for c, n in (sides or {}).items() if c in side and c not in roles.batch}
 
         def blocked(
-            operand: JoinOperand, matched: Tensor | None, n: int, letters: tuple[str, ...]
+            operand: JoinOperand, matched: Tensor | None, n: int, letters: Names
         ) -> tuple[OperandBlocks, JoinOperand]:
             sides = [side[c] for c in letters]
             blocks = in_blocks(operand.rows(letters, matched), operand.extents(letters), sides, operand.like, n)
@@ -234,7 +235,7 @@ class Blocking:
         y, y_grid = blocked(m.y, m.y_matched, m.y_key.numel(), (*roles.batch, *roles.free_y, *roles.contracted))
         pairs = Join.of(x_grid, y_grid, roles)
 
-        def axis(letters: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+        def axis(letters: Names) -> NamedInts:
             return tuple((c, side[c]) for c in letters)
 
         return cls(m, x, y, pairs, axis(roles.kept_x), axis(roles.free_y), axis(roles.contracted))

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.join import loops
-from sparsetc.support.compiled import native
+from sparsetc.support import Ints, Names
+from sparsetc.support.compiled import native, room
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
@@ -56,11 +57,11 @@ class Roles:
         free_y: free of y, in the result's order: the columns of the result.
     """
 
-    output: tuple[str, ...]
-    kept_x: tuple[str, ...]
-    free_y: tuple[str, ...]
-    batch: tuple[str, ...]
-    contracted: tuple[str, ...]
+    output: Names
+    kept_x: Names
+    free_y: Names
+    batch: Names
+    contracted: Names
 
     @classmethod
     def of(cls, x: Sequence[str], y: Sequence[str], output: Sequence[str]) -> Roles:
@@ -74,27 +75,27 @@ class Roles:
         )
 
     @property
-    def free_x(self) -> tuple[str, ...]:
+    def free_x(self) -> Names:
         """Letters of the rows that y does not have."""
         return tuple(c for c in self.kept_x if c not in self.batch)
 
     @property
-    def shared(self) -> tuple[str, ...]:
+    def shared(self) -> Names:
         """Letters whose coordinates must be equal for two nonzeros to match."""
         return (*self.batch, *self.contracted)
 
     @property
-    def x(self) -> tuple[str, ...]:
+    def x(self) -> Names:
         """Letters of x in the order in which it is read: row by row."""
         return (*self.kept_x, *self.contracted)
 
     @property
-    def y(self) -> tuple[str, ...]:
+    def y(self) -> Names:
         """The letters of y in reading order: entries that match the same nonzeros of x lie together."""
         return (*self.shared, *self.free_y)
 
     @property
-    def result_order(self) -> tuple[str, ...]:
+    def result_order(self) -> Names:
         """Letters in the order in which results are made: rows, then columns."""
         return (*self.kept_x, *self.free_y)
 
@@ -116,8 +117,8 @@ class JoinOperand:
         like: an int64 tensor on the operand's device.
     """
 
-    letters: tuple[str, ...]
-    sizes: tuple[int, ...]
+    letters: Names
+    sizes: Ints
     coords: tuple[Tensor, ...]
     n: int
     ordered: bool
@@ -130,7 +131,7 @@ class JoinOperand:
         rows = [self.coords[self.letters.index(c)] for c in letters]
         return rows if entries is None else [row.index_select(0, entries) for row in rows]
 
-    def extents(self, letters: Sequence[str]) -> tuple[int, ...]:
+    def extents(self, letters: Sequence[str]) -> Ints:
         """Return the sizes of the modes with these letters."""
         return tuple(self.sizes[self.letters.index(c)] for c in letters)
 
@@ -281,7 +282,7 @@ class Join:
         """Distinct coordinates of matched entries: batch, free of x, contracted, free of y."""
         roles, n = self.roles, self.counts.numel()
 
-        def distinct(letters: tuple[str, ...]) -> int:
+        def distinct(letters: Names) -> int:
             rows = self.x.rows(letters, self.x_matched)
             return numbered(rows, self.x.extents(letters), n, self.x.like).count
 
@@ -290,12 +291,12 @@ class Join:
         # Matched entries of x and y have the same coordinates of the shared letters.
         return distinct(roles.batch), distinct(roles.free_x), distinct(roles.contracted), self.columns
 
-    def coordinates(self, places: Tensor, letters: tuple[str, ...]) -> Tensor:
+    def coordinates(self, places: Tensor, letters: Names) -> Tensor:
         """Return (letters, n) the coordinates of the results at these places."""
         of_rows = dict(zip(self.roles.kept_x, self.row.coords, strict=True))
         other = dict(zip(self.roles.free_y, self.column.coords, strict=True))
         n = places.numel()
-        out = places.new_empty((len(letters), n))
+        out = room(places.device, places.dtype, len(letters), n)
         if write := native(loops.coordinates, places.device, n):
             for line, letter in zip(out, letters, strict=True):
                 write(places, self.columns, letter in of_rows, (of_rows | other)[letter], line)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -30,7 +29,8 @@ from sparsetc.join import loops
 from sparsetc.join.order import Expanded, JoinBudget, JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
-from sparsetc.support.compiled import native
+from sparsetc.support.compiled import native, room
+from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
@@ -161,10 +161,10 @@ class NonzeroPairList:
         frames = torch.arange(begin, end, FRAME, device=device)
         return cls(
             *(join_order, most, begin, end),
-            x_word=torch.empty(tasks, dtype=torch.uint8, device=device),
+            x_word=room(device, torch.uint8, tasks),
             x_base=torch.searchsorted(join_order.ends, frames, right=True).to(entries),
             y_shift=torch.empty(join_order.matched[0], dtype=entries, device=device),
-            z_word=torch.empty(tasks, dtype=index_dtype(most), device=device),
+            z_word=room(device, index_dtype(most), tasks),
         )
 
     def take(self, tasks: Expanded, slot: Tensor) -> None:
@@ -284,7 +284,7 @@ class Tasks:
 
     def places(self) -> Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
-        if self._marked:
+        if self.fits and markable(self.join_order, self.budget):
             return self._by_marks()
         if self._sparse_rows and (find := self.native(loops.results)):
             return self._by_rows(find)
@@ -314,11 +314,6 @@ class Tasks:
             alone.take(tasks, slot)
             yield replace(alone, nnz=self.nnz)
 
-    @property
-    def _marked(self) -> bool:
-        """True if kernels, and not groups of tasks, find the pattern and the list."""
-        return self.fits and markable(self.join_order, self.budget)
-
     def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a loop over all tasks as machine code; None where the settings or their number rule that out."""
         if self.budget.settings.effective_native(self.budget.device) == "none":
@@ -337,7 +332,7 @@ class Tasks:
         m, kept = self.join_order, NonzeroPairList.room(self.join_order, 0, self.join_order.tasks)
         kept.y_shift[0:1] = m.first[0:1]
         torch.sub(m.first[1:], m.ends[:-1], out=kept.y_shift[1:])
-        places = m.ends.new_empty(m.join.most_results)
+        places = room(m.ends.device, m.ends.dtype, m.join.most_results)
         arrays = FRAME.bit_length() - 1, kept.x_base, kept.x_word, kept.z_word
         self.nnz = find(m.ends, m.first, m.row, m.column, m.join.columns, places, *arrays)
         self.budget.check(self.nnz)
@@ -380,7 +375,7 @@ class Tasks:
 
         device = self.join_order.ends.device
         programs = -(-size // constants.get("BLOCK", WORDS))
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with on_gpu(device):
             getattr(mark_kernels, name)[(programs,)](*arguments, **constants)
 
     @property

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from sparsetc.maps.elementwise import Elementwise
 from sparsetc.maps.trace import trace
+from sparsetc.support import Names
 from sparsetc.support.lru import cached_property
 
 LOG2E = 1.4426950408889634
@@ -67,7 +68,7 @@ class Body:
     table: str | None = None
     stored: bool = False
     dropout: float = 0.0
-    positions: tuple[str, ...] = ()
+    positions: Names = ()
     inner: Mapping[str, tuple[Callable[..., Tensor], str]] = field(default_factory=dict)
 
     @cached_property
@@ -77,12 +78,12 @@ class Body:
         return tables if self.table is None else {**tables, self.table: 1}
 
     @cached_property
-    def inputs(self) -> tuple[str, ...]:
+    def inputs(self) -> Names:
         """Names of the tensors: tables (heads, n, size), vectors (heads, n or entries), shared rows (heads, size)."""
         return (*self.tables, *self.vectors, *self.shared)
 
     @cached_property
-    def shared(self) -> tuple[str, ...]:
+    def shared(self) -> Names:
         """Names of the rows that all pairs of a head have in common."""
         return tuple(dict.fromkeys(name for _, name in self.inner.values()))
 
@@ -151,7 +152,7 @@ class Walk:
         return 0 if term is None else sizes[term]
 
     @property
-    def targets(self) -> tuple[str, ...]:
+    def targets(self) -> Names:
         """Names of what is written beside `lse` and `sums`."""
         return (*(name for _, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
 

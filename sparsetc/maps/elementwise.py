@@ -1,6 +1,7 @@
-"""Elementwise functions as data: operations in order, with constants folded, and their text in Triton.
+"""Elementwise functions as data: operations in order, with constants folded, their text in Triton, and their results.
 
-In: operations, one at a time. Out: an `Elementwise`, which a printer asks for the statements of some of its outputs.
+In: operations, one at a time. Out: an `Elementwise`, which a printer asks for the statements of some of its outputs,
+and which torch computes.
 
     operation ::= (name, argument*)                       name: a key of TEXT, or "input" with an input's name
     argument  ::= Ref | number                            Ref: the place of an earlier operation
@@ -10,9 +11,12 @@ In: operations, one at a time. Out: an `Elementwise`, which a printer asks for t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 TEXT = {
     "abs": "tl.abs({0})",
@@ -108,6 +112,35 @@ class Elementwise:
         operations = [self.operations[ref] for ref in self.needed(arguments)]
         return {arguments[0] for name, arguments in operations if name == INPUT}
 
+    def scaled(self, names: Container[str]) -> tuple[Elementwise, dict[str, float]]:
+        """Return the function of scaled inputs, and the constant by which each of these is scaled.
+
+        They are the inputs among `names` that are read only to be multiplied by one constant.
+        """
+        operations, scales = list(self.operations), dict[str, float]()
+        for place, (kind, of) in enumerate(self.operations):
+            if kind != INPUT or of[0] not in names or any(_is(a, place) for a in self.outputs.values()):
+                continue
+            readers = {n: o for n, o in enumerate(self.operations) if any(_is(a, place) for a in o[1])}
+            factors = {arguments[1] if name == "mul" else None for name, arguments in readers.values()}
+            factor = factors.pop() if len(factors) == 1 else None
+            if isinstance(factor, float) and not isinstance(factor, Ref):
+                scales[of[0]] = factor
+                operations = [(kind, of) if n in readers else o for n, o in enumerate(operations)]
+        return Elementwise(tuple(operations), self.outputs), scales
+
+    def computed(self, arguments: Iterable[Argument], inputs: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """Return these outputs of tensors of a type that broadcast."""
+        arguments, results = list(arguments), dict[Ref, Tensor]()
+
+        def of(argument: Argument) -> Tensor:
+            return results[argument] if isinstance(argument, Ref) else torch.scalar_tensor(argument, dtype=dtype)
+
+        for ref in self.needed(arguments):
+            name, operands = self.operations[ref]
+            results[ref] = inputs[operands[0]] if name == INPUT else getattr(torch, name)(*map(of, operands))
+        return [of(a).to(dtype) for a in arguments]
+
     def statements(
         self, arguments: Iterable[Argument], names: Mapping[str, str], prefix: str = "map"
     ) -> tuple[list[str], list[str]]:
@@ -132,6 +165,10 @@ class Elementwise:
             variables[ref] = f"{prefix}_{int(ref)}"
             lines.append(f"{prefix}_{int(ref)} = {TEXT[name].format(*map(text, operands))}")
         return lines, [text(a) for a in arguments]
+
+
+def _is(argument: Any, place: int) -> bool:
+    return isinstance(argument, Ref) and argument == place
 
 
 FOLDED: dict[str, Callable[[float, float], float]] = {

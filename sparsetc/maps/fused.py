@@ -17,17 +17,21 @@ import torch
 from torch import Tensor
 
 from sparsetc.contraction.autograd import recordable
+from sparsetc.explain import TileReport
 from sparsetc.maps.body import LOG2E, RESULT, SIDES, Body, Walk, backward, forward
-from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
+from sparsetc.maps.kernel import UNSAMPLED, Heads, Sides, WalkKernel, sides_of
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
+from sparsetc.maps.torch_walk import TorchWalk
 from sparsetc.maps.trace import Untraced
+from sparsetc.support import Ints, Names
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
 from sparsetc.tensor.pattern import Pattern, followed, transforming
+from sparsetc.tensor.sums import accumulator
 
 Tensors = Sequence[Tensor]
-Gradients = tuple[list[WalkKernel], list[tuple[str, str]]]
+Gradients = tuple[list[WalkKernel | TorchWalk], list[tuple[str, str]]]
 """Kernels, and the names of the gradients that they give with those of the inputs."""
 
 NOTHING = -1e29
@@ -50,6 +54,7 @@ class Task:
         precision: of float32.
         cache_dir: folder of generated sources.
         name: what generated files are named after.
+        backend: ``triton``, or ``torch`` on a CPU.
     """
 
     body: Body
@@ -57,12 +62,13 @@ class Task:
     precision: str
     cache_dir: Path | None
     name: str
+    backend: str = "triton"
 
     def kernels(self, tensors: Tensors) -> Kernels:
         """Return the kernels for tensors of these sizes, strides and types, compiled once."""
         pairs = self.pairs
         layout = tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
-        key = "maps", self.body, pairs.shape, pairs.fastest, layout, self.precision, self.cache_dir
+        key = "maps", self.body, pairs.shape, pairs.fastest, layout, self.backend, self.precision, self.cache_dir
         return pairs.kept(key, lambda: Kernels(self, tensors))
 
 
@@ -79,42 +85,52 @@ class Kernels:
         self.gradients: Lru[Any, Gradients] = Lru(KEPT)
         named = dict(zip(body.inputs, tensors, strict=True))
         numbered = body.stored or "entries" in body.vectors.values()
-        sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], tensors[0].dtype
-        width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
-        exact = dtype == torch.float32 and task.precision == "highest" and max(sizes) <= EXACT
-        sides = []
-        for back in (False, True):
-            without_dots = exact or not (back or body.products)
-            by_row = bool(body.inner) or (width == APART and without_dots)
-            chosen = sides_of(sizes, dtype, back, width, by_row)
-            if chosen and back and numbered and chosen.height > 1:  # numbers of entries take registers
-                chosen = replace(chosen, warps=max(chosen.warps, 2))
-            sides.append(chosen)
         self.heads = _heads(pairs, body, named)
-        self.refusal = _refusal(pairs, body, sides)
+        if task.backend == "torch":
+            self.refusal = _unfit_for_tiles(pairs, body)
+            sides: Sequence[Sides | None] = [Sides(pairs.side, pairs.side, 0, 0)] * 2
+        else:
+            sides = _sides(task, named, numbered)
+            self.refusal = _refusal(pairs, body, sides)
         if self.refusal:
             return
         forward, backward = (one for one in sides if one)
         self.tiles = [pairs.row_tiles(0, forward, numbered)]
         self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
-        self.sides, self.made_by = (forward, backward), (task.precision, task.cache_dir, task.name)
+        self.sides = forward, backward
+        self.task = task.backend, task.precision, task.cache_dir, task.name
         self.shape = result_shape(body, pairs, tensors)
         try:
             self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
         except Untraced as error:
             self.refusal = str(error)
 
-    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> WalkKernel:
-        precision, cache_dir, name = self.made_by
+    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> WalkKernel | TorchWalk:
+        backend, precision, cache_dir, name = self.task
+        if backend == "torch":
+            return TorchWalk(walk, self.tiles[number], self.heads)
         kind = f"{name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
         sides = self.sides[number > 0]
         return WalkKernel(walk, self.tiles[number], tensors, self.heads, sides, precision, cache_dir, kind)
+
+    def reports(self) -> tuple[TileReport, ...]:
+        """Return what `explain` says of the tiles of each walk."""
+        kinds = "result", "gradients of rows", "gradients of columns"
+        reports = []
+        for kind, tiles in zip(kinds, self.tiles, strict=True):
+            full, part = len(tiles.full_col), len(tiles.part_col)
+            met = full * tiles.height * tiles.width + tiles.met
+            places = (full + part) * tiles.height * tiles.width
+            path = str(getattr(self.result, "path", "")) if kind == "result" else ""
+            share = met / max(places, 1)
+            reports.append(TileReport(kind, tiles.height, tiles.width, tiles.gathered, full, part, share, path))
+        return tuple(reports)
 
     def results(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return memory for the result and, of a softmax, for ``lse_out``: the logarithms to base 2 of rows' sums."""
         outputs = {RESULT: tensors[0].new_empty(self.shape)}
         if self.body.softmax:
-            outputs["lse_out"] = tensors[0].new_empty(self.shape[:2], dtype=torch.float32)
+            outputs["lse_out"] = tensors[0].new_empty(self.shape[:2], dtype=accumulator(tensors[0].dtype))
         return outputs
 
     def gradient_of(self, name: str, tensor: Tensor) -> Tensor:
@@ -123,7 +139,7 @@ class Kernels:
             return tensor.new_empty((self.heads.count, self.shape[1], tensor.shape[-1]))
         return tensor.new_empty(tensor.shape)
 
-    def of_gradients(self, given: Mapping[str, Tensor], wanted: tuple[str, ...]) -> Gradients:
+    def of_gradients(self, given: Mapping[str, Tensor], wanted: Names) -> Gradients:
         """Return the kernels that compute the gradients ``grad_…`` of wanted inputs, with all names they use.
 
         There are none where the map's derivative cannot be traced.
@@ -135,7 +151,7 @@ class Kernels:
         key = wanted, "g_lse" in given, given[f"g_{RESULT}"].stride()
         return self.gradients.once(key, lambda: self._of_gradients(given, wanted))
 
-    def _of_gradients(self, given: Mapping[str, Tensor], wanted: tuple[str, ...]) -> Gradients:
+    def _of_gradients(self, given: Mapping[str, Tensor], wanted: Names) -> Gradients:
         of_lse = "g_lse" in given
         try:
             walks = [walk_of(self.body, mode, wanted, of_lse) for mode in (0, 1)]
@@ -150,7 +166,7 @@ class Kernels:
         return [self._kernel(n, walk, tensors) for n, walk in enumerate(walks, 1) if walk.targets], targets
 
 
-def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> tuple[int, ...]:
+def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> Ints:
     """Return (heads, rows, size), (heads, rows), or (heads of a pattern, entries)."""
     named = dict(zip(body.inputs, tensors, strict=True))
     heads = _heads(pairs, body, named)
@@ -172,6 +188,35 @@ def _heads(pairs: Pairs, body: Body, named: Mapping[str, Tensor]) -> Heads:
     return Heads(count, count // max(of_columns, default=count), pairs.patterns, pairs.fastest)
 
 
+def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Sides | None]:
+    """Return the sides of the tiles of the result's walk, and of those of gradients; None where none fit."""
+    pairs, body = task.pairs, task.body
+    first, *_ = named.values()
+    sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], first.dtype
+    width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
+    exact = dtype == torch.float32 and task.precision == "highest" and max(sizes) <= EXACT
+    sides = []
+    for back in (False, True):
+        without_dots = exact or not (back or body.products)
+        by_row = bool(body.inner) or (width == APART and without_dots)
+        chosen = sides_of(sizes, dtype, back, width, by_row)
+        if chosen and by_row and max(sizes) <= EXACT and not (back or body.products):
+            chosen = replace(chosen, width=UNSAMPLED)
+        if chosen and back and numbered and chosen.height > 1:  # numbers of entries take registers
+            chosen = replace(chosen, warps=max(chosen.warps, 2))
+        sides.append(chosen)
+    return sides
+
+
+def _unfit_for_tiles(pairs: Pairs, body: Body) -> str:
+    """Return why a body has no kernels of torch's operations; empty where it has."""
+    if body.inner or body.dropout:
+        return "on a CPU, dropout and inner functions of products have no kernel"
+    if not pairs.side:
+        return "on a CPU, most places of its tiles would be empty"
+    return ""
+
+
 def _refusal(pairs: Pairs, body: Body, sides: Sequence[Sides | None]) -> str:
     if None in sides:
         return "rows of tables are longer than a program holds"
@@ -182,7 +227,7 @@ def _refusal(pairs: Pairs, body: Body, sides: Sequence[Sides | None]) -> str:
 
 
 @lru_cache(maxsize=256)
-def walk_of(body: Body, mode: int, wanted: tuple[str, ...] | None = None, of_lse: bool = False) -> Walk:
+def walk_of(body: Body, mode: int, wanted: Names | None = None, of_lse: bool = False) -> Walk:
     """Return a walk of a body, traced once: for gradients of the wanted inputs, or for the result."""
     return forward(body) if wanted is None else backward(body, mode, wanted, of_lse)
 
@@ -306,7 +351,8 @@ def gradients_of_steps(
         results = results if isinstance(results, tuple) else (results,)
         present = [(result, g) for result, g in zip(results, upstream, strict=False) if g is not None]
         inputs = [t for t, want in zip(views, wanted, strict=True) if want]
+        outputs, upstreams = zip(*present, strict=True)
         gradients = iter(
-            torch.autograd.grad([r for r, _ in present], inputs, [g for _, g in present], create_graph=further)
-        )
+            torch.autograd.grad(outputs, inputs, upstreams, create_graph=further, materialize_grads=True)
+        )  # logarithms of sums use no values
     return [next(gradients) if want else None for want in wanted]

@@ -120,6 +120,9 @@ FORMS = {
 }
 """By bytes of an element, whether gradients are computed, and row size: sides by which few registers or none are
 spilled on sm_90, as its assembler reports (80 in the last; steps take ten times as long)."""
+IN_RUNS = {FORMS[2, True][64]: 3}
+"""Stages in place of those of some sides, where full tiles are neighbours (causal masks, 8 x 64, H100: .97 and .91 of
+the time of 2 at n = 4096 and 16384; 1.03 where each tile's number is read)."""
 GATHERED = {
     (2, False): {64: Sides(16, 32, 1, 3, True), 128: Sides(16, 32, 2, 2, True), 256: Sides(16, 32, 4, 2, True)},
     (2, True): {64: Sides(16, 32, 1, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
@@ -130,6 +133,9 @@ GATHERED = {
 rows, 64 columns or more warps took 1 to 1.4 times as long, one row 1.3 to 2.9)."""
 ROW_FORMS = {1 << n: Sides(1, 16, 1 if n <= 6 else 2, 1, True) for n in range(9)}
 """By row size: sides of windows of one row (R-MAT graphs, H100: 16 columns .65 to .86 of the time of 32)."""
+UNSAMPLED = 32
+"""Columns of such tiles where no rows are multiplied, of 64 elements at most (GAT of 4 x 32 in float16, the same
+graphs: .78 and .86 of the time of 16)."""
 SMALLEST = 64
 """Row size that smaller ones are taken for."""
 
@@ -193,6 +199,7 @@ class WalkKernel:
             gathered=tiles.gathered,
             even=tiles.even,
             full=tiles.full_col.numel() > 0,
+            in_runs=tiles.in_runs,
             part=tiles.part_col.numel() > 0,
             numbered=tiles.part_base is not None,
             ordered=tiles.order is not None,
@@ -200,7 +207,7 @@ class WalkKernel:
             wide=any(t.shape[1] * t.stride(1) >= ADDRESS64 for t in tensors.values() if t.ndim == 3),
             sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
             precision=DOT_PRECISIONS[precision],
-            stages=sides.stages,
+            stages=IN_RUNS.get(sides, sides.stages) if tiles.in_runs else sides.stages,
             group=heads.group,
             stacked=heads.patterns > 1,
         )
@@ -228,7 +235,7 @@ class WalkKernel:
     def options_for(self, machine: str) -> dict[str, int]:
         """Return what Triton is told of a launch; its compiler for AMD fails at the maximum of one row by one warp."""
         warps = max(self.sides.warps, 2) if machine == "hip" else self.sides.warps
-        return {"num_warps": warps, "num_stages": self.sides.stages, **FUSED}
+        return {"num_warps": warps, "num_stages": self.layout.stages, **FUSED}
 
     def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
         """Return a launch function of the tensors that are not fixed, by name."""

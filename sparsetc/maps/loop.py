@@ -37,10 +37,16 @@ class Loop(Text):
         begin, end = (1, 2) if kind == "full" else (3, 4)
         layout, part = self.layout, kind == "part"
         stages = f", num_stages={layout.stages}"
-        self.put(f"for tile in tl.range(tl.load(item + {begin}), tl.load(item + {end}){stages}):")
+        self.put(f"begin, end = tl.load(item + {begin}), tl.load(item + {end})")
+        run = layout.in_runs and not part
+        if run:
+            self.put("first_col = tl.load(full_col + begin, mask=begin < end, other=0) - begin")
+        self.put(f"for tile in tl.range(begin, end{stages}):")
         self.indent += 1
         if layout.gathered:
             self.put(f"col = tl.load(part_col + tile * {layout.width} + lane_col)")
+        elif run:
+            self.put(f"col = (first_col + tile) * {layout.width} + lane_col")
         else:
             self.put(f"col = tl.load({kind}_col + tile) * {layout.width} + lane_col")
         self.bounded, self.loaded = part and not layout.even, set[str]()
@@ -128,7 +134,8 @@ class Loop(Text):
         if self.walk.online:
             score = f"{texts['p']} + tl.zeros({shape}, tl.float32)"
             self.put(f'score = tl.where(met, {score}, float("-inf"))' if part else f"score = {score}")
-            self.put("most = tl.maximum(top, tl.max(score, 1))", "p = tl.exp2(score - most[:, None])")
+            times = "" if self.score_factor == 1 else f" * {number_text(self.score_factor)}"
+            self.put(f"most = tl.maximum(top, tl.max(score, 1){times})", f"p = tl.exp2(score{times} - most[:, None])")
             self.put("shrink = tl.exp2(top - most)", "total = total * shrink + tl.sum(p, 1)", "top = most")
             for name, size in self.results.items():
                 self.put(f"{name}_sum = {name}_sum * shrink{'[:, None]' if size else ''}")

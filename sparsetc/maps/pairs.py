@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from sparsetc import masks
 from sparsetc.maps.kernel import Sides
@@ -26,6 +28,12 @@ PRICES = {SQUARE: 4.0, NARROW: 2.4, APART: 1.6}
 square ones)."""
 ROWS, COLUMNS = 16, 32
 """Sides of tiles of gathered columns."""
+NATIVE_PRICES = {64: 26.0, 32: 8.0}
+ENTRY = 0.0165
+"""Microseconds of a head's square tile on a CPU, by its side, and of an entry in steps (8 x 64 and 4 x 16, float32, one
+thread, 2048 rows in blocks that are filled by 2 to 40 %)."""
+SAMPLE = 32
+"""Windows of 64 rows whose entries are looked at, to choose between tiles and steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +62,13 @@ class Pairs:
         if not isinstance(self.given, Pattern):
             return SQUARE
         return self.given._once(("maps", "width"), partial(_cheapest, self.given))
+
+    @property
+    def side(self) -> int:
+        """Side of the square tiles that cost least on a CPU; 0 where it costs less to go entry by entry."""
+        if not isinstance(self.given, Pattern):
+            return SQUARE
+        return self.given._once(("maps", "side"), partial(_cheapest_side, self.given))
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
         """Return an object made once for these pairs, kept with the pattern or by the mask."""
@@ -100,15 +115,30 @@ class Pairs:
         return self.kept(("tiles", mode, height, width, self.shape), made)
 
 
+def _cheapest_side(pattern: Pattern) -> int:
+    """Return the side of square tiles by which a pattern costs least on a CPU, or 0 for steps."""
+    rows = stacked_shape(pattern)[1][0]
+    every = 1
+    if pattern.blocks is None:
+        every = max(rows // (SQUARE * SAMPLE), 1)
+    costs = {}
+    for side, price in NATIVE_PRICES.items():
+        places = in_pieces(pattern, (side, side))
+        if every > 1:
+            places = places[:, places[-2] // SQUARE % every == 0]
+            costs[0] = ENTRY * places.shape[1]
+        costs[side] = price * _tiles(pattern, places, side, side)
+    costs.setdefault(0, ENTRY * prod(pattern.values_shape(())))
+    return min(costs, key=costs.__getitem__)
+
+
 def _cheapest(pattern: Pattern) -> int:
     """Return the width of tiles, or 0 for gathered ones, by which a pattern costs least."""
     shape = stacked_shape(pattern)[1]
     costs = {}
     for width in (SQUARE, NARROW):
-        *stack, row, column = in_pieces(pattern, (SQUARE, width))
-        tall, wide = -(-shape[0] // SQUARE), -(-shape[1] // width)
-        tile = row // SQUARE * wide + column // width
-        costs[width] = PRICES[width] * len(torch.unique(tile + stack[0] * (tall * wide) if stack else tile))
+        places = in_pieces(pattern, (SQUARE, width))
+        costs[width] = PRICES[width] * _tiles(pattern, places, SQUARE, width)
     if pattern.blocks is None:
         windows = -(-shape[0] // ROWS)
         *stack, row, column = pattern.coords
@@ -116,3 +146,12 @@ def _cheapest(pattern: Pattern) -> int:
         distinct = torch.unique(window * shape[1] + column) // shape[1]
         costs[APART] = PRICES[APART] * int((-(-torch.bincount(distinct) // COLUMNS)).sum())
     return min(costs, key=costs.__getitem__)
+
+
+def _tiles(pattern: Pattern, places: Tensor, height: int, width: int) -> int:
+    """Return how many tiles of neighbouring columns hold some places of a pattern."""
+    rows, columns = stacked_shape(pattern)[1]
+    *stack, row, column = places
+    tall, wide = -(-rows // height), -(-columns // width)
+    tile = row // height * wide + column // width
+    return len(torch.unique(tile + stack[0] * (tall * wide) if stack else tile))

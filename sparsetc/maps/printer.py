@@ -17,6 +17,7 @@ from sparsetc.maps.body import SIDES, Derivative, Walk
 from sparsetc.maps.elementwise import number_text
 from sparsetc.maps.loop import Loop
 from sparsetc.maps.text import LOWEST, Layout, padded
+from sparsetc.support import NamedInts, Names
 
 MIXED = '''
 @triton.jit
@@ -39,8 +40,8 @@ class Printed:
     """
 
     text: str
-    arguments: tuple[str, ...]
-    combine: tuple[str, ...]
+    arguments: Names
+    combine: Names
 
 
 class Printer(Loop):
@@ -198,7 +199,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     if walk.dropout:
         lines += [*MIXED.strip().splitlines(), "", ""]
     lines += ["@triton.jit", *signature("def walk", [*arguments], ":"), *body]
-    combine: tuple[str, ...] = ()
+    combine: Names = ()
     if layout.cut:
         printer.combined()
         online = ["lse_out"] if walk.online else []
@@ -239,7 +240,10 @@ def _header(printer: Printer, name: str) -> str:
             f"    keep[{i}, {j}] = 0 for a share of {walk.dropout}, drawn by hashes of seed, head, {i} and {j}"
         )
     if walk.online:
-        lines.append(f"    p[{i}, {j}] = 2 ** (p[{i}, {j}] - lse_out[{i}]), lse_out the logarithm of the sum for i")
+        times = "" if printer.score_factor == 1 else f" * {number_text(printer.score_factor)}"
+        lines.append(
+            f"    p[{i}, {j}] = 2 ** (p[{i}, {j}]{times} - lse_out[{i}]), lse_out the logarithm of the sum for i"
+        )
     for output, table, result in walk.accumulated:
         factor = printer.factors[output]
         times = "" if factor == 1 else f"{number_text(factor)} * "
@@ -263,7 +267,7 @@ def _header(printer: Printer, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sizes_of(walk: Walk, tables: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def sizes_of(walk: Walk, tables: Mapping[str, int]) -> NamedInts:
     """Return the sizes of rows of the tables that a walk may read."""
     pairs = [*walk.products.values(), *(of[:2] for of in walk.sums.values())]
     summed = [term for _, term, _ in walk.accumulated if isinstance(term, str)]

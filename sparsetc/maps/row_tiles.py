@@ -73,6 +73,18 @@ class RowTiles:
         """True if no tile reaches past the last column."""
         return self.gathered or self.columns % self.width == 0
 
+    @property
+    def met(self) -> int:
+        """The number of pairs in partial tiles."""
+        bits = self.bits[..., None].contiguous().view(torch.uint8)
+        return sum(int((bits >> n & 1).sum()) for n in range(8))
+
+    @cached_property
+    def in_runs(self) -> bool:
+        """True if the full tiles of each window are neighbours, as those of a causal mask."""
+        window = torch.repeat_interleave(self.full_ptr.diff().long())
+        return len(window) > 1 and bool(((self.full_col.diff() == 1) | (window.diff() != 0)).all())
+
     @cached_property
     def longest(self) -> int:
         """The most tiles of a window."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sparsetc.errors import PlanError
 from sparsetc.maps.body import Derivative, Walk
 from sparsetc.maps.elementwise import Argument
+from sparsetc.support import NamedInts
 
 LOWEST = "-1e30"
 """The initial maximum of a row: finite, so that its difference from a score of minus infinity is no NaN."""
@@ -28,6 +29,7 @@ class Layout:
         gathered: whether tiles hold any columns, and not neighbouring ones.
         even: whether no tile reaches past the last column.
         full: whether there are full tiles.
+        in_runs: whether the full tiles of a window are neighbours, so that their numbers are not read.
         part: whether there are partial tiles.
         numbered: whether entries have numbers.
         ordered: whether these are brought to the pattern's order.
@@ -46,12 +48,13 @@ class Layout:
     gathered: bool
     even: bool
     full: bool
+    in_runs: bool
     part: bool
     numbered: bool
     ordered: bool
     cut: bool
     wide: bool
-    sizes: tuple[tuple[str, int], ...]
+    sizes: NamedInts
     precision: str
     stages: int
     group: int = 1
@@ -84,6 +87,9 @@ class Text:
         for output in outputs:
             whole = function.outputs[output], 1.0
             self.weights[output], self.factors[output] = whole if output in apart else function.peeled(output)
+        self.score_factor = 1.0
+        if walk.online and function.peeled("p")[1] > 0:  # which a maximum can be multiplied by
+            self.weights["p"], self.score_factor = function.peeled("p")
         read = function.inputs(self.weights.values())
         read |= {term.product for _, term, _ in walk.accumulated if isinstance(term, Derivative)}
         self.products = {name: tables for name, tables in walk.products.items() if name in read}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +19,8 @@ from torch import Tensor
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.packing.base import Packed, pack
-from sparsetc.support.lru import Lru, given_to
+from sparsetc.support import Ints
+from sparsetc.support.lru import Lru, given_to, signature_of
 from sparsetc.support.names import check_free, check_label, is_own
 from sparsetc.tensor.coords import linear_key, narrow_ranks, ranked
 from sparsetc.tensor.pattern import clear_patterns
@@ -91,18 +91,13 @@ def get_partition(name: str) -> Partition:
 
 
 @register_partition("all")
-def everything(coords: Tensor, shape: tuple[int, ...]) -> list[Tensor | None]:
+def everything(coords: Tensor, shape: Ints) -> list[Tensor | None]:
     """One part of everything."""
     return [None]
 
 
 def deal(
-    name: str,
-    coords: Tensor,
-    shape: tuple[int, ...],
-    kept: tuple[int, ...],
-    options: dict[str, int],
-    cache: Lru[Any, Any] | None = None,
+    name: str, coords: Tensor, shape: Ints, kept: Ints, options: dict[str, int], cache: Lru[Any, Any] | None = None
 ) -> list[Tensor | None]:
     """Deal by the named rule.
 
@@ -129,7 +124,7 @@ def deal(
     arguments = (coords, shape, kept) if rule.by_rows else (coords, shape)
     kept_with = given_to(rule.deal, cache)
     try:
-        signature(rule.deal).bind(*arguments, **kept_with, **options)
+        signature_of(rule.deal).bind(*arguments, **kept_with, **options)
     except TypeError as error:
         raise PlanError(f"partition {name!r} does not take the options {options}: {error}") from None
     dealt = list(rule.deal(*arguments, **kept_with, **options))
@@ -227,18 +222,13 @@ def row_numbers(coords: Iterable[Tensor], sizes: Sequence[int]) -> Tensor:
 # -- parts as they are stored -----------------------------------------------------------------------------------------
 
 
-def dealing(partition: str, options: Iterable[tuple[str, Any]], kept: tuple[int, ...]) -> Hashable:
+def dealing(partition: str, options: Iterable[tuple[str, Any]], kept: Ints) -> Hashable:
     """Return a key of everything that the shares of a named rule depend on, for an output with these modes."""
     return "shares", partition, tuple(sorted(options)), kept if get_partition(partition).by_rows else ()
 
 
 def shares(
-    partition: str,
-    options: Iterable[tuple[str, Any]],
-    kept: tuple[int, ...],
-    coords: Tensor,
-    shape: tuple[int, ...],
-    cache: Lru[Any, Any],
+    partition: str, options: Iterable[tuple[str, Any]], kept: Ints, coords: Tensor, shape: Ints, cache: Lru[Any, Any]
 ) -> list[Tensor | None]:
     """Return the nonzeros of each share, as `deal` gives them, or as the cache of the pattern has them."""
     key = dealing(partition, options, kept)
@@ -250,15 +240,13 @@ def shares(
     return dealt
 
 
-def storage_keys(plan: Plan, kept: tuple[int, ...]) -> list[Hashable]:
+def storage_keys(plan: Plan, kept: Ints) -> list[Hashable]:
     """Return a key for the arrays of each part: parts with equal keys are packed once, in any plan."""
     key, numbers = dealing(plan.partition, plan.options, kept), plan.shares or range(len(plan.parts))
     return [("storage", key, n, p.format, p.storage) for n, p in zip(numbers, plan.parts, strict=True)]
 
 
-def stored_parts(
-    plan: Plan, coords: Tensor, shape: tuple[int, ...], kept: tuple[int, ...], cache: Lru[Any, Any]
-) -> list[Packed]:
+def stored_parts(plan: Plan, coords: Tensor, shape: Ints, kept: Ints, cache: Lru[Any, Any]) -> list[Packed]:
     """Return each part of a plan, packed now or taken from the cache.
 
     Args:

@@ -20,6 +20,7 @@ from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.tensor.coords import linear_key, narrow_ranks, narrowed, starts_of_runs
 
 VOLUME = 4096
@@ -27,13 +28,13 @@ VOLUME = 4096
 SIDE = 16
 
 
-def sides_named(order: int) -> tuple[str, ...]:
+def sides_named(order: int) -> Names:
     """The parameters by which a storage names the sides of its tiles."""
     return tuple([f"side_{m}" for m in range(order)])
 
 
 @lru_cache(maxsize=256)
-def sides_of(shape: tuple[int, ...], params: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
+def sides_of(shape: Ints, params: NamedInts = ()) -> Ints:
     """Return the sides of tiles: named by parameters (``side_m`` of mode m), else the largest fitting powers of two.
 
     Raises:
@@ -50,7 +51,7 @@ def sides_of(shape: tuple[int, ...], params: tuple[tuple[str, int], ...] = ()) -
 
 
 @lru_cache(maxsize=256)
-def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> Nest:
+def view_of(shape: Ints, storage: Storage, bitmap: bool) -> Nest:
     """Ranges of tiles that share the item modes' block coordinates.
 
     Positions are stored in the storage's own sequence; where it has none, the last mode of the tiles' own runs fastest,
@@ -69,7 +70,7 @@ def view_of(shape: tuple[int, ...], storage: Storage, bitmap: bool) -> Nest:
     return tiles(item, tile, Whole(sides, sequence, storage.contracted))
 
 
-def packed_tiles(format: str, coords: Tensor, shape: tuple[int, ...], storage: Storage, view: Nest) -> Packed:
+def packed_tiles(format: str, coords: Tensor, shape: Ints, storage: Storage, view: Nest) -> Packed:
     """Pack nonzeros sorted by tile, the item modes first; cut the tiles of a row of blocks at `max_item_nnz` positions.
 
     Raises:
@@ -189,7 +190,7 @@ def tiles_of_nonzeros(packed: Packed) -> tuple[Tensor, ...]:
     return (*torch.nonzero(has.masked_scatter(has, real), as_tuple=True), packed.positions[real])
 
 
-def tile_populations(coords: Tensor, shape: tuple[int, ...], sides: tuple[int, ...]) -> Tensor:
+def tile_populations(coords: Tensor, shape: Ints, sides: Ints) -> Tensor:
     """(nnz,) for every nonzero, how many its tile holds."""
     if coords.shape[1] == 0:
         return coords.new_zeros(0)

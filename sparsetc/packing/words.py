@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.ir.nest.coordinates import Field, ModeCoordinate, word_bits
+from sparsetc.support import Ints
 from sparsetc.tensor import coords as crd
 
 
@@ -35,11 +36,11 @@ class Nonzeros:
     coords: Tensor
     shape: Sequence[int]
     numbers: Tensor | None = None
-    sides: tuple[int, ...] = ()
+    sides: Ints = ()
     gaps: bool = True
 
     @classmethod
-    def sorted(cls, coords: Tensor, shape: Sequence[int], modes: tuple[int, ...]) -> Nonzeros:
+    def sorted(cls, coords: Tensor, shape: Sequence[int], modes: Ints) -> Nonzeros:
         """Return all nonzeros, sorted by their modes in another order."""
         if modes == tuple(range(len(shape))):
             return cls(coords, shape)
@@ -86,7 +87,7 @@ def fields(modes: Sequence[int], shape: Sequence[int], name: str) -> tuple[Field
 
 
 @lru_cache(maxsize=1024)
-def _fields(modes: tuple[int, ...], shape: tuple[int, ...], name: str) -> tuple[Field, ...]:
+def _fields(modes: Ints, shape: Ints, name: str) -> tuple[Field, ...]:
     groups: list[list[int]] = [[]]
     for mode in modes:
         if sum([bits_of(shape[m]) for m in groups[-1]]) + bits_of(shape[mode]) > WORD_BITS:

@@ -23,6 +23,7 @@ from sparsetc.packing.tiles import VOLUME, sides_of
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import in_order, rounded
 from sparsetc.planner.problem import Counts, Problem
+from sparsetc.support import Ints
 from sparsetc.tensor import coords as crd
 
 SAMPLE = 4096
@@ -169,7 +170,7 @@ class Windows:
         return np.ceil(about / width).clip(filled), np.ceil((self.columns - error) / width).clip(filled)
 
 
-def windows_of(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], similar: bool) -> Windows:
+def windows_of(counts: Counts, kept: Ints, rest: Ints, similar: bool) -> Windows:
     """Sample windows of rows in order, or sorted by similarity, whichever has fewer columns.
 
     Rows are fibers of the modes that are kept, columns those of the rest.
@@ -185,7 +186,7 @@ def windows_of(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], sim
     return counts.once(("sample", kept, rest, similar), sampled)
 
 
-def _windows(counts: Counts, kept: tuple[int, ...], rest: tuple[int, ...], strip: int | None) -> Windows:
+def _windows(counts: Counts, kept: Ints, rest: Ints, strip: int | None) -> Windows:
     lengths, most = counts.lengths(kept), HEIGHTS[-1]
     count, device = lengths.numel(), lengths.device
     sorted_by_row = kept == tuple(range(len(kept)))

@@ -12,6 +12,7 @@ from math import expm1
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Cost, Statistics
 from sparsetc.planner.problem import Counts, Problem
+from sparsetc.support import NamedInts
 from sparsetc.support.lru import cached_property
 
 
@@ -92,7 +93,7 @@ def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:
     return max(least, min(most, 1 << max(nnz // problem.rules["programs"], 1).bit_length() - 1))
 
 
-def repeats(problem: Problem, counts: Counts, storage: Storage) -> tuple[tuple[str, int], ...]:
+def repeats(problem: Problem, counts: Counts, storage: Storage) -> NamedInts:
     """Count the changes of each leaf coordinate in sorted order; only the first two leaf modes can repeat much."""
     letters, shared = problem.letters, [*storage.item, *storage.lane]
     counted = []

@@ -26,13 +26,11 @@ from math import exp, inf, log, log1p, prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
+from sparsetc.support import Ints, Names
 
-Order = tuple[tuple[int, ...], ...]
+Order = tuple[Ints, ...]
 """A path in opt_einsum's form: the positions of the operands of each contraction in the list of those left, to whose
 end its result is put. A sparse operand alone is made dense."""
-Letters = tuple[str, ...]
-Members = tuple[int, ...]
-"""Numbers of operands, ascending."""
 
 # -- one sparse operand -----------------------------------------------------------------------------------------------
 
@@ -41,8 +39,8 @@ Members = tuple[int, ...]
 class DenseTerm:
     """A dense operand, or the product of several."""
 
-    letters: Letters
-    members: Members
+    letters: Names
+    members: Ints
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class State:
         dense: other letters of the sparse operand, or of what it became.
     """
 
-    sparse: Letters
+    sparse: Names
     dense: frozenset[str]
     terms: tuple[DenseTerm, ...]
 
@@ -92,7 +90,7 @@ class Search:
 
     bound: Bound
     order: int
-    fibers: Callable[[tuple[int, ...]], int]
+    fibers: Callable[[Ints], int]
     nnz: int
     laws: Mapping[str, float]
     itemsize: int
@@ -149,7 +147,7 @@ class Search:
     def _size(self, letters: Iterable[str]) -> int:
         return prod(self.bound.by_index[c] for c in set(letters))
 
-    def _count(self, letters: Letters) -> int:
+    def _count(self, letters: Names) -> int:
         return self.nnz if len(letters) == self.order else self.fibers(tuple([self.modes[c] for c in letters]))
 
     def price(self, s: State, edge: Edge, most: float) -> float:
@@ -327,11 +325,11 @@ class Search:
         steps = [last]
         while steps[0][0] in before:
             steps.insert(0, before[steps[0][0]])
-        left: list[Members] = [(p,) for p in range(len(self.bound.einsum.inputs))]
-        order = list[tuple[int, ...]]()
-        sparse: Members = (self.position,)
+        left: list[Ints] = [(p,) for p in range(len(self.bound.einsum.inputs))]
+        order = list[Ints]()
+        sparse: Ints = (self.position,)
 
-        def contract(taken: Sequence[Members], result: Members) -> None:
+        def contract(taken: Sequence[Ints], result: Ints) -> None:
             order.append(tuple(sorted(map(left.index, taken))))
             left[:] = [*(one for one in left if one not in taken), result]
 
@@ -350,7 +348,7 @@ class Search:
 
 def checked_order(order: Sequence[Sequence[int]], operands: int) -> Order:
     """Return the path with positions ascending. Raise `PlanError` if it does not fit so many operands."""
-    left, contractions = 1 + sum(len(places) - 1 for places in order), list[tuple[int, ...]]()
+    left, contractions = 1 + sum(len(places) - 1 for places in order), list[Ints]()
     if left != operands:
         raise PlanError(f"the path {order!r:.80} is of {left} operands, the equation has {operands}")
     for places in order:
@@ -377,17 +375,17 @@ class _Estimate:
         pairs: the contractions that lead to it, in order; `tasks` are those of the last, `cost` is of all.
     """
 
-    members: Members
+    members: Ints
     letters: frozenset[str]
     nonzeros: float
     tasks: float = 0.0
     cost: float = 0.0
-    pairs: tuple[tuple[Members, Members], ...] = ()
+    pairs: tuple[tuple[Ints, Ints], ...] = ()
 
 
 def sparse_order(
     inputs: Sequence[Iterable[str]], output: Iterable[str], sizes: dict[str, int], nonzeros: Sequence[int]
-) -> list[tuple[int, ...]]:
+) -> list[Ints]:
     """Return the order of pairwise contractions with the fewest expected products; each result is appended to the list.
 
     It is the order of the fewest expected tasks: the best of all for few operands, pair by pair for many.
@@ -396,8 +394,8 @@ def sparse_order(
     terms = [_Estimate((n,), t, log(max(1, count))) for n, (t, count) in enumerate(zip(letters, nonzeros, strict=True))]
 
     @cache
-    def kept(members: Members) -> frozenset[str]:
-        """Letters of some operands that the output or another operand has too."""
+    def kept(members: Ints) -> frozenset[str]:
+        """Names of some operands that the output or another operand has too."""
         outside = frozenset(output).union(*(t for n, t in enumerate(letters) if n not in members))
         return outside & frozenset().union(*(letters[n] for n in members))
 
@@ -415,7 +413,7 @@ def sparse_order(
         return _Estimate(members, kept(members), max(0.0, hits), tasks, cost, pairs)
 
     @cache
-    def best(members: Members) -> _Estimate:
+    def best(members: Ints) -> _Estimate:
         first, *rest = members
         if not rest:
             return terms[first]
@@ -423,7 +421,7 @@ def sparse_order(
         rights = [tuple(n for n in rest if n not in left) for left in lefts]
         return min(map(contracted, map(best, lefts), map(best, rights)), key=lambda product: product.cost)
 
-    left, path = terms, list[tuple[int, ...]]()
+    left, path = terms, list[Ints]()
     pairs = iter(best(tuple(range(len(terms)))).pairs) if len(terms) <= MOST_EXHAUSTIVE else None
     while len(left) > 1:
         every = combinations(left, 2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from itertools import chain
 from typing import Any
 
 from sparsetc.codegen.numba import unprinted
@@ -101,7 +102,7 @@ def seconds_of(
     if backend == "triton":
         tables_made.append((2 * both[0][1].itemsize, [part.arranged for part, _ in both]))
     for nbytes, tables in tables_made:
-        for _, elements in set().union(*tables):  # once, whatever parts read it
+        for _, elements in dict.fromkeys(chain(*tables)):  # once, whatever parts read it
             seconds[first] += profile.launch + nbytes * elements / profile.memory
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
     if copies > 1:  # summed once, whatever parts add to them

@@ -21,6 +21,7 @@ from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
 from sparsetc.packing.deal import dealing, row_numbers, shares
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
+from sparsetc.support import Ints, Names
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.memory import available_memory
 from sparsetc.tensor import coords as crd
@@ -45,7 +46,7 @@ class Counts:
     def __init__(
         self,
         coords: Tensor,
-        shape: tuple[int, ...],
+        shape: Ints,
         memory: dict[Any, Any] | None = None,
         cache: Lru[Any, Any] | None = None,
         share: tuple[int, Callable[[], Tensor | None]] | None = None,
@@ -99,14 +100,14 @@ class Counts:
         coords = self.coords
         return coords.cpu() if coords.is_cuda and self.nnz <= ON_HOST else coords
 
-    def distinct(self, modes: tuple[int, ...]) -> int:
+    def distinct(self, modes: Ints) -> int:
         """Return the number of different coordinates in these modes."""
         modes = tuple(sorted(modes))
         if not modes or self.nnz == 0:
             return min(self.nnz, 1)
         return self.once(("distinct", modes), lambda: self._count(modes))
 
-    def longest(self, modes: tuple[int, ...]) -> int:
+    def longest(self, modes: Ints) -> int:
         """Return the most nonzeros with the same coordinates in these modes."""
         if not modes or self.nnz == 0:
             return self.nnz
@@ -125,7 +126,7 @@ class Counts:
 
         return self.once("neighbours", count)
 
-    def lengths(self, modes: tuple[int, ...]) -> Tensor:
+    def lengths(self, modes: Ints) -> Tensor:
         """Return (rows,) the number of nonzeros of each coordinate that occurs in these modes, in lexicographic order.
 
         They are kept where they take little; how many there are, and the longest, are noted on the way.
@@ -162,7 +163,7 @@ class Counts:
         counted: T = self._memory[name]
         return counted
 
-    def _count(self, modes: tuple[int, ...]) -> int:
+    def _count(self, modes: Ints) -> int:
         sizes, coords = [self.shape[m] for m in modes], self.coords  # where they are, as most are sorted
         keys = crd.sort_keys((coords[m] for m in modes), sizes)
         span = prod(sizes)
@@ -175,7 +176,7 @@ class Counts:
         fresh = crd.sorted_runs(keys)[1] if len(keys) > 1 else crd.starts_of_runs([torch.sort(keys[0]).values])
         return int(torch.count_nonzero(fresh))
 
-    def short_share(self, kept: tuple[int, ...], threshold: int) -> tuple[int, int]:
+    def short_share(self, kept: Ints, threshold: int) -> tuple[int, int]:
         """(nonzeros, rows) that lie in rows of fewer than `threshold` nonzeros."""
 
         def count() -> tuple[int, int]:
@@ -185,7 +186,7 @@ class Counts:
 
         return self.once(("short", kept, threshold), count) if kept and self.nnz else (0, 0)
 
-    def shares(self, partition: str, kept: tuple[int, ...] = (), **options: Any) -> tuple[Counts, ...]:
+    def shares(self, partition: str, kept: Ints = (), **options: Any) -> tuple[Counts, ...]:
         """Return the counts of each share of a partition; the shares are kept for packing.
 
         Args:
@@ -230,7 +231,7 @@ class Problem:
     bound: Bound
     backend: str
     dtype: torch.dtype
-    precisions: tuple[str, ...]
+    precisions: Names
     counts: Counts = field(compare=False, repr=False)
     deterministic: bool
     memory_limit: int | None
@@ -349,7 +350,7 @@ class Problem:
         return self.deterministic and self.backend == "triton" and self.floating
 
     @cached_property
-    def letters(self) -> tuple[str, ...]:
+    def letters(self) -> Names:
         """The sparse operand's letters, by mode."""
         return self.bound.einsum.sparse_indices
 
@@ -359,16 +360,16 @@ class Problem:
         return len(self.letters)
 
     @cached_property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Ints:
         """The sparse operand's sizes, by mode."""
         return self.bound.extents(self.letters)
 
     @cached_property
-    def kept(self) -> tuple[int, ...]:
+    def kept(self) -> Ints:
         """Modes of the sparse operand that the output has."""
         return tuple([self.letters.index(c) for c in self.bound.einsum.kept])
 
     @cached_property
-    def rest(self) -> tuple[int, ...]:
+    def rest(self) -> Ints:
         """Modes that are summed away."""
         return tuple([m for m in range(self.order) if m not in self.kept])

@@ -78,8 +78,9 @@ def _kind_of(problem: Problem) -> Hashable:
     einsum, counts = problem.bound.einsum, problem.counts
     sparse, kept = set(einsum.sparse_indices), problem.kept if problem.rest else ()  # a nonzero is no row to count
     sizes = tuple([_rounded(size) if letter in sparse else size for letter, size in problem.bound.sizes])
+    longest = counts.longest(kept)  # first, as it counts the rows on the way
     counted = tuple(map(_rounded, (counts.nnz, counts.distinct(kept), problem.rows)))
-    shape = _rounded(counts.longest(kept)) // 2, round(8 * counts.neighbours)  # which vary more among random patterns
+    shape = _rounded(longest) // 2, round(8 * counts.neighbours)  # which vary more among random patterns
     asked = problem.backend, problem.dtype, problem.precisions, problem.halves, problem.coalesced, problem.sparse_output
     return einsum, sizes, counted, shape, asked, problem.ones, problem.profile
 

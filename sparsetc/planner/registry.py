@@ -262,7 +262,7 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice
             if fault := unknown_parameter(part.format, part.storage, problem.order):
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
         return Choice(changed(suited(plan, problem), reason="given by the caller"))
-    check_request(plan)
+    check_request(wanted)
     return chosen(plan, problem, PLANS, recurs)
 
 

@@ -15,6 +15,7 @@ from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
 from sparsetc.planner.problem import Problem
+from sparsetc.support import Ints, Names
 
 MOST_WHOLE = 4096
 """Most positions of summed axes for one program, if sums must have an order."""
@@ -91,12 +92,21 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, pieces=pieces)
 
 
+def of_entries(problem: Problem) -> bool:
+    """Return True if a dot takes each entry of a run as it is loaded, which lanes of fibers have to rearrange.
+
+    No price covers that: blocks of 128 took 109 us at 16 columns by fibers, and 37 by runs; at one column 63 by rows
+    side by side, and 37 (H100, 62 MB of blocks in float16).
+    """
+    return not schedule_of(problem, blocks=False).lanes
+
+
 def programs_of(problem: Problem, schedule: Schedule) -> int:
     """Return the programs of a work item, over the blocks of its dense axes."""
     return prod(-(-problem.bound.by_index[c] // schedule.block(c)) for c in problem.bound.einsum.axes)
 
 
-def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> tuple[str, ...]:
+def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> Names:
     """The summed dense axes that two operands have in common, where each has enough of the output's axes for a dot.
 
     A product of the blocks that two entries hold is a matrix product for each pair that meets; what has no such axis,
@@ -121,7 +131,7 @@ def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> tuple[
     return tuple(sorted(shared)) if wide and deep else ()
 
 
-def _of_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) -> Schedule:
+def _of_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> Schedule:
     """The schedule of a matrix product for each few nonzeros, over the lanes and what their blocks have in common."""
     e, rules = problem.bound.einsum, problem.rules
     output = [c for c in e.output if c in padded]
@@ -151,7 +161,7 @@ multiprocessor of an H100, take 21.1 us if four fit, with one buffer, and 19.0 i
 (`benchmarks/results/given_blocks_parts.json`)."""
 
 
-def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: tuple[str, ...]) -> Schedule:
+def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> Schedule:
     """The schedule of a matrix product for each entry, whose sides are loaded as the dot takes them.
 
     The rows are the side that an entry has, whole where there is room for their sums; the columns, which many entries
@@ -216,7 +226,7 @@ def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) ->
     return replace(schedule, warps=warps, stages=max(schedule.stages, 2 * buffers + 1))
 
 
-def _entry_axes(problem: Problem) -> tuple[str, ...]:
+def _entry_axes(problem: Problem) -> Names:
     """The dense modes of entries that other operands meet along some modes, and have dense axes of their own; or none.
 
     Of entries of two modes and two operands, one dot is all there is.
@@ -230,7 +240,7 @@ def _entry_axes(problem: Problem) -> tuple[str, ...]:
     return axes if met and len(axes) > 2 and MIN_DOT <= volume <= problem.rules["dot_entry"] else ()
 
 
-def _of_entries(problem: Problem, padded: dict[str, int], own: tuple[str, ...]) -> Schedule:
+def _of_entries(problem: Problem, padded: dict[str, int], own: Names) -> Schedule:
     """The schedule of one entry a step, which is taken whole; other axes in blocks by the sums there is room for."""
     e = problem.bound.einsum
     block = {c: padded[c] for c in (*own, *e.axes)}
@@ -257,7 +267,7 @@ def _of_entries(problem: Problem, padded: dict[str, int], own: tuple[str, ...]) 
     return Schedule(warps, tuple(block.items()), True, problem.precision_as_loaded, stages=stages, lanes=0)
 
 
-def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, Ints], ...]:
     """The pieces of the axis that is most padded by its block, by a fifth or more; none elsewhere."""
     by_axis, least = {}, problem.rules["least_piece"]
     for c, most in block.items():
@@ -300,12 +310,9 @@ def fit(
     while prod(block.values()) > limit:
         wide = [c for c in shrink if block[c] > MIN_DOT]
         # Where all are short, one axis after the other goes: the sides of a dot are then spread over the others.
-        free = wide or [c for c in shrink if block[c] > 1 and all(_may_halve(c, side, block) for side in apart)]
+        short = set[str]().union(*(side for side in apart if prod(block[c] for c in side) < 2 * MIN_DOT))
+        free = wide or [c for c in shrink if block[c] > 1 and c not in short]
         if not free:
             break
         block[max(free, key=lambda c: block[c]) if wide else min(free, key=lambda c: block[c])] //= 2
     return block
-
-
-def _may_halve(axis: str, side: Collection[str], block: dict[str, int]) -> bool:
-    return axis not in side or prod(block[c] for c in side) >= 2 * MIN_DOT

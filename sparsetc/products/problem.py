@@ -25,6 +25,7 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.registry import JOINS, Method
 from sparsetc.runtime.executable import Inspectable
+from sparsetc.support import Names
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sums import accumulator
 
@@ -47,7 +48,7 @@ def _checked(plan: Plan) -> Plan:
     return plan
 
 
-def _two_of(known: tuple[str, ...], found: object) -> bool:
+def _two_of(known: Names, found: object) -> bool:
     return isinstance(found, tuple | list) and len(found) == 2 and all(f in known for f in found)
 
 
@@ -150,7 +151,7 @@ class JoinProblem:
         return self.budget.settings.effective_precision()
 
     @property
-    def precisions(self) -> tuple[str, ...]:
+    def precisions(self) -> Names:
         """The one precision that plans are made for."""
         return (self.precision,)
 

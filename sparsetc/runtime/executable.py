@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
 from sparsetc.ir.program.tile import Add, TileProgram
+from sparsetc.support import Ints
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import in_pieces
@@ -120,13 +121,7 @@ class Executable:
     """The programs of one step, ready to run."""
 
     def __init__(
-        self,
-        programs: Programs,
-        rows: int,
-        width: tuple[int, ...],
-        dtype: torch.dtype,
-        covered: bool,
-        strides: tuple[int, ...] | None = None,
+        self, programs: Programs, rows: int, width: Ints, dtype: torch.dtype, covered: bool, strides: Ints | None = None
     ) -> None:
         """Take programs.
 

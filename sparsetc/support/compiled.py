@@ -21,7 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from sparsetc.support import files
 from sparsetc.support.entry import traced_by_modes
@@ -83,9 +85,19 @@ def _native(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled._cache = Kept(function.__name__, text, files.cache_folder(None))
 
     def call(*arguments: Any) -> Any:
-        return compiled(*[a.detach().numpy() if isinstance(a, torch.Tensor) else a for a in arguments])
+        return compiled(*[a.detach().numpy() if isinstance(a, Tensor) else a for a in arguments])
 
     return call
+
+
+def room(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Return an uninitialised tensor; on a CPU in memory of numpy, which asks the system for large pages.
+
+    The first writes to 16 MB take .4 ms then, and 8 ms in pages of 4 KB, as torch allocates it.
+    """
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.empty(shape, str(dtype).removeprefix("torch.")))
 
 
 class Kept:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
@@ -100,6 +100,11 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 _NOTHING = nullcontext()
 
 
+def on_gpu(device: torch.device) -> AbstractContextManager[object]:
+    """The current GPU is this device within a ``with`` block; nothing changes for a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else _NOTHING
+
+
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
     """The setting of torch for float32 products, for as long as a ``with`` block, or a function so decorated, takes.
@@ -113,6 +118,24 @@ def matmul_precision(precision: str) -> Iterator[None]:
             yield
         finally:
             torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def summed_wide() -> Iterator[None]:
+    """Let products of 16-bit floats be summed in 32 bits alone, within `matmul_precision`, whose turn it shares."""
+    matmul = torch.backends.cuda.matmul
+    names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("fp16", "bf16")]
+    before = [(getattr(matmul, name), getattr(matmul, f"{name}_split_k", True)) for name in names]
+
+    def put(settings: Iterable[tuple[bool, bool]]) -> None:
+        for name, (allowed, split) in zip(names, settings, strict=True):
+            setattr(matmul, name, allowed if split else (allowed, False))  # a bool will do for older torch
+
+    put((False, split) for _, split in before)
+    try:
+        yield
+    finally:
+        put(before)
 
 
 _turns = Lock()

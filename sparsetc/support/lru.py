@@ -22,7 +22,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from inspect import signature
+from inspect import Signature, signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 _at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **calls: None)  # Windows has no forks
@@ -147,9 +147,10 @@ class Lru(Generic[K, V]):
 
 def given_to(function: Callable[..., Any], cache: Lru[Any, Any] | None) -> dict[str, Any]:
     """Return the keyword ``cache`` for a function that has this parameter; no keyword for others."""
-    return {} if cache is None or "cache" not in _parameters(function) else {"cache": cache}
+    return {} if cache is None or "cache" not in signature_of(function).parameters else {"cache": cache}
 
 
 @functools.lru_cache(maxsize=256)
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(signature(function).parameters)
+def signature_of(function: Callable[..., Any]) -> Signature:
+    """Return the signature of a function, inspected once."""
+    return signature(function)

@@ -37,6 +37,9 @@ its kernel and those of two gradients, their storages, and as much again for som
 @contextmanager
 def lasting() -> Iterator[None]:
     """Make tensors in this block that outlive the call: not traced, not transformed, without gradients."""
+    if not (torch.is_grad_enabled() or torch.is_inference_mode_enabled() or traced_by_modes() or transforming()):
+        yield  # within another such block, mostly
+        return
     no_trace = _disable_current_modes if traced_by_modes() else nullcontext
     no_record = torch._C.DisableTorchFunction if exporting() else nullcontext  # of the settings below, in a program
     # The last, by which no transform of `torch.func` wraps the tensors, holds the state of the others, and ends first.
@@ -75,7 +78,8 @@ class Pattern:
 
     Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a shallow copy and a result
     that is sampled at it: compare patterns with ``is``. What is made of a pattern is kept with it; see `cache_info` and
-    `clear_cache`. A pattern pickles as its coordinates.
+    `clear_cache`. A pattern pickles as its coordinates, in 32 bits
+    if they fit.
 
     Attributes:
         labels: names of modes and of indices, empty where there are none.

@@ -18,7 +18,7 @@ from typing import Any
 from sparsetc.device.timing import Timing
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.support import files
+from sparsetc.support import Ints, files
 from sparsetc.support.notices import warn_once
 from sparsetc.support.records import Record, fits, from_state, misfit
 
@@ -92,7 +92,7 @@ def parsed(text: bytes) -> Line | None:
         shape, dtype = line.pattern.get("shape", []), line.problem.get("dtype", "")
         texts = [value for value in (*values.values(), dtype) if isinstance(value, str)]
         fine = not misfit(line) and len(line.seconds) == 3 and all(0 < s < 1e6 for s in line.seconds)
-        fine = fine and fits(shape, tuple[int, ...], (list,)) and fits(dtype, str)
+        fine = fine and fits(shape, Ints, (list,)) and fits(dtype, str)
         return line if fine and all(map(str.isprintable, texts)) else None
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -10,7 +10,7 @@ import contextvars
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -21,6 +21,8 @@ from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, Schedule, verify
 from sparsetc.planner.candidate import Candidate
+from sparsetc.support import NamedInts
+from sparsetc.support.entry import on_gpu
 
 Run = TypeVar("Run", bound=Callable[[], Tensor])
 NEAR = 1.6
@@ -121,7 +123,7 @@ def _shifted(number: int, by: int) -> int:
     return number and max(1, number << by if by > 0 else number >> -by)
 
 
-def _resized(blocks: tuple[tuple[str, int], ...], axis: str, by: int) -> tuple[tuple[str, int], ...]:
+def _resized(blocks: NamedInts, axis: str, by: int) -> NamedInts:
     return tuple((own, _shifted(size, by) if own == axis else size) for own, size in blocks)
 
 
@@ -174,8 +176,7 @@ class Search(Generic[Run]):
         return trials
 
     def _called(self, candidate: Candidate) -> tuple[Run, Tensor]:
-        at = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
-        with torch.no_grad(), at:
+        with torch.no_grad(), on_gpu(self._device):
             verify(candidate.plan)
             run = self._make(candidate.plan)
             return run, run()

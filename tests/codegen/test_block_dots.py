@@ -155,6 +155,15 @@ def test_programs_for_which_there_is_no_room_side_by_side_have_two_buffers() -> 
     assert (part.schedule.block("r"), part.schedule.stages) == (128, 5)
 
 
+@pytest.mark.parametrize("columns", [1, 16])
+def test_a_dot_takes_large_blocks_as_they_are_loaded_however_few_columns_there_are(columns: int) -> None:
+    places = (torch.rand((128, 128), generator=torch.Generator().manual_seed(0)) < 0.12).nonzero().T
+    blocks = torch.zeros(1, dtype=HALF).expand(places.shape[1], 128, 128)
+    x = stc.SparseTensor.from_blocks(places, blocks, (16384, 16384))
+    kernel = stc.compile(SPMM, x, torch.zeros(1, dtype=HALF).expand(16384, columns), backend="triton")
+    assert {one[0].partition(":")[0] for one in kernel.explain().to_dict()["considered"]} <= {"coo", "dense"}
+
+
 def test_chains_of_blocks_take_ranks_by_what_each_dot_leaves() -> None:
     x, _ = BlockDot("ijk,jr,ks->irs", (2, 2, 2), (16, 16, 16)).operands(HALF)
     factors = [torch.zeros(32, 32).half()] * 2

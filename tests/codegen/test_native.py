@@ -330,3 +330,15 @@ def test_a_native_plan_runs_where_numba_is_not(monkeypatch: pytest.MonkeyPatch) 
     assert all(part.schedule.native for part in plan.parts)
     monkeypatch.setattr(sys.modules["sparsetc.options"], "has_numba", lambda: False)
     assert check(problem, plan=plan).backend == "torch"
+
+
+def test_few_pairs_of_nonzeros_are_multiplied_one_by_one() -> None:
+    """Six products a nonzero: a native loop takes them sooner than blocks are cut, torch programs do not."""
+    at = torch.arange(30)
+    coords = torch.cat([torch.stack([at, (at + shift * shift) % 30]) for shift in range(12)], 1)
+    x = stc.SparseTensor(coords, torch.ones(360), (30, 30))
+    native, torch_programs = (stc.compile("ij,jk->ik", x, x, backend=backend) for backend in ("numba", "torch"))
+    assert "at most 8 tasks a nonzero" in str(native.explain())
+    assert "tasks a nonzero" not in str(torch_programs.explain())
+    for kernel in (native, torch_programs):
+        torch.testing.assert_close(kernel().to_dense(), x.to_dense() @ x.to_dense())

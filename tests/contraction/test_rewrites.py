@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -80,3 +82,21 @@ def test_products_of_dense_operands(equation: str, turned: bool) -> None:
         dims = tuple(reversed(range(operand.ndim)))
         operands.append(operand.permute(dims).contiguous().permute(dims) if turned else operand)
     torch.testing.assert_close(einsum(equation, *operands), torch.einsum(equation, *operands))
+
+
+def test_ones_that_are_not_kept_are_no_operand_of_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagonal = torch.arange(2).expand(3, 2)
+    pattern = stc.SparseTensor(diagonal, torch.ones(2), (2, 2, 2)).pattern.of_ones
+    ones = stc.SparseTensor._make(pattern, torch.zeros(()).expand(2))
+    tables = [torch.zeros(1).expand(2, 128, 1024), torch.zeros(2, 64, 128)]
+    contraction = stc.compile("aIJ,Jjr,aij->Iir", ones, *tables, backend="triton").contraction
+    assert "32 positions of j a step" in contraction.rewrites[-1]
+    seen: list[torch.Tensor] = []
+
+    def result(*arguments: Any) -> torch.Tensor:
+        seen.extend(arguments[-1])
+        return torch.zeros(())
+
+    monkeypatch.setattr(type(contraction.leaf), "result", result)
+    contraction.result([pattern], [None], tables)
+    assert [table.shape for table in seen] == [(2, 128, 1024), (2, 64, 128)]

@@ -60,3 +60,18 @@ def test_blocks_in_halves_are_as_exact_as_float32(side: int) -> None:
     check(kernel(*dense), expected(SPMM, x, dense), torch.float32)
     dense[0][0, 0], dense[0][1, 1] = 1e30, 1e-30  # more than halves can hold: by dots of float32
     check(kernel(*dense), expected(SPMM, x, dense), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("share", [0.1, 0.9])
+@pytest.mark.parametrize("side", [32, 64])
+def test_long_sums_of_gradients_are_rounded_once(side: int, share: float, dtype: torch.dtype) -> None:
+    """Few blocks are multiplied one by one; of many, one product of torch is read. Terms are of one sign."""
+    x, _ = BlockDot(SPMM, (8, 8), (side, side)).operands(dtype, "cuda", share)
+    b, upstream = (torch.rand(8 * side, 5000, device="cuda").to(dtype) for _ in range(2))
+    values = x.values.clone().requires_grad_()
+    stc.einsum(SPMM, x.with_values(values), b).backward(upstream)
+    exact = x.values.double().requires_grad_()
+    (x.with_values(exact).to_dense() @ b.double()).backward(upstream.double())
+    error = (values.grad.double() - exact.grad).abs() / exact.grad
+    assert error.max() < (1.1 if dtype.itemsize == 2 else 30) * torch.finfo(dtype).eps

@@ -337,6 +337,15 @@ def test_a_table_of_fewer_rows_than_nonzeros_is_made_first(nonzeros: int, steps:
     assert not list(dense_products(b, nonzeros, products + 1))
 
 
+@pytest.mark.parametrize(
+    ("side", "nonzeros", "sampled", "first"), [(8, 99, 1, False), (8, 100, 1, True), (8, 25, 4, True), (7, 25, 1, True)]
+)
+def test_blocks_that_are_sampled_are_multiplied_one_by_one(side: int, nonzeros: int, sampled: int, first: bool) -> None:
+    b = Bound.of(einsum("aIJ,rJj,rIi->aij"), {"a": nonzeros, "I": 10, "J": 10, "r": 500, "i": side, "j": side})
+    steps = [equation for _, equation, _ in dense_products(b, nonzeros, 0, sampled)]
+    assert steps == (["rJj,rIi->IJji"] if first else [])
+
+
 def test_dense_steps_before_the_sparse_operand_move_it() -> None:
     ((positions, equation, left),) = dense_products(Bound.of(einsum("jr,rs,ijk->iks", sparse=(2,)), LARGE))
     assert left.einsum.sparse == (1,)

@@ -338,7 +338,7 @@ def test_text_tables_are_packed_in_blocks(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     path = tmp_path / "x.csv"
     rng = np.random.default_rng(0)
-    rows = np.column_stack([rng.integers(0, 300, (200_000, 2)), rng.integers(0, 9, 200_000)])  # blocks of 1 MB
+    rows = np.column_stack([rng.integers(0, 300, (100_000, 2)), rng.integers(0, 9, 100_000)])  # several blocks
     np.savetxt(path, rows, "%d", ",", header="i,j,count", comments="")
     expected = np.zeros((300, 300), np.int64)
     np.add.at(expected, (rows[:, 0], rows[:, 1]), rows[:, 2])
@@ -369,6 +369,12 @@ def test_text_tables_are_packed_in_blocks(tmp_path: Path) -> None:
     assert stc.read(path, columns=["x", "count"]).labels["x"].tolist() == ["", "a"]
     stc.pack(path, target, columns=["x", "count"])
     assert stc.read(target).labels["x"].tolist() == ["", "a"]
+    path.write_text("i,count\n" + "1,2\n" * 70_000 + "1,0.5\n")  # the first block has integers alone
+    for function in (stc.read, lambda *args, **named: stc.pack(args[0], target, **named)):
+        with pytest.raises(stc.IOFormatError, match=r"'0\.5'; .* for values give dtype=torch\.float64"):
+            function(path, columns=["i", "count"])
+        function(path, columns=["i", "count"], dtype=torch.float64)
+    assert stc.read(target).values.tolist() == stc.read(path, columns=["i", None]).values.mul(2).sub(1.5).tolist()
     path.write_text("i,count\n")
     with pytest.raises(stc.IOFormatError, match=r"x\.csv"):
         stc.pack(path, tmp_path / "y.parquet", columns=["i", "count"])

@@ -25,15 +25,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
+from string import ascii_letters
 from typing import TypeVar
 
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 N = TypeVar("N")
 T = TypeVar("T")
 
 
-def distinct(indices: Iterable[str]) -> tuple[str, ...]:
+def distinct(indices: Iterable[str]) -> Names:
     """The indices without repeats, in order of first appearance."""
     return tuple(dict.fromkeys(indices))
 
@@ -68,41 +70,41 @@ class Einsum:
         text: what the user wrote, for messages and headers.
     """
 
-    inputs: tuple[tuple[str, ...], ...]
-    output: tuple[str, ...]
-    sparse: tuple[int, ...]
+    inputs: tuple[Names, ...]
+    output: Names
+    sparse: Ints
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return ",".join(map("".join, self.inputs)) + "->" + "".join(self.output)
 
     @cached_property
-    def dense(self) -> tuple[int, ...]:
+    def dense(self) -> Ints:
         """The positions of the dense operands, ascending."""
         return tuple(p for p in range(len(self.inputs)) if p not in self.sparse)
 
     @cached_property
-    def indices(self) -> tuple[str, ...]:
+    def indices(self) -> Names:
         """All indices in order of first appearance."""
         return distinct(i for term in self.inputs for i in term)
 
     @cached_property
-    def sparse_indices(self) -> tuple[str, ...]:
+    def sparse_indices(self) -> Names:
         """The indices of the sparse operands, in order of first appearance."""
         return distinct(i for p in self.sparse for i in self.inputs[p])
 
     @cached_property
-    def kept(self) -> tuple[str, ...]:
+    def kept(self) -> Names:
         """The sparse indices of the output, in its order."""
         return tuple(i for i in self.output if i in self.sparse_indices)
 
     @cached_property
-    def free(self) -> tuple[str, ...]:
+    def free(self) -> Names:
         """The dense indices of the output, in its order."""
         return tuple(i for i in self.output if i not in self.sparse_indices)
 
     @cached_property
-    def contracted(self) -> tuple[str, ...]:
+    def contracted(self) -> Names:
         """The indices that are summed, in order of first appearance."""
         return tuple(i for i in self.indices if i not in self.output)
 
@@ -112,12 +114,12 @@ class Einsum:
         return len(self.inputs) == 1 and bool(self.contracted)
 
     @cached_property
-    def dense_contracted(self) -> tuple[str, ...]:
+    def dense_contracted(self) -> Names:
         """The dense indices that are summed."""
         return tuple(i for i in self.contracted if i not in self.sparse_indices)
 
     @cached_property
-    def axes(self) -> tuple[str, ...]:
+    def axes(self) -> Names:
         """The dense indices in the order of all tiles: an order in which no operand needs a copy, if there is one.
 
         Each index follows those before it in the output and in every operand. Where terms disagree, the indices of the
@@ -134,7 +136,12 @@ class Einsum:
             left.remove(ordered[-1])
         return tuple(ordered)
 
-    def holders(self, index: str) -> tuple[int, ...]:
+    @property
+    def spare(self) -> list[str]:
+        """The letters that are none of its indices."""
+        return [c for c in ascii_letters if c not in self.indices]
+
+    def holders(self, index: str) -> Ints:
         """The positions of the operands that have ``index``."""
         return tuple([p for p, term in enumerate(self.inputs) if index in term])
 
@@ -144,7 +151,7 @@ class Bound:
     """An einsum whose indices have sizes, in order of first appearance."""
 
     einsum: Einsum
-    sizes: tuple[tuple[str, int], ...]
+    sizes: NamedInts
 
     @classmethod
     def of(cls, einsum: Einsum, sizes: dict[str, int]) -> Bound:
@@ -156,7 +163,7 @@ class Bound:
         """The sizes as a mapping; not to be written to."""
         return dict(self.sizes)
 
-    def extents(self, indices: Iterable[str]) -> tuple[int, ...]:
+    def extents(self, indices: Iterable[str]) -> Ints:
         """The sizes of ``indices``, in their order."""
         return tuple(map(self.by_index.__getitem__, indices))
 
@@ -164,17 +171,17 @@ class Bound:
         """The number of elements of a dense tensor with these indices."""
         return prod(self.extents(indices))
 
-    def shape(self, position: int) -> tuple[int, ...]:
+    def shape(self, position: int) -> Ints:
         """The full shape of an operand: a dense one that broadcasts is to be expanded to it."""
         return self.extents(self.einsum.inputs[position])
 
     @cached_property
-    def dense_shapes(self) -> tuple[tuple[int, ...], ...]:
+    def dense_shapes(self) -> tuple[Ints, ...]:
         """The full shapes of the dense operands, in order."""
         return tuple(map(self.shape, self.einsum.dense))
 
     @cached_property
-    def output_shape(self) -> tuple[int, ...]:
+    def output_shape(self) -> Ints:
         """The shape of the result."""
         return self.extents(self.einsum.output)
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from sparsetc.errors import EquationError, ShapeError, point_at
 from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.support import Ints, Names
 
 ELLIPSIS = "..."
 LABEL = re.compile(r"\.\.\.|[^ ]")
@@ -101,27 +102,27 @@ def _sublist_term(sublist: Any, where: str) -> str:
 class _ParsedTerm:
     """One term as it stands in the text: its labels, letters or one "...", and where each of them starts."""
 
-    labels: tuple[str, ...]
-    at: tuple[int, ...]
+    labels: Names
+    at: Ints
     start: int
     end: int
 
     @property
-    def letters(self) -> tuple[str, ...]:
+    def letters(self) -> Names:
         return tuple([x for x in self.labels if x != ELLIPSIS])
 
     def covered(self, ndim: int) -> int:
         """Return the number of dimensions that the ellipsis of this term stands for."""
         return ndim - len(self.letters) if ELLIPSIS in self.labels else 0
 
-    def spelled(self, ellipsis: Sequence[str], count: int) -> tuple[str, ...]:
+    def spelled(self, ellipsis: Sequence[str], count: int) -> Names:
         """The labels, with the last ``count`` letters of ``ellipsis`` in place of "..."."""
         names = tuple(ellipsis[len(ellipsis) - count :])
         return tuple([i for x in self.labels for i in (names if x == ELLIPSIS else (x,))])
 
 
 @lru_cache(maxsize=4096)
-def _parse(text: str, shapes: tuple[tuple[int, ...], ...], sparse: tuple[bool, ...]) -> Bound:
+def _parse(text: str, shapes: tuple[Ints, ...], sparse: tuple[bool, ...]) -> Bound:
     terms, output = _read(text)
     _check_operands(text, terms, shapes)
     if not any(sparse):
@@ -191,7 +192,7 @@ def _check_output(text: str, terms: Sequence[_ParsedTerm], output: _ParsedTerm) 
             raise EquationError(point_at(text, at, f"the output has index {i!r} more than once; remove one"))
 
 
-def _check_operands(text: str, terms: Sequence[_ParsedTerm], shapes: Sequence[tuple[int, ...]]) -> None:
+def _check_operands(text: str, terms: Sequence[_ParsedTerm], shapes: Sequence[Ints]) -> None:
     if len(terms) != len(shapes):
         message = f"found {len(shapes)} operands for {len(terms)} terms; expected one operand a term"
         raise EquationError(point_at(text, 0, message, terms[-1].end))
@@ -209,7 +210,7 @@ def _check_operands(text: str, terms: Sequence[_ParsedTerm], shapes: Sequence[tu
             raise EquationError(point_at(text, start, message, length))
 
 
-def _ellipsis_letters(text: str, terms: Sequence[_ParsedTerm], count: int) -> tuple[str, ...]:
+def _ellipsis_letters(text: str, terms: Sequence[_ParsedTerm], count: int) -> Names:
     used = {i for term in terms for i in term.letters}
     if len(used) + count > len(ascii_letters):
         message = f"found {len(used)} indices and an ellipsis of {count} dimensions; expected at most 52 together"
@@ -230,7 +231,7 @@ class _Place:
         return f"{'the ellipsis of ' if self.label == ELLIPSIS else ''}operand {self.operand + 1}"
 
 
-def _sizes(e: Einsum, terms: Sequence[_ParsedTerm], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+def _sizes(e: Einsum, terms: Sequence[_ParsedTerm], shapes: Sequence[Ints]) -> dict[str, int]:
     """Return the full size of each index. Every place of an index has this size, or is a dense dimension of size 1."""
     places: dict[str, list[_Place]] = {}
     for p, (term, names, shape) in enumerate(zip(terms, e.inputs, shapes, strict=True)):

@@ -12,6 +12,7 @@ from itertools import combinations
 
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, joined
+from sparsetc.support import Ints, Names
 
 UPSTREAM = -1
 """Among the sources of a gradient: the gradient of the output, which is not an operand."""
@@ -24,7 +25,7 @@ It is read for each nonzero afterwards, and must not turn a few factors into the
 
 
 @lru_cache(maxsize=1024)
-def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
+def gradient(e: Einsum, operand: int) -> tuple[Einsum, Ints]:
     """Return the einsum that computes the gradient of ``e`` for one operand from `g`, the gradient of the output.
 
     For a dense operand, `g` takes its place: ``"ijk,jr,kr->ir"`` has ``"ijk,ir,kr->jr"`` for operand 1. For a sparse
@@ -55,7 +56,11 @@ def gradient(e: Einsum, operand: int) -> tuple[Einsum, tuple[int, ...]]:
     return Einsum(tuple(inputs), distinct(e.inputs[operand]), sparse, f"gradient of {e}"), tuple(sources)
 
 
-def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tuple[tuple[int, ...], str, Bound]]:
+DOT = 8
+"""Rows and columns from which on the product for a nonzero is a matrix product by itself."""
+
+
+def dense_products(b: Bound, nonzeros: int = 0, least: int = 0, sampled: int = 1) -> Iterator[tuple[Ints, str, Bound]]:
     """Do what concerns dense operands alone before the kernel does it once for each nonzero.
 
     First, in every dense operand: only the diagonal of a repeated index, and no index that it alone has and the output
@@ -64,7 +69,8 @@ def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tupl
     the elements that the pair has: ``"ijk,jr,rs->iks"`` becomes ``"ijk,js->iks"``; ``"ijk,ir,jr,kr->ijk"`` keeps its
     factors, since contracting two of them would sum nothing and make the tensor larger. A table over several sparse
     modes may grow too where it has no more rows than the sparse operand has nonzeros, and at least so many products pay
-    for a step of its own: ``"rij,jd,rdo->io"`` of a few relations becomes ``"rij,rjo->io"``.
+    for a step of its own: ``"rij,jd,rdo->io"`` of a few relations becomes ``"rij,rjo->io"``. Products of which nonzeros
+    read blocks are not made for all positions where these are more than `sampled` times as many as the nonzeros.
 
     Yields:
         For each dense einsum the positions of its operands, ascending, in the list that those before have left, its
@@ -77,23 +83,23 @@ def dense_products(b: Bound, nonzeros: int = 0, least: int = 0) -> Iterator[tupl
         if result != e.inputs[p]:
             equation, b = _contracted(b, (p,), result)
             yield (p,), equation, b
-    while (pair := next((pair for pair in _candidates(b) if _pays(b, pair, nonzeros, least)), None)) is not None:
+    while pair := next((pair for pair in _candidates(b) if _pays(b, pair, nonzeros, least, sampled)), None):
         equation, b = _contracted(b, pair, _pair_result(b.einsum, pair))
         yield pair, equation, b
 
 
-def _pair_result(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
+def _pair_result(e: Einsum, pair: Ints) -> Names:
     """Return the indices of a contracted pair that are still needed, sparse ones first."""
     indices = _indices(e, pair)
     names = (*[i for i in e.sparse_indices if i in indices], *[i for i in indices if i not in e.sparse_indices])
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
 
 
-def _indices(e: Einsum, pair: tuple[int, ...]) -> tuple[str, ...]:
+def _indices(e: Einsum, pair: Ints) -> Names:
     return distinct(i for p in pair for i in e.inputs[p])
 
 
-def _candidates(b: Bound) -> Iterator[tuple[int, ...]]:
+def _candidates(b: Bound) -> Iterator[Ints]:
     """Pairs of dense operands that share a summed dense index: as `opt_einsum` orders them, then smallest first."""
     e = b.einsum
     groups = sorted(tuple(sorted(held)) for held, _ in joined((e.holders(i), i) for i in e.dense_contracted))
@@ -103,7 +109,7 @@ def _candidates(b: Bound) -> Iterator[tuple[int, ...]]:
     yield from sorted(pairs, key=lambda pair: b.elements(_pair_result(e, pair)))
 
 
-def _path_pairs(b: Bound, group: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _path_pairs(b: Bound, group: Ints) -> Iterator[Ints]:
     """The pairs of operands, not of intermediates, in the path that `opt_einsum` finds for a group."""
     import opt_einsum  # few einsums have products of dense operands alone
 
@@ -120,11 +126,11 @@ def _path_pairs(b: Bound, group: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield tuple(pair)
 
 
-def _summed_between(e: Einsum, pair: tuple[int, ...]) -> bool:
+def _summed_between(e: Einsum, pair: Ints) -> bool:
     return any(i in e.inputs[pair[0]] and i in e.inputs[pair[1]] for i in e.dense_contracted)
 
 
-def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
+def _pays(b: Bound, pair: Ints, nonzeros: int, least: int, sampled: int) -> bool:
     """True if contracting two operands pays: it sums an index or has one's size, and its result is small."""
     e = b.einsum
     result = set(_pair_result(e, pair))
@@ -137,12 +143,15 @@ def _pays(b: Bound, pair: tuple[int, ...], nonzeros: int, least: int) -> bool:
         return False  # a product that is sampled, or read where it is sampled: plan "dense" does that
     if len(spanned) > 1 and any(b.by_index[i] >= nonzeros > 0 for i in spanned):
         return False  # each nonzero would read a row of its own, and most rows nobody
+    left = [b.elements([i for i in e.inputs[p] if i in result and i not in spanned]) for p in pair]
+    if sums and len(spanned) > 1 and b.elements(spanned) > sampled * nonzeros > 0 and min(left) >= DOT:
+        return False  # a matrix product for each nonzero, as sampled blocks have, and not one for each position
     most = max(sizes) if len(spanned) > 1 else GROWTH * sum(sizes)
     small = len(spanned) > 1 and b.elements(spanned) <= nonzeros and b.elements(_indices(e, pair)) >= least
     return (sums or folds) and (small or b.elements(result) <= most)
 
 
-def _contracted(b: Bound, positions: tuple[int, ...], result: tuple[str, ...]) -> tuple[str, Bound]:
+def _contracted(b: Bound, positions: Ints, result: Names) -> tuple[str, Bound]:
     """Return the equation of one step, and the einsum that is left after it."""
     e, (first, *gone) = b.einsum, positions
     terms = ",".join("".join(e.inputs[p]) for p in positions)

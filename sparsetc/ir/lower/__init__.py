@@ -3,7 +3,7 @@
 In: a `Bound` einsum with one sparse operand whose letters are distinct, the `Nest` of its packed part and a `Schedule`;
 or, for `lower_pairs`, what two operands of tiles and a task list are. Out: a verified `TileProgram`. The tree of the
 schedule says what is computed, in an order of data flow (`contract`); one rule says where each computation stands
-(`place`). A schedule without a tree is completed by the default rule (`ir.default_tree`).
+(`place`). A schedule without a tree is completed by the default rule (`ir.lower.default_tree`).
 
 Two sparse operands of tiles, ``x[row, inner] y[column, inner] -> z[row, column]``, are lowered as one task list::
 
@@ -25,15 +25,16 @@ from functools import lru_cache
 from math import prod
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.default_tree import completed
 from sparsetc.ir.equation.einsum import Bound, joined
-from sparsetc.ir.inner import Inner, Target
+from sparsetc.ir.lower.default_tree import completed
+from sparsetc.ir.lower.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
 from sparsetc.ir.nest.nest import ITEM, PAIRED, Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import LANES, Gather, Key, Product, Tile, TileProgram, Value
+from sparsetc.support import Names
 
 
 class WholeLowering(Lowering):
@@ -65,7 +66,7 @@ class WholeLowering(Lowering):
         self.factors[out.name] = frozenset((factor,))
         return replace(s, out=out)
 
-    def _stored(self, name: str) -> tuple[str, ...]:
+    def _stored(self, name: str) -> Names:
         """Return the letters of stored values' positions, in the order of the sequence."""
         letters, paired = self.inner.stored[name], dict(zip(self.inner.stored, self.view.pairs, strict=False))
         values = paired.get(name, self.view.values)
@@ -124,7 +125,7 @@ class WholeLowering(Lowering):
         """True if a tile is the same for all rows: no coordinate gathers any of its operands."""
         return all((o := self.inner.operand.get(name)) and not o.rows for name in self.factors[tile.name])
 
-    def _within(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
+    def _within(self, tiles: Sequence[Tile]) -> Names:
         """The axes that tiles have together, but the lanes."""
         return tuple([a for a in self._axes(tiles) if a != LANES])
 

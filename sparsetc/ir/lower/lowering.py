@@ -22,14 +22,15 @@ from dataclasses import replace
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, factor
-from sparsetc.ir.inner import Inner, X
 from sparsetc.ir.lower.check import home, turns_of_sums, verify_tree
+from sparsetc.ir.lower.inner import Inner, X
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Axis, Turns
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, Scale, Statement, Tile, Value
+from sparsetc.support import Names
 from sparsetc.support.lru import cached_property
 
 
@@ -48,7 +49,7 @@ class Lowering:
         self.schedule = schedule
         self.view = inner.view
         self.tree = schedule.tree
-        self.order: tuple[str, ...] = (LANES, *inner.dense, *inner.sides)
+        self.order: Names = (LANES, *inner.dense, *inner.sides)
         self.statements: list[Statement] = []
         self.made: dict[Tree, Tile] = {}
         self.dots = self.tree.dots
@@ -228,12 +229,12 @@ class Lowering:
         return {c for node in self.tree.nodes if node.kind == "sum" for c in node.over}
 
     @cached_property
-    def contracted(self) -> tuple[str, ...]:
+    def contracted(self) -> Names:
         """The letters of positions that dots sum; those of the first dot come last."""
         return tuple([c for dot in reversed(self.dots) for c in self.inner.sides if c in dot.over])
 
     @cached_property
-    def stored_order(self) -> tuple[str, ...]:
+    def stored_order(self) -> Names:
         """Return positions in the order of a dot's side: letters summed outside dots, kept, contracted by dots."""
         summed = self.summed
         beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
@@ -312,7 +313,7 @@ class Lowering:
             return last
         return Product(tile, (tile,))
 
-    def _axes(self, tiles: Sequence[Tile]) -> tuple[str, ...]:
+    def _axes(self, tiles: Sequence[Tile]) -> Names:
         """The axes that tiles have together; one alone keeps the order of its own."""
         present = {a for t in tiles for a in t.axes}
         return tuple([a for a in self.order if a in present]) if len(tiles) > 1 else tiles[0].axes
@@ -391,7 +392,7 @@ class Lowering:
     def _loops(self, over: Iterable[str]) -> list[Axis]:
         return [axis for axis in self.around if axis.name in over]
 
-    def _over(self, node: Tree) -> tuple[str, ...]:
+    def _over(self, node: Tree) -> Names:
         """Return the axes of a sum, without those that are left to the end."""
         if node != self.tree:
             return node.over

@@ -20,7 +20,9 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -300,16 +302,22 @@ def parsed(formula: str, position: Expression) -> Expression:
     Raises:
         FormatError: it is anything else than numbers and these under operators.
     """
-    if isinstance(formula, str) and FORMULA.fullmatch(formula):
-        try:  # in parentheses, names that touch are no longer ones
-            tree = ast.parse(formula.strip().replace("{", "(").replace("}", ")"), mode="eval")
-            return _expression(tree.body, position)
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            pass
+    if isinstance(formula, str) and (expression := _parsed(formula, position)):
+        return expression
     raise FormatError(
         "the formula of a coordinate is printed into generated programs; it may hold {m0}, {m1}, ..., {p}, whole "
         f"numbers, parentheses and + - * // % << >> & |, found {formula!r:.80}"
     )
+
+
+@lru_cache(maxsize=256)
+def _parsed(formula: str, position: Expression) -> Expression | None:
+    if FORMULA.fullmatch(formula):
+        with suppress(SyntaxError, ValueError, MemoryError, RecursionError):
+            # In parentheses, names that touch are no longer ones.
+            tree = ast.parse(formula.strip().replace("{", "(").replace("}", ")"), mode="eval")
+            return _expression(tree.body, position)
+    return None
 
 
 def _expression(node: ast.expr, position: Expression) -> Expression:

@@ -63,6 +63,7 @@ from sparsetc.ir.nest.coordinates import (
     word_bits,
 )
 from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
+from sparsetc.support import Ints, Names
 from sparsetc.support.lru import cached_property
 from sparsetc.support.names import check_array
 
@@ -94,7 +95,7 @@ class Axis:
     level: ClassVar[int] = LEAF
     sums: ClassVar[str] = "total"
     letter: ClassVar[str] = ""
-    arrays: ClassVar[tuple[str, ...]] = ()
+    arrays: ClassVar[Names] = ()
     strays: ClassVar[bool] = False
     ordered: ClassVar[bool] = True
 
@@ -149,10 +150,10 @@ class Items(Axis):
 
     name: str = "item"
     size: int = 0
-    counts: tuple[str, ...] = ()
+    counts: Names = ()
 
     @property
-    def arrays(self) -> tuple[str, ...]:  # type: ignore[override]
+    def arrays(self) -> Names:  # type: ignore[override]
         return () if self.size else (f"{self.name}_ptr",)
 
     def range(self, at: Any, arrays: Mapping[str, Any], stored: int) -> tuple[Any, Any]:
@@ -191,10 +192,10 @@ class Each(Axis):
 
     level, ordered = LANE, False
 
-    operands: tuple[str, ...] = ()
+    operands: Names = ()
 
     @property
-    def arrays(self) -> tuple[str, ...]:  # type: ignore[override]
+    def arrays(self) -> Names:  # type: ignore[override]
         return tuple(f"{self.name}_{operand}" for operand in self.operands)
 
     def describe(self, unroll: int) -> str:
@@ -265,7 +266,7 @@ PAIRED = ("x", "y")
 VALUES = Values()
 
 
-def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> tuple[int, ...]:
+def tiles_along(shape: Sequence[int], sides: Sequence[int]) -> Ints:
     """Tiles along each mode; the last may reach past the end."""
     return tuple([-(-n // side) for n, side in zip(shape, sides, strict=True)])
 
@@ -307,11 +308,11 @@ class Nest:
         return bool(self.beside[LANE])
 
     @cached_property
-    def packed(self) -> tuple[str, ...]:
+    def packed(self) -> Names:
         """The arrays that are made again when values change and the pattern does not."""
         return () if self.pairs else self.values.packed
 
-    def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def stored_shape(self, shape: Sequence[int]) -> Ints:
         """Return the number of tiles along each mode; without tiles, the shape."""
         return tuple([-(-n // self.side(mode)) for mode, n in enumerate(shape)])
 
@@ -320,7 +321,7 @@ class Nest:
         return self.values.sides[mode] if self.values.sides else 1
 
     @cached_property
-    def positions(self) -> tuple[str, ...]:
+    def positions(self) -> Names:
         """Return the name of the axis that numbers the positions of each level."""
         return ("item", "tile" if self.values.sides else "fiber", "nonzero")
 
@@ -341,7 +342,7 @@ class Nest:
         return {mode: coordinate if coordinate.sides else strided(mode) for mode, coordinate in read}
 
     @cached_property
-    def sided(self) -> tuple[int, ...]:
+    def sided(self) -> Ints:
         """Return the modes with an axis of their own in a tile: all except modes that ride along others."""
         return tuple(sorted({mode for expression in self.along.values() for mode in expression.sides}))
 
@@ -376,7 +377,7 @@ class Nest:
         return replace(self, values=Halves(v.sides, v.sequence, v.contracted))
 
     @cached_property
-    def beside(self) -> list[tuple[str, ...]]:
+    def beside(self) -> list[Names]:
         """The axes of values of a step that lie side by side, for each level: ``("lane",)`` or ``()``."""
         first = min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
         return [(LANES,) * (first <= level) for level in range(len(LEVELS))]
@@ -414,7 +415,7 @@ class Nest:
         return self.mode_levels[mode]
 
     @cached_property
-    def arrays(self) -> tuple[str, ...]:
+    def arrays(self) -> Names:
         """Names of the arrays a packed part of this nest holds, in the order kernels take them."""
         stored = list(zip(PAIRED, self.pairs, strict=False))
         rows = [f"item_{name}" for name, tiles in stored if tiles.halves]

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError
+from sparsetc.support import Ints, Names
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import set_bits
 
@@ -61,21 +62,21 @@ class Values:
         word: bits of a word of a bitmap: 8, 16 or 32.
     """
 
-    structure: ClassVar[tuple[str, ...]] = ()
-    held: ClassVar[tuple[str, ...]] = ("values",)
-    packed: ClassVar[tuple[str, ...]] = ("values",)
+    structure: ClassVar[Names] = ()
+    held: ClassVar[Names] = ("values",)
+    packed: ClassVar[Names] = ("values",)
     loads: ClassVar[str] = "load {where}"
     tiled: ClassVar[bool] = False
     bitmap: ClassVar[bool] = False
     halves: ClassVar[bool] = False
 
-    sides: tuple[int, ...] = ()
-    sequence: tuple[int, ...] = ()
+    sides: Ints = ()
+    sequence: Ints = ()
     contracted: int = 0
     word: int = 32
 
     @property
-    def arrays(self) -> tuple[str, ...]:
+    def arrays(self) -> Names:
         """The names of the arrays that values are read from, in the order kernels take them."""
         return (*self.structure, *self.packed)
 
@@ -90,7 +91,7 @@ class Values:
         return -(-self.volume // self.word)
 
     @cached_property
-    def strides(self) -> tuple[int, ...]:
+    def strides(self) -> Ints:
         """Return the distance in storage between two neighbouring positions of a tile, by mode."""
         place = {mode: n for n, mode in enumerate(self.sequence)}
         return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))

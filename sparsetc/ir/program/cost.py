@@ -37,6 +37,7 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16, F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
@@ -47,7 +48,7 @@ SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
 class Count:
     """A sum of the products in `SYMBOLS`, each times a number."""
 
-    factors: tuple[int, ...]
+    factors: Ints
 
     def __add__(self, other: Count) -> Count:
         return Count(tuple(map(add, self.factors, other.factors)))
@@ -66,7 +67,7 @@ class Count:
         """Return the factor of one symbol."""
         return self.factors[symbol.factors.index(1)]
 
-    def at(self, symbols: tuple[int, ...]) -> int:
+    def at(self, symbols: Ints) -> int:
         """The number where each product in `SYMBOLS` has the value given."""
         return sum(map(mul, self.factors, symbols))
 
@@ -97,7 +98,7 @@ class Statistics:
     stored: int
     nnz: int
     itemsize: int
-    runs: tuple[tuple[str, int], ...] = ()
+    runs: NamedInts = ()
     chain: int = 0
     split_rows: bool = False
     split_fibers: bool = False
@@ -109,7 +110,7 @@ class Statistics:
         return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
 
     @cached_property
-    def symbols(self) -> tuple[int, ...]:
+    def symbols(self) -> Ints:
         """The values of the products of symbols that a `Count` is a sum of."""
         plain = self.fibers, self.stored, self.items, 1
         return tuple([n * w for n in plain for w in (self.itemsize, 1)])
@@ -161,7 +162,7 @@ class GatherTerm:
     table_width: int
     held_width: int
     whole_width: int
-    letters: tuple[str, ...] = ()
+    letters: Names = ()
     sector: int = 0
     slabs: int = 1
     itemsize: Count = ONE.bytes
@@ -192,10 +193,6 @@ RESIDENT = 8
 """Warps of scalar programs that a scheduler holds at once: registers, about 64 a thread, allow no more."""
 LONGEST, REGISTERS = 16, 16
 """Elements of the longest vector of native loops, and vectors of sums that are in registers; more are in memory."""
-
-
-Elements = tuple[tuple[str, int], ...]
-"""Operands by name, and how many elements each has."""
 
 
 class Cost:
@@ -231,10 +228,10 @@ class Cost:
     met = 0
     lane = 0.0
     sparse = False
-    rounded: Elements = ()
-    split: Elements = ()
-    halves: Elements = ()
-    arranged: Elements = ()
+    rounded: NamedInts = ()
+    split: NamedInts = ()
+    halves: NamedInts = ()
+    arranged: NamedInts = ()
 
     def __init__(self, program: ir.TileProgram) -> None:
         """Count what is stored, then each statement as often as the loops around it turn."""

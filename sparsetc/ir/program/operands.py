@@ -18,6 +18,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.program.names import most, rounded
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class DenseAxis:
     letter: str
     size: int
     block: int
-    fold: tuple[tuple[str, int], ...] = ()
-    pieces: tuple[int, ...] = ()
+    fold: NamedInts = ()
+    pieces: Ints = ()
     slab: bool = False
 
     @cached_property
@@ -82,20 +83,25 @@ class Operand:
     """
 
     name: str
-    rows: tuple[str, ...]
-    extents: tuple[int, ...]
-    axes: tuple[str, ...]
+    rows: Names
+    extents: Ints
+    axes: Names
     width: int
     rounded: bool = False
     split: bool = False
     halves: bool = False
     arranged: bool = False
-    strides: tuple[int, ...] = ()
+    strides: Ints = ()
 
     @cached_property
     def nrows(self) -> int:
         """Rows of the table."""
         return prod(self.extents)
+
+    @cached_property
+    def row_strides(self) -> list[int]:
+        """How far apart positions of each of `rows` lie in a table that lies as (rows, axes)."""
+        return [prod(self.extents[n + 1 :]) * self.width for n in range(len(self.rows))]
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class Stored:
     """
 
     name: str
-    letters: tuple[str, ...]
+    letters: Names
     values: Values
 
     def array(self, name: str) -> str:
@@ -115,7 +121,7 @@ class Stored:
         return f"{self.name}_{name}" if self.name else name
 
     @property
-    def held(self) -> tuple[str, ...]:
+    def held(self) -> Names:
         """The arrays of its values; of tiles in halves, of the high and of the low ones."""
         return tuple(map(self.array, self.values.held))
 
@@ -138,7 +144,7 @@ def printed_sizes(bound: Bound) -> dict[str, int]:
     return {c: max(1, n) for c, n in bound.sizes}
 
 
-def operand_names(bound: Bound) -> tuple[str, tuple[str, ...]]:
+def operand_names(bound: Bound) -> tuple[str, Names]:
     """Names of the output and the dense operands: capital letters the equation leaves free (A, then B, C, D, …)."""
     letters = set(bound.einsum.indices)
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVW" if c not in letters]  # X, Y and Z are sparse ones
@@ -184,7 +190,7 @@ RUN = 16
 bytes of float16, a sector. A layer of blocks of 64 copied its activations and its result, 48 us each of 132 (H100)."""
 
 
-def in_runs(given: tuple[str, ...], read: tuple[str, ...], sizes: Mapping[str, int]) -> bool:
+def in_runs(given: Names, read: Names, sizes: Mapping[str, int]) -> bool:
     """Return True if letters lie in another order than they are read in, and the last of both is the same long one."""
     lying, wanted = ([c for c in letters if sizes[c] > 1] for letters in (given, read))
     return lying != wanted and lying[-1] == wanted[-1] and sizes[lying[-1]] >= RUN

@@ -30,6 +30,7 @@ from sparsetc.ir.nest.nest import ITEM, LANES, PAIRED, Axis, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import DenseAxis, Operand, Stored, stored_of
+from sparsetc.support import Ints, Names
 from sparsetc.support.lru import cached_property
 
 
@@ -43,12 +44,12 @@ class Tile:
     """
 
     name: str
-    axes: tuple[str, ...]
+    axes: Names
     level: int
     folded: int = 0
 
     @cached_property
-    def within(self) -> tuple[str, ...]:
+    def within(self) -> Names:
         """The axes without the lanes."""
         return tuple([a for a in self.axes if a != LANES])
 
@@ -70,7 +71,7 @@ class Decode:
     coordinate: Expression
     level: int
     tile: bool = False
-    along: tuple[str, ...] = ()
+    along: Names = ()
     end: int = 0
 
     @property
@@ -99,7 +100,7 @@ class Scale:
     out: Tile
     operand: str
     into: bool = False
-    rows: tuple[str, ...] = ()
+    rows: Names = ()
 
 
 @dataclass(frozen=True)
@@ -137,12 +138,12 @@ class Product:
         return bool(self.right)
 
     @cached_property
-    def summed(self) -> tuple[str, ...]:
+    def summed(self) -> Names:
         """The axes but the lanes that it sums, as dots do, and einsums of torch."""
         return tuple(dict.fromkeys(a for t in self.inputs for a in t.within if a not in self.out.axes))
 
     @cached_property
-    def contracted(self) -> tuple[str, ...]:
+    def contracted(self) -> Names:
         """Return the axes of both sides that a dot contracts."""
         return tuple(dict.fromkeys(a for t in self.right for a in t.axes if a not in self.out.axes))
 
@@ -178,8 +179,8 @@ class Key:
 
     kind: Literal["row", "slot", "position"]
     level: int
-    letters: tuple[str, ...] = ()
-    strides: tuple[int, ...] = ()
+    letters: Names = ()
+    strides: Ints = ()
     array: str = ""
 
 
@@ -191,7 +192,7 @@ class Add:
 
     source: Tile
     key: Key
-    axes: tuple[str, ...]
+    axes: Names
     owned: bool
     copies: int = 1
 
@@ -221,19 +222,19 @@ class TileProgram:
     number: int
     format: str
     view: Nest
-    letters: tuple[str, ...]
+    letters: Names
     axes: tuple[DenseAxis, ...]
     operands: tuple[Operand, ...]
     output: str
-    output_axes: tuple[str, ...]
+    output_axes: Names
     body: tuple[Statement, ...]
     schedule: Schedule
     slot: str = ""
     rows: int = 1
     index64: bool = False
     whole: bool = False
-    terms: tuple[tuple[str, ...], ...] = ()
-    strides: tuple[int, ...] = ()
+    terms: tuple[Names, ...] = ()
+    strides: Ints = ()
 
     def axis(self, letter: str) -> DenseAxis:
         """The dense axis of a letter."""
@@ -295,7 +296,7 @@ class TileProgram:
         """Return the name of the coordinate read for each letter: a nonzero's or a tile's, from which others follow."""
         return {s.letter: s.name for s, _ in self.statements if isinstance(s, Decode) and not s.along}
 
-    def read_along(self, letters: Iterable[str]) -> tuple[str, ...]:
+    def read_along(self, letters: Iterable[str]) -> Names:
         """The axes along which the coordinates of letters vary, as `Nest.read_along` gives them."""
         return self.view.read_along(self.letters, letters)
 
@@ -319,7 +320,7 @@ class TileProgram:
         return names.most(s.operand) if dense else self.stored(s.operand).array("most")
 
     @property
-    def arrays(self) -> tuple[str, ...]:
+    def arrays(self) -> Names:
         """The packed arrays a kernel of this program takes, in order."""
         return (*self.view.arrays, self.slot) if self.slot else self.view.arrays
 
@@ -373,7 +374,7 @@ def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, i
     return statements
 
 
-def flow(s: Statement) -> tuple[str, tuple[str, ...], int]:
+def flow(s: Statement) -> tuple[str, Names, int]:
     """Return the data flow of a statement: the name it makes, the names it reads, and its level.
 
     What is no tile and no coordinate has an empty name.

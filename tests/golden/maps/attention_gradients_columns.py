@@ -39,8 +39,10 @@ def walk(
     v_own = tl.load(v + head * v_head + row[:, None] * v_row + lane_64[None, :], mask=row_ok[:, None], other=0.0)
     grad_k_sum = tl.zeros([64, 64], tl.float32)
     grad_v_sum = tl.zeros([64, 64], tl.float32)
-    for tile in tl.range(tl.load(item + 1), tl.load(item + 2), num_stages=2):
-        col = tl.load(full_col + tile) * 64 + lane_col
+    begin, end = tl.load(item + 1), tl.load(item + 2)
+    first_col = tl.load(full_col + begin, mask=begin < end, other=0) - begin
+    for tile in tl.range(begin, end, num_stages=3):
+        col = (first_col + tile) * 64 + lane_col
         q_tile = tl.load(q + head * q_head + col[:, None] * q_row + lane_64[None, :])
         s = tl.dot(k_own, q_tile.T, input_precision="tf32x3")
         g_o_tile = tl.load(g_o + head * g_o_head + col[:, None] * g_o_row + lane_64[None, :])
@@ -56,7 +58,8 @@ def walk(
         p_weight = map_7 + tl.zeros([64, 64], tl.float32)
         grad_k_sum = tl.dot(d_s_weight.to(q_tile.dtype), q_tile, grad_k_sum, input_precision="tf32x3")
         grad_v_sum = tl.dot(p_weight.to(g_o_tile.dtype), g_o_tile, grad_v_sum, input_precision="tf32x3")
-    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=2):
+    begin, end = tl.load(item + 3), tl.load(item + 4)
+    for tile in tl.range(begin, end, num_stages=3):
         col = tl.load(part_col + tile) * 64 + lane_col
         word = tl.load(bits + tile * 64 + lane_row)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0

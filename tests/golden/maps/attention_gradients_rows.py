@@ -41,8 +41,10 @@ def walk(
     delta_own = tl.sum(o_own.to(tl.float32) * g_o_own.to(tl.float32), 1)[:, None]
     tl.store(delta + head * delta_head + row[:, None], delta_own, mask=row_ok[:, None])
     grad_q_sum = tl.zeros([64, 64], tl.float32)
-    for tile in tl.range(tl.load(item + 1), tl.load(item + 2), num_stages=2):
-        col = tl.load(full_col + tile) * 64 + lane_col
+    begin, end = tl.load(item + 1), tl.load(item + 2)
+    first_col = tl.load(full_col + begin, mask=begin < end, other=0) - begin
+    for tile in tl.range(begin, end, num_stages=3):
+        col = (first_col + tile) * 64 + lane_col
         k_tile = tl.load(k + head * k_head + col[:, None] * k_row + lane_64[None, :])
         s = tl.dot(q_own, k_tile.T, input_precision="tf32x3")
         v_tile = tl.load(v + head * v_head + col[:, None] * v_row + lane_64[None, :])
@@ -54,7 +56,8 @@ def walk(
         map_9 = map_7 * map_8
         d_s_weight = map_9 + tl.zeros([64, 64], tl.float32)
         grad_q_sum = tl.dot(d_s_weight.to(k_tile.dtype), k_tile, grad_q_sum, input_precision="tf32x3")
-    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=2):
+    begin, end = tl.load(item + 3), tl.load(item + 4)
+    for tile in tl.range(begin, end, num_stages=3):
         col = tl.load(part_col + tile) * 64 + lane_col
         word = tl.load(bits + tile * 64 + lane_row)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0

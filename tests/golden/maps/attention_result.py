@@ -5,7 +5,7 @@ For each entry (i, j) of the pattern:
 
     s[i, j] = sum over d of q[i, d] k[j, d]
     p = map of s
-    p[i, j] = 2 ** (p[i, j] - lse_out[i]), lse_out the logarithm of the sum for i
+    p[i, j] = 2 ** (p[i, j] * 0.432808512266689 - lse_out[i]), lse_out the logarithm of the sum for i
     o[i, d] += p[i, j] v[j, d]
 
 items[item] = window, full tiles from, to, partial tiles from, to, slot of a part of a window or -1
@@ -37,30 +37,31 @@ def walk(
     top = tl.full([64], -1e30, tl.float32)
     total = tl.zeros([64], tl.float32)
     o_sum = tl.zeros([64, 64], tl.float32)
-    for tile in tl.range(tl.load(item + 1), tl.load(item + 2), num_stages=3):
-        col = tl.load(full_col + tile) * 64 + lane_col
+    begin, end = tl.load(item + 1), tl.load(item + 2)
+    first_col = tl.load(full_col + begin, mask=begin < end, other=0) - begin
+    for tile in tl.range(begin, end, num_stages=3):
+        col = (first_col + tile) * 64 + lane_col
         k_tile = tl.load(k + head * k_head + col[:, None] * k_row + lane_64[None, :])
         s = tl.dot(q_own, k_tile.T, input_precision="tf32x3")
-        map_2 = s * 0.432808512266689
-        score = map_2 + tl.zeros([64, 64], tl.float32)
-        most = tl.maximum(top, tl.max(score, 1))
-        p = tl.exp2(score - most[:, None])
+        score = s + tl.zeros([64, 64], tl.float32)
+        most = tl.maximum(top, tl.max(score, 1) * 0.432808512266689)
+        p = tl.exp2(score * 0.432808512266689 - most[:, None])
         shrink = tl.exp2(top - most)
         total = total * shrink + tl.sum(p, 1)
         top = most
         o_sum = o_sum * shrink[:, None]
         v_tile = tl.load(v + head * v_head + col[:, None] * v_row + lane_64[None, :])
         o_sum = tl.dot(p.to(v_tile.dtype), v_tile, o_sum, input_precision="tf32x3")
-    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=3):
+    begin, end = tl.load(item + 3), tl.load(item + 4)
+    for tile in tl.range(begin, end, num_stages=3):
         col = tl.load(part_col + tile) * 64 + lane_col
         word = tl.load(bits + tile * 64 + lane_row)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0
         k_tile = tl.load(k + head * k_head + col[:, None] * k_row + lane_64[None, :])
         s = tl.dot(q_own, k_tile.T, input_precision="tf32x3")
-        map_2 = s * 0.432808512266689
-        score = tl.where(met, map_2 + tl.zeros([64, 64], tl.float32), float("-inf"))
-        most = tl.maximum(top, tl.max(score, 1))
-        p = tl.exp2(score - most[:, None])
+        score = tl.where(met, s + tl.zeros([64, 64], tl.float32), float("-inf"))
+        most = tl.maximum(top, tl.max(score, 1) * 0.432808512266689)
+        p = tl.exp2(score * 0.432808512266689 - most[:, None])
         shrink = tl.exp2(top - most)
         total = total * shrink + tl.sum(p, 1)
         top = most

@@ -47,7 +47,8 @@ def walk(
     v_own = tl.load(v + head * v_head + row[:, None] * v_row + lane_64[None, :], mask=row_ok[:, None] & (lane_64 < 48)[None, :], other=0.0)
     grad_k_sum = tl.zeros([64, 64], tl.float32)
     grad_v_sum = tl.zeros([64, 64], tl.float32)
-    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=2):
+    begin, end = tl.load(item + 3), tl.load(item + 4)
+    for tile in tl.range(begin, end, num_stages=2):
         col = tl.load(part_col + tile) * 32 + lane_col
         col_ok = col < columns
         word = tl.load(bits + tile * 64 + lane_row)

@@ -51,7 +51,8 @@ def walk(
     delta_own = tl.sum(o_own.to(tl.float32) * g_o_own.to(tl.float32), 1)[:, None]
     tl.store(delta + head * delta_head + row[:, None], delta_own, mask=row_ok[:, None])
     grad_q_sum = tl.zeros([64, 64], tl.float32)
-    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=2):
+    begin, end = tl.load(item + 3), tl.load(item + 4)
+    for tile in tl.range(begin, end, num_stages=2):
         col = tl.load(part_col + tile) * 32 + lane_col
         col_ok = col < columns
         word = tl.load(bits + tile * 64 + lane_row)

@@ -5,7 +5,7 @@ For each entry (i, j) of the pattern:
 
     s[i, j] = sum over d of q[i, d] k[j, d]
     p = map of s, bias[i, j]
-    p[i, j] = 2 ** (p[i, j] - lse_out[i]), lse_out the logarithm of the sum for i
+    p[i, j] = 2 ** (p[i, j] * 1.4426950408889634 - lse_out[i]), lse_out the logarithm of the sum for i
     o[i, d] += p[i, j] v[j, d]
 
 items[item] = window, full tiles from, to, partial tiles from, to, slot of a part of a window or -1
@@ -45,7 +45,8 @@ def walk(
     top = tl.full([64], -1e30, tl.float32)
     total = tl.zeros([64], tl.float32)
     o_sum = tl.zeros([64, 64], tl.float32)
-    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=3):
+    begin, end = tl.load(item + 3), tl.load(item + 4)
+    for tile in tl.range(begin, end, num_stages=3):
         col = tl.load(part_col + tile) * 32 + lane_col
         col_ok = col < columns
         word = tl.load(bits + tile * 64 + lane_row)
@@ -56,10 +57,9 @@ def walk(
         bias_tile = tl.load(bias + head * bias_head + entry, mask=met, other=0.0).to(tl.float32)
         map_2 = s * 0.3
         map_3 = map_2 + bias_tile
-        map_4 = map_3 * 1.4426950408889634
-        score = tl.where(met, map_4 + tl.zeros([64, 32], tl.float32), float("-inf"))
-        most = tl.maximum(top, tl.max(score, 1))
-        p = tl.exp2(score - most[:, None])
+        score = tl.where(met, map_3 + tl.zeros([64, 32], tl.float32), float("-inf"))
+        most = tl.maximum(top, tl.max(score, 1) * 1.4426950408889634)
+        p = tl.exp2(score * 1.4426950408889634 - most[:, None])
         shrink = tl.exp2(top - most)
         total = total * shrink + tl.sum(p, 1)
         top = most

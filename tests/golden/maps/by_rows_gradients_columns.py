@@ -38,7 +38,8 @@ def walk(
     v_own = tl.load(v + head * v_head + row[:, None] * v_row + lane_16[None, :], mask=row_ok[:, None], other=0.0)
     grad_k_sum = tl.zeros([1, 32], tl.float32)
     grad_v_sum = tl.zeros([1, 16], tl.float32)
-    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=1):
+    begin, end = tl.load(item + 3), tl.load(item + 4)
+    for tile in tl.range(begin, end, num_stages=1):
         col = tl.load(part_col + tile * 16 + lane_col)
         word = tl.load(bits + tile * 1 + lane_row)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0

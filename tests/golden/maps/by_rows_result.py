@@ -5,7 +5,7 @@ For each entry (i, j) of the pattern:
 
     s[i, j] = sum over d of q[i, d] k[j, d]
     p = map of s
-    p[i, j] = 2 ** (p[i, j] - lse_out[i]), lse_out the logarithm of the sum for i
+    p[i, j] = 2 ** (p[i, j] * 0.432808512266689 - lse_out[i]), lse_out the logarithm of the sum for i
     o[i, d] += p[i, j] v[j, d]
 
 items[item] = window, full tiles from, to, partial tiles from, to, slot of a part of a window or -1
@@ -37,16 +37,16 @@ def walk(
     top = tl.full([1], -1e30, tl.float32)
     total = tl.zeros([1], tl.float32)
     o_sum = tl.zeros([1, 16], tl.float32)
-    for tile in tl.range(tl.load(item + 3), tl.load(item + 4), num_stages=1):
+    begin, end = tl.load(item + 3), tl.load(item + 4)
+    for tile in tl.range(begin, end, num_stages=1):
         col = tl.load(part_col + tile * 16 + lane_col)
         word = tl.load(bits + tile * 1 + lane_row)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0
         k_tile = tl.load(k + head * k_head + col[:, None] * k_row + lane_32[None, :], mask=(lane_32 < 20)[None, :], other=0.0)
         s = tl.sum(q_own[:, None, :].to(tl.float32) * k_tile[None, :, :].to(tl.float32), 2)
-        map_2 = s * 0.432808512266689
-        score = tl.where(met, map_2 + tl.zeros([1, 16], tl.float32), float("-inf"))
-        most = tl.maximum(top, tl.max(score, 1))
-        p = tl.exp2(score - most[:, None])
+        score = tl.where(met, s + tl.zeros([1, 16], tl.float32), float("-inf"))
+        most = tl.maximum(top, tl.max(score, 1) * 0.432808512266689)
+        p = tl.exp2(score * 0.432808512266689 - most[:, None])
         shrink = tl.exp2(top - most)
         total = total * shrink + tl.sum(p, 1)
         top = most

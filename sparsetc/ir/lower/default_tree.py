@@ -41,15 +41,15 @@ from typing import TypeVar
 
 from sparsetc.ir.contraction_tree import Tree, dot, factor, product, total
 from sparsetc.ir.equation.einsum import Bound, joined
-from sparsetc.ir.inner import Inner
+from sparsetc.ir.lower.inner import Inner
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP, named_operands, printed_sizes
 from sparsetc.ir.program.tile import LANES, Operand
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 T = TypeVar("T")
-Sizes = tuple[tuple[str, int], ...]
 SAMPLED = 4096
 """Most positions of a tile at which a dense product is sampled."""
 COLUMNS = 256
@@ -189,11 +189,11 @@ def _matrix_halves(
     return (left, right) if min(sides) >= MIN_DOT else None
 
 
-def _of(letters: Iterable[str], some: Collection[str]) -> tuple[str, ...]:
+def _of(letters: Iterable[str], some: Collection[str]) -> Names:
     return tuple([c for c in letters if c in some])
 
 
-def _not_of(letters: Iterable[str], some: Collection[str]) -> tuple[str, ...]:
+def _not_of(letters: Iterable[str], some: Collection[str]) -> Names:
     return tuple([c for c in letters if c not in some])
 
 
@@ -219,22 +219,22 @@ class TileGroups:
             stored.
     """
 
-    first: tuple[str, ...] = ()
-    second: tuple[str, ...] = ()
-    spread: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    gridded: tuple[str, ...] = ()
-    sampled: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    first: Names = ()
+    second: Names = ()
+    spread: Names = ()
+    columns: Names = ()
+    gridded: Names = ()
+    sampled: tuple[Names, Names] = ((), ())
 
     @cached_property
-    def contracted(self) -> tuple[str, ...]:
+    def contracted(self) -> Names:
         """Return the letters with all positions in one column of the first dot: of the second dot, then the first."""
         return (*self.second, *self.first)
 
     def storage(self, letters: Sequence[str], most: int) -> Storage:
         """Return the storage of tiles: blocks of output rows, `most` positions an item, in the order of the dots."""
 
-        def modes(*names: str) -> tuple[int, ...]:
+        def modes(*names: str) -> Ints:
             return tuple([letters.index(c) for c in names])
 
         item, rest = modes(*self.gridded, *self.columns), modes(*self.spread, *self.contracted)
@@ -259,7 +259,7 @@ def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroup
 
 @lru_cache(maxsize=256)
 def _divided(
-    side: Sizes, sizes: Sizes, output: tuple[str, ...], operands: tuple[Operand, ...], dot: bool, wide: bool
+    side: NamedInts, sizes: NamedInts, output: Names, operands: tuple[Operand, ...], dot: bool, wide: bool
 ) -> TileGroups:
     return Division(dict(side), dict(sizes), output, operands).groups(dot, wide)
 
@@ -307,7 +307,7 @@ class Division:
             return min(candidates, key=lambda candidate: candidate[0])[1]
         return (self.sampled() if dot and wide else None) or self.elementwise()
 
-    def _ordered(self, letters: Collection[str]) -> tuple[str, ...]:
+    def _ordered(self, letters: Collection[str]) -> Names:
         """Return the letters with sides, in the order of the sides."""
         return tuple([c for c in self.letters if c in letters])
 
@@ -319,14 +319,14 @@ class Division:
         """Return the number of elements over all dense axes of these operands."""
         return prod([self.sizes[a] for a in {a for o in operands for a in o.axes}])
 
-    def _joint(self, classes: Iterable[tuple[set[str], list[Operand]]]) -> tuple[tuple[str, ...], list[Operand]]:
+    def _joint(self, classes: Iterable[tuple[set[str], list[Operand]]]) -> tuple[Names, list[Operand]]:
         """Return the letters and the operands of some classes."""
         letters, operands = zip(*classes, strict=True)
         return self._ordered(set().union(*letters)), list(chain(*operands))
 
     def single(self) -> Iterator[tuple[int, TileGroups]]:
         """Yield divisions with one dot, with their cost: all dense axes that vary along summed letters are its rows."""
-        axes, columns = {a for o in self.inner for a in o.axes}, tuple[str, ...]()
+        axes, columns = {a for o in self.inner for a in o.axes}, Names()
         for c in reversed(self.free):  # as many of the last kept letters as the columns hold
             if self.positions((c, *columns)) > COLUMNS:
                 break

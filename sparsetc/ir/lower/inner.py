@@ -16,6 +16,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program.operands import named_operands, printed_sizes
 from sparsetc.ir.program.tile import Key, Operand
+from sparsetc.support import Ints, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 X = "X"
@@ -43,7 +44,7 @@ class Target:
     index64: bool = False
     whole: bool = False
     ones: bool = False
-    strides: tuple[int, ...] = ()
+    strides: Ints = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +64,17 @@ class Inner:
     equation: str
     view: Nest
     target: Target
-    letters: tuple[str, ...]
-    stored: Mapping[str, tuple[str, ...]]
+    letters: Names
+    stored: Mapping[str, Names]
     sides: Mapping[str, int]
     key: Key
     output: str
-    output_axes: tuple[str, ...]
+    output_axes: Names
     operands: tuple[Operand, ...] = ()
-    dense: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    dense: Names = ()
+    kept: Names = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    folds: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    folds: Mapping[str, NamedInts] = field(default_factory=dict)
 
     @classmethod
     @lru_cache(maxsize=1024)
@@ -115,7 +116,7 @@ class Inner:
         levels = self.view.mode_levels
         return max([levels[self.letters.index(c)] for c in letters], default=ITEM)
 
-    def along(self, letters: Iterable[str]) -> tuple[str, ...]:
+    def along(self, letters: Iterable[str]) -> Names:
         """Return the sides of a tile along which the coordinates of these letters vary, once each."""
         return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters))) if self.sides else ()
 
@@ -124,7 +125,7 @@ class Inner:
         """The level at which each factor is read."""
         return dict.fromkeys(self.stored, LEAF) | {o.name: self.depth(o.rows) for o in self.operands}
 
-    def loops(self, level: int) -> tuple[str, ...]:
+    def loops(self, level: int) -> Names:
         """The loops of the view in which a level is known, outermost first."""
         return tuple([axis.name for axis in self.view.loops if axis.level <= level])
 
@@ -144,12 +145,12 @@ class Inner:
         return frozenset({*self.loops(level), *self.view.beside[level], *self.output_axes, *self.along(self.kept)})
 
     @cached_property
-    def summed(self) -> tuple[str, ...]:
+    def summed(self) -> Names:
         """The dense axes that the output lacks."""
         return tuple(c for c in self.dense if c not in self.output_axes)
 
 
-def _key(letters: tuple[str, ...], kept: tuple[str, ...], view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
+def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
     """Return the key of results; it is known at the level that has all letters of the output."""
     level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
