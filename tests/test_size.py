@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 385_700, size.COMPILER: 272_200, size.FILES: 240, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 0}
+MOST = {size.TOKENS: 380_900, size.COMPILER: 268_500, size.FILES: 240, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
