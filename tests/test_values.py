@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
 from typing import Any
 
@@ -224,6 +225,23 @@ def test_complex_infinities_are_added_part_by_part() -> None:
     assert (x - -other).values.tolist() == [inf + 1j, 1]
     assert stc.SparseTensor([[0, 0]], x.values).values.tolist() == [inf]
     assert stc.einsum("i->", x).item() == inf
+
+
+def test_values_that_are_gone_are_forgotten_and_others_in_their_place_are_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Values are found by ids, which others take over; here the CPU is taken for a GPU, which compares no bits."""
+    monkeypatch.setattr(kept_values, "counted", lambda values: True)
+    x, b = stc.SparseTensor([[0, 1, 1], [1, 0, 2]], torch.zeros(3), (2, 3)), torch.ones(3, 1)
+    gc.collect()  # what other tests left
+    before = len(kept_values._seen)
+    for n in range(9):
+        values = torch.full((3,), float(n))
+        assert stc.einsum("ij,jr->ir", x.with_values(values), b, plan="rows").flatten().tolist() == [n, 2 * n]
+        assert len(kept_values._seen) == before + 1
+        del values
+        gc.collect()
+        assert len(kept_values._seen) == before
 
 
 def test_a_cuda_graph_keeps_what_it_reads_and_gives_nothing_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
