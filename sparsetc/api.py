@@ -28,7 +28,7 @@ from sparsetc.contraction.contraction import (
     parsed,
     wrap,
 )
-from sparsetc.contraction.kernel import Kernel, of_library
+from sparsetc.contraction.kernel import Kernel, by_library
 from sparsetc.contraction.operands import Operands, as_operand, promoted
 from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.contraction.passing import passing
@@ -105,11 +105,8 @@ def einsum(
         result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
         return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
     if torch.compiler.is_compiling() or traced_by_modes():
-        return _traced(_einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
+        return by_library("traced_einsum", _einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
     return _einsum(args, output, drop_zeros, settings)
-
-
-_traced = of_library("traced_einsum")
 
 
 @entry_point

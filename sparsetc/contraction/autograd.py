@@ -355,20 +355,20 @@ def _zeros(jobs: Sequence[Job]) -> list[Tensor | None]:
 
 def _packed(jobs: Sequence[Job]) -> list[Values]:
     """Pack the values of all jobs; with one gather if they are few and of one operand."""
-    with_values = [
-        (contraction.leaf, pattern, values) for contraction, pattern, values, _ in jobs if values is not None
-    ]
-    gathered = [part.packed for step, *_ in with_values for part in step.parts if not part.packed.in_order]
-    _, pattern, values = with_values[0] if with_values else (None, None, None)
-    together = all(job_values is values and step.dtype == job_values.dtype for step, _, job_values in with_values)
-    if values is None or pattern is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
+    steps = [(contraction.leaf, job_values) for contraction, _, job_values, _ in jobs]
+    with_values = [(step, job_values) for step, job_values in steps if job_values is not None]
+    gathered = [part.packed for step, _ in with_values for part in step.parts if not part.packed.in_order]
+    values = with_values[0][1] if with_values else None
+    together = all(job_values is values and step.dtype == job_values.dtype for step, job_values in with_values)
+    if values is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
         return [
-            contraction.leaf.packed_values(job_values)
+            step.packed_values(job_values)
             if job_values is None or captured(job_values)
-            else contraction.leaf.kept_values(job_values)
-            for contraction, _, job_values, _ in jobs
+            else step.kept_values(job_values)
+            for step, job_values in steps
         ]
-    key, cache = ("together", *(step.number for step, *_ in with_values)), pattern.cache
+    cache = next(pattern.cache for _, pattern, job_values, _ in jobs if job_values is not None)
+    key = ("together", *(step.number for step, _ in with_values))
     places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
     whole = resolved(values.detach() if values.requires_grad else values)
     pieces = iter((after_zero(whole) if behind_zero else whole).index_select(0, places).split_with_sizes(sizes))
@@ -376,7 +376,6 @@ def _packed(jobs: Sequence[Job]) -> list[Values]:
     def packed(step: Step) -> Values:
         return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]
 
-    steps = [(contraction.leaf, job_values) for contraction, _, job_values, _ in jobs]
     return [step.packed_values(None) if job_values is None else packed(step) for step, job_values in steps]
 
 

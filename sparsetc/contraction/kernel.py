@@ -7,7 +7,8 @@ file, the PTX, the explanation. A call checks shapes, allocates its result, laun
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -103,7 +104,7 @@ class Kernel(Inspectable):
             Gradients flow to dense operands and to the values of sparse ones.
         """
         if is_compiling() or traced_by_modes():
-            return _traced(self, dense, values)  # type: ignore[no-any-return]
+            return by_library("traced", self, dense, values)  # type: ignore[no-any-return]
         return self._called(dense, values)
 
     @entry_point
@@ -315,21 +316,16 @@ def _below(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, 
     return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)
 
 
-def of_library(name: str) -> Callable[..., Any]:
-    """Return a function of `library`, which is loaded where a graph is traced first."""
+def by_library(name: str, *arguments: Any) -> Any:
+    """Call a function of `library`, which is loaded where a graph is traced first."""
+    from sparsetc.contraction import library
 
-    def call(*arguments: Any) -> Any:
-        from sparsetc.contraction import library
-
-        return getattr(library, name)(*arguments)
-
-    return call
+    return getattr(library, name)(*arguments)
 
 
-_traced = of_library("traced")
 for _level in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
     operators.impl("contract", _below, _level)
     operators.impl("gradient", _below, _level)
 operators.impl("run", torch.library.fallthrough_kernel, "Autograd")
-operators.impl("run", of_library("run"), "CompositeExplicitAutograd")
-torch.library.register_fake("sparsetc::run", of_library("shape_of_run"), lib=operators)
+operators.impl("run", partial(by_library, "run"), "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetc::run", partial(by_library, "shape_of_run"), lib=operators)

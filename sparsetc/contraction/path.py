@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -224,7 +223,9 @@ class Path(Inspectable):
         last = self._compiled(terms).operand
         self.inner = [link.contraction.leaf for link in self.links if link.contraction is not None]
         self._reader = next((link for link in self.links if self._single and link.patterns is None), None)
-        self.holds = partial(_finite, Guard(finite)) if self._guarded and self._single else None
+        guard = Guard(finite)
+        looks = self._guarded and self._single
+        self.holds = (lambda dense: not transforming() and guard.admits(dense, dense)) if looks else None
         self.empty = any(one.empty for one in self.inner)
         self._merged: JoinOperand | None = None
         self._pattern: Pattern | None = None
@@ -427,10 +428,6 @@ class Path(Inspectable):
     def reports(self) -> list[StepReport]:
         """Return the reports of all links, for an explanation."""
         return [report for link in self.links for report in link.reports()]
-
-
-def _finite(guard: Guard, dense: Tensors) -> bool:
-    return not transforming() and guard.admits(dense, dense)
 
 
 def _empty_sums(bound: Bound) -> dict[int, Ints]:

@@ -132,8 +132,7 @@ def coordinates(r: Request) -> Rewrite | None:
 
 
 def _taking_part(entries: Tensor | None, values: Tensor) -> Tensor:
-    flat = values.reshape(-1)
-    return picked(flat, entries)
+    return picked(values.reshape(-1), entries)
 
 
 def products(r: Request) -> Rewrite | None:

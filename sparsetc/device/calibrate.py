@@ -149,17 +149,15 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
         constants = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
         launch = ProbeLaunch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), constants)
         yield f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,)
-    yield "task_bytes", KEPT_TASK * sizes.tasks, (_tasks(device, sizes),)
-    launches = {name: _pairs(device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
+    yield "task_bytes", KEPT_TASK * sizes.tasks, (_tasks(kernels, device, sizes),)
+    launches = {name: _pairs(kernels, device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
     for name, launch in launches.items():
         yield f"block_dot {name}", 2 * BLOCK * BLOCK * INNER * sizes.pairs, (launch,)
     yield "near_blocks", 2 * 4 * BLOCK * INNER * sizes.pairs, (launches["high"], launches["medium"])
 
 
-def _tasks(device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
+def _tasks(kernels: Any, device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
     """Return the probe of kept tasks: within a run positions rise from a random one, as in a row of a result."""
-    from sparsetc.device import calibration_kernels as kernels
-
     runs = torch.randint(1, 8, (sizes.tasks // TASKS_A_RUN, TASKS_A_RUN), dtype=torch.int32, device=device)
     runs[:, 0] = torch.randint(0, sizes.sums, (runs.shape[0],), dtype=torch.int32, device=device)
     places = (torch.cumsum(runs, 1, dtype=torch.int32) % sizes.sums).flatten()
@@ -169,10 +167,8 @@ def _tasks(device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
     return ProbeLaunch(kernels.tasks, sizes.tasks // (128 * 16), (words, places, values, sums), constants)
 
 
-def _pairs(device: torch.device, sizes: ProbeSizes, name: str, precision: str) -> ProbeLaunch:
+def _pairs(kernels: Any, device: torch.device, sizes: ProbeSizes, name: str, precision: str) -> ProbeLaunch:
     """Pairs of blocks, which lie in cache; halves of 16 bits are two blocks."""
-    from sparsetc.device import calibration_kernels as kernels
-
     dtype = {"f16x3": torch.float16, "float64": torch.float64}.get(name, torch.float32)
     shape = sizes.blocks * (2 if name == "f16x3" else 1), BLOCK, INNER
     left, right = (torch.ones(shape, dtype=dtype, device=device) for _ in range(2))

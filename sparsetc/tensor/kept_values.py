@@ -34,11 +34,13 @@ class _Seen:
     """A copy of values, made with the first object kept for them.
 
     Attributes:
+        tensor: that they were seen in.
         storage: their memory on a GPU; assigning ``.data`` gives a tensor another one.
         changes: on a GPU, torch's count of changes of the tensor, and how many gradients were taken of it.
         copy: their bits on a CPU.
     """
 
+    tensor: weakref.ref[Tensor]
     storage: weakref.ref[torch.UntypedStorage] | None
     changes: tuple[int, int] | None
     copy: np.ndarray | None
@@ -46,17 +48,22 @@ class _Seen:
 
     @classmethod
     def of(cls, values: Tensor) -> _Seen:
+        key, forget = id(values), _seen.pop  # held, as names of modules are gone when a process ends
+        tensor = weakref.ref(values, lambda _: forget(key, None))
         if counted(values):
-            return cls(weakref.ref(values.untyped_storage()), _changes(values), None)
-        return cls(None, None, _bits(values).copy())
+            return cls(tensor, weakref.ref(values.untyped_storage()), _changes(values), None)
+        return cls(tensor, None, None, _bits(values).copy())
 
     def unchanged(self, values: Tensor) -> bool:
+        if self.tensor() is not values:
+            return False
         if self.copy is not None:
             return not counted(values) and np.array_equal(self.copy, _bits(values))
         return self.storage() is values.untyped_storage() and self.changes == _changes(values)  # type: ignore[misc]
 
 
-_seen = WeakTensorKeyDictionary()
+_seen: dict[int, _Seen] = {}
+"""By the tensors' ids: a look-up in torch's dictionary of tensors takes as long as all else here."""
 _captured = WeakTensorKeyDictionary()
 """Packed values that CUDA graphs read: they stay as long as the values live, also when these change."""
 _gradients = WeakTensorKeyDictionary()
@@ -75,14 +82,14 @@ def kept_with(values: Tensor) -> Lru[Any, Any] | None:
     trained = values.requires_grad and torch.is_grad_enabled() and captured(values)
     if not values.is_leaf or trained or (counted(values) and values.is_inference()):
         return None
-    seen = _seen.get(values)
+    seen = _seen.get(id(values))
     if seen is None or not seen.unchanged(values):
         if captured(values):  # what a graph packs is there at a replay alone
             return None
-        seen = _seen[values] = _Seen.of(values)
+        seen = _seen[id(values)] = _Seen.of(values)
     elif captured(values):
         _captured.setdefault(values, []).append(seen)
-    return seen.kept  # type: ignore[no-any-return]
+    return seen.kept
 
 
 def counted(values: Tensor) -> bool:

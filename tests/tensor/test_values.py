@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
 from typing import Any
 
@@ -226,6 +227,23 @@ def test_complex_infinities_are_added_part_by_part() -> None:
     assert stc.einsum("i->", x).item() == inf
 
 
+def test_values_that_are_gone_are_forgotten_and_others_in_their_place_are_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Values are found by ids, which others take over; here the CPU is taken for a GPU, which compares no bits."""
+    monkeypatch.setattr(kept_values, "counted", lambda values: True)
+    x, b = stc.SparseTensor([[0, 1, 1], [1, 0, 2]], torch.zeros(3), (2, 3)), torch.ones(3, 1)
+    gc.collect()  # what other tests left
+    before = len(kept_values._seen)
+    for n in range(9):
+        values = torch.full((3,), float(n))
+        assert stc.einsum("ij,jr->ir", x.with_values(values), b, plan="rows").flatten().tolist() == [n, 2 * n]
+        assert len(kept_values._seen) == before + 1
+        del values
+        gc.collect()
+        assert len(kept_values._seen) == before
+
+
 def test_a_cuda_graph_keeps_what_it_reads_and_gives_nothing_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the CPU is taken for a GPU, and calls for those that are captured."""
     monkeypatch.setattr(kept_values, "counted", lambda values: True)
@@ -245,7 +263,7 @@ def test_a_cuda_graph_keeps_what_it_reads_and_gives_nothing_to_others(monkeypatc
         capturing = True
         call()  # a graph reads what is packed
         assert len(packed) == 1
-        held = weakref.ref(kept_values._seen[p])
+        held = weakref.ref(kept_values._seen[id(p)])
         p.mul_(2)
         call()  # changed since: it is packed within the graph, for the graph alone
         call()

@@ -266,13 +266,13 @@ def enclosed(text: str, last: str, least: int) -> str:
     return f"({text})" if last and OPERATORS[last][0] < least else text
 
 
+@dataclass
 class Readable(Writer):
     """Writes coordinates with the names of modes; positions along the axis `own` go without its name."""
 
-    def __init__(self, names: Sequence[str], own: str, field: str = "decode {array}") -> None:
-        self.names = names
-        self.own = own
-        self.field = field
+    names: Sequence[str]
+    own: str
+    field: str = "decode {array}"
 
     def position(self, axis: str) -> str:
         return "position" if axis == self.own else axis
