@@ -17,6 +17,7 @@ from sparsetc.maps.body import Walk
 from sparsetc.maps.elementwise import Argument
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowTiles
+from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sums import accumulator
 
@@ -108,8 +109,9 @@ class TorchWalk:
         results = {name: tensors[name] for name in written}
         if group > 1 and walk.mode:
             results = {n: t.new_empty((self.heads.count, *t.shape[1:]), dtype=wide) for n, t in results.items()}
-        for window in self.windows:
-            self._window(window, inputs, results)
+        with without_autocast(self.tiles.bits.device):
+            for window in self.windows:
+                self._window(window, inputs, results)
         if group > 1 and walk.mode:
             for name, result in results.items():
                 tensors[name].copy_(result.unflatten(0, (-1, group)).sum(1))
