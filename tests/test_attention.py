@@ -49,6 +49,20 @@ def test_matrices_of_whole_windows(
         torch.testing.assert_close(one, other)
 
 
+def test_products_of_windows_are_in_the_precision_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, seen, plain = torch.randn(2, 70, 16), set[str](), torch.bmm
+
+    def watched(*matrices: torch.Tensor) -> torch.Tensor:
+        seen.add(torch.get_float32_matmul_precision())
+        return plain(*matrices)
+
+    monkeypatch.setattr(torch, "bmm", watched)
+    for precision in ("highest", "medium"):
+        stc.attention(q, q, q, stc.masks.causal(), precision=precision)
+    assert seen == {"highest", "medium"}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_autocast_rounds_no_scores() -> None:
     q = torch.randn(2, 70, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
     expected = scaled_dot_product_attention(q, q, q, is_causal=True)
