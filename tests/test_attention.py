@@ -49,6 +49,30 @@ def test_matrices_of_whole_windows(
         torch.testing.assert_close(one, other)
 
 
+def test_products_of_windows_are_in_the_precision_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, seen, plain = torch.randn(2, 70, 16), set[str](), torch.bmm
+
+    def watched(*matrices: torch.Tensor) -> torch.Tensor:
+        seen.add(torch.get_float32_matmul_precision())
+        return plain(*matrices)
+
+    monkeypatch.setattr(torch, "bmm", watched)
+    for precision in ("highest", "medium"):
+        stc.attention(q, q, q, stc.masks.causal(), precision=precision)
+    assert seen == {"highest", "medium"}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_autocast_rounds_no_scores() -> None:
+    q = torch.randn(2, 70, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    expected = scaled_dot_product_attention(q, q, q, is_causal=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = stc.attention(q, q, q, stc.masks.causal())
+    torch.testing.assert_close(found, expected)
+    both = [torch.autograd.grad(y.square().sum(), q)[0] for y in (found, expected)]
+    torch.testing.assert_close(*both, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "dropout_p" not in form])
 def test_forms_by_matrices_of_windows(
     name: str, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -108,7 +108,7 @@ class Kernels:
     def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> WalkKernel | TorchWalk:
         backend, precision, cache_dir, name = self.task
         if backend == "torch":
-            return TorchWalk(walk, self.tiles[number], self.heads)
+            return TorchWalk(walk, self.tiles[number], self.heads, precision)
         kind = f"{name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
         sides = self.sides[number > 0]
         return WalkKernel(walk, self.tiles[number], tensors, self.heads, sides, precision, cache_dir, kind)
@@ -137,7 +137,7 @@ class Kernels:
         """Allocate an input's gradient; for a row shared by all pairs, one row for each row of pairs, summed later."""
         if name in self.body.shared:
             return tensor.new_empty((self.heads.count, self.shape[1], tensor.shape[-1]))
-        return tensor.new_empty(tensor.shape)
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
     def of_gradients(self, given: Mapping[str, Tensor], wanted: Names) -> Gradients:
         """Return the kernels that compute the gradients ``grad_…`` of wanted inputs, with all names they use.

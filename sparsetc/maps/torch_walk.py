@@ -8,6 +8,7 @@ are computed together as long as their scores stay in a cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from sparsetc.maps.body import Walk
 from sparsetc.maps.elementwise import Argument
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowTiles
+from sparsetc.support.entry import matmul_precision, without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sums import accumulator
 
@@ -56,8 +58,9 @@ class Window:
 class TorchWalk:
     """A walk over row tiles of neighbouring columns."""
 
-    def __init__(self, walk: Walk, tiles: RowTiles, heads: Heads) -> None:
+    def __init__(self, walk: Walk, tiles: RowTiles, heads: Heads, precision: str) -> None:
         self.walk = walk
+        self.precision = precision
         self.tiles = tiles
         self.heads = heads
         function, self.scales = walk.function.scaled(walk.products)
@@ -108,8 +111,10 @@ class TorchWalk:
         results = {name: tensors[name] for name in written}
         if group > 1 and walk.mode:
             results = {n: t.new_empty((self.heads.count, *t.shape[1:]), dtype=wide) for n, t in results.items()}
-        for window in self.windows:
-            self._window(window, inputs, results)
+        in_force = torch.get_float32_matmul_precision() == self.precision
+        with without_autocast(self.tiles.bits.device), nullcontext() if in_force else matmul_precision(self.precision):
+            for window in self.windows:
+                self._window(window, inputs, results)
         if group > 1 and walk.mode:
             for name, result in results.items():
                 tensors[name].copy_(result.unflatten(0, (-1, group)).sum(1))
