@@ -131,7 +131,7 @@ ROWS = [
     *(_spmm(name, n, "float32", GPU) for name, n in product((C2000, RMAT, PRUNED), (32, 128, 1024, 4096))),
     *(_spmm(name, n, "tf32", GPU) for name, n in product((C2000, PRUNED), (128, 4096))),
     *(_spmm(name, n, "fp16", GPU) for name, n in product((RMAT, PRUNED), (128, 4096))),
-    *(_spmm(name, n, "float32", CPU) for name, n in product(("R-MAT 14 x8", "pruned 2048x512"), (32, 128))),
+    *(_spmm(name, n, "float32", CPU) for name, n in product(("R-MAT 14 x8", "pruned 2048x512"), (8, 32, 128))),
     *(
         Row(f"100 x 100, 500 nonzeros, 16 columns, {call}", "sparse times dense", partial(small, call))
         for call in ("x @ b", "a kernel that is held")
@@ -145,7 +145,7 @@ ROWS = [
             partial(sampled, partial(scattered, (n, n), nnz), width),
             CPU,
         )
-        for n, nnz, width in ((20_000, 400_000, 64), (10_000, 100_000, 32))
+        for n, nnz, width in ((20_000, 400_000, 64), (20_000, 400_000, 8), (10_000, 100_000, 32))
     ),
     Row(
         "R-MAT 14 x8 squared, places known",

@@ -44,7 +44,56 @@ def mttkrp(tensor: Callable[[], stc.SparseTensor], rank: int, mode: int) -> Task
     kernel = stc.compile(mttkrp_equation(x.order, mode), x, *others, precision="highest")
     arguments = x.values, x.coords, factors, mode, x.shape[mode]
     instead = plain_and_compiled("gather, multiply, index_add", gathered, *arguments)
+    if common.DEVICE == "cpu" and find_spec("numba"):
+        instead["a loop of numba"] = by_numba(x, factors, mode)
     return Task(lambda: kernel(*others), instead, lambda: mttkrp_reference(x, factors, mode))
+
+
+def by_numba(x: stc.SparseTensor, factors: list[torch.Tensor], mode: int) -> Call:
+    """MTTKRP as one would write it by hand: a loop over nonzeros, and one over columns."""
+    import numba
+
+    others = [m for m in range(x.order) if m != mode]
+    lines = (
+        f"def loop(values, c, {', '.join(f'f{m}' for m in range(x.order))}, out):",
+        "    for n in range(values.size):",
+        f"        value, row = values[n], out[c[{mode}, n]]",
+        *(f"        row{m} = f{m}[c[{m}, n]]" for m in others),
+        "        for r in range(row.size):",
+        f"            row[r] += value * {' * '.join(f'row{m}[r]' for m in others)}",
+    )
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)
+    loop = numba.njit(fastmath=True)(names["loop"])
+    arrays = [t.numpy() for t in (x.values, x.coords, *factors)]
+
+    def call() -> torch.Tensor:
+        out = torch.zeros_like(factors[mode])
+        loop(*arrays, out.numpy())
+        return out
+
+    return call
+
+
+# -- one mode contracted ----------------------------------------------------------------------------------------------
+
+
+def last_mode(tensor: Callable[[], stc.SparseTensor], *width: int) -> Task:
+    """The last mode contracted with a vector (TTV), or with a matrix of so many columns (TTM); the others stay."""
+    x = tensor()
+    letters, columns = common.letters(x.order), "r"[: len(width)]
+    b = normal(x.shape[-1], *width)
+    kernel = stc.compile(f"{letters},{letters[-1]}{columns}->{letters[:-1]}{columns}", x, b, output="sparse")
+    fibers, row = distinct(x.coords[:-1], x.shape[:-1])
+
+    def summed(values: torch.Tensor, column: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        product = values.view(-1, *[1] * len(width)) * b[column]
+        return product.new_zeros(fibers.shape[1], *width).index_add(0, row, product)
+
+    arguments = x.values, x.coords[-1], b
+    doubles = x.values.double(), x.coords[-1], b.double()
+    instead = plain_and_compiled("gather, multiply, index_add", summed, *arguments)
+    return Task(lambda: kernel(b).values, instead, lambda: summed(*doubles))
 
 
 # -- TTM chains -------------------------------------------------------------------------------------------------------
@@ -275,9 +324,23 @@ ROWS = [
         for m in range(order)
     ),
     *(
-        Row(f"{name} 400 K nonzeros, mode {m}, R 32", "MTTKRP", partial(mttkrp, tensor, 32, m), CPU)
-        for name, tensor in (("skewed 2000 x 3000 x 4000,", SKEWED), ("uniform 30 K x 40 K x 50 K,", UNIFORM))
-        for m in range(3)
+        Row(f"{name}, mode {m}, R {rank}", "MTTKRP", partial(mttkrp, tensor, rank, m), CPU)
+        for rank in (32, 16)
+        for name, tensor, order in (
+            ("skewed 2000 x 3000 x 4000, 400 K nonzeros", SKEWED, 3),
+            ("uniform 30 K x 40 K x 50 K, 400 K nonzeros", UNIFORM, 3),
+            ("events of 5 modes, 60 K nonzeros", EVENTS, 5),
+        )
+        for m in range(order)
+    ),
+    *(
+        Row(f"{name}, last mode, {what}", "one mode", partial(last_mode, tensor, *width), CPU)
+        for name, tensor in (
+            ("Uber (23 days)", uber),
+            ("skewed 2000 x 3000 x 4000, 400 K nonzeros", SKEWED),
+            ("uniform 30 K x 40 K x 50 K, 400 K nonzeros", UNIFORM),
+        )
+        for what, width in (("TTV", ()), ("TTM, 16 columns", (16,)))
     ),
     Row("Uber (23 days), mode 3, ranks 16", "TTM chain", partial(ttmc, uber, 3, 16)),
     Row("Uber (23 days), mode 3, ranks 8", "TTM chain", partial(ttmc, uber, 3, 8)),

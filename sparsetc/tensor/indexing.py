@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
-from sparsetc.support.compiled import native
+from sparsetc.support.compiled import native, room
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
@@ -83,7 +83,6 @@ def indexed(x: Any, keys: list[Any]) -> Any:
         else:
             row, n = crd.picked(coords[mode], kept), size
             if isinstance(key, Tensor):
-                kept = torch.arange(row.numel(), device=row.device) if kept is None else kept
                 kept, row, n = _selected(kept, row, key, size, rows)
                 in_order = False
             elif key != slice(None):
@@ -214,37 +213,42 @@ def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
     row, size = pattern.coords[0], pattern.shape[0]
     if size > SEARCHED * index.numel():
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
-    else:
-        begins = pattern._once("begins", lambda: torch.searchsorted(row, torch.arange(size + 1, device=row.device)))
-        first, end = begins.index_select(0, index), begins.index_select(0, index + 1)
-    times = end - first
-    ends = torch.cumsum(times, 0)
-    if enumerate_runs := native(loops.runs, row.device, row.numel()):
-        count = int(ends[-1]) if len(ends) else 0
-        entries, position = row.new_empty(count), row.new_empty(count)
-        enumerate_runs(first, times, entries, position)
-        return entries, position
-    position = torch.repeat_interleave(times)
-    ahead = first - (ends - times)  # of an entry's number among all that are taken
-    return ahead.index_select(0, position).add_(torch.arange(position.numel(), device=row.device)), position
+        return _enumerated(torch.arange(index.numel(), device=row.device), first, end - first)
+    begins = pattern._once("begins", lambda: torch.searchsorted(row, torch.arange(size + 1, device=row.device)))
+    return _enumerated(index, begins[:-1], begins.diff())
 
 
-def _selected(kept: Tensor, row: Tensor, index: Tensor, size: int, rows: list[Tensor]) -> tuple[Tensor, Tensor, int]:
+def _enumerated(kinds: Tensor, first: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers of runs, one after another, and the run that each belongs to.
+
+    Args:
+        kinds: (runs,) the kind of each run.
+        first: (kinds,) the first number of a run.
+        times: (kinds,) how many numbers it has.
+    """
+    lengths = times.index_select(0, kinds)
+    count = int(lengths.sum())
+    if enumerate_runs := native(loops.runs, kinds.device, kinds.numel() + count):
+        numbers, position = room(kinds.device, kinds.dtype, 2, count)
+        enumerate_runs(kinds, first, times, numbers, position)
+        return numbers, position
+    position, number = crd.in_runs(lengths)
+    return first.index_select(0, kinds).index_select(0, position).add_(number), position
+
+
+def _selected(
+    kept: Tensor | None, row: Tensor, index: Tensor, size: int, rows: list[Tensor]
+) -> tuple[Tensor, Tensor, int]:
     """Return the entries at indexed positions of a mode, repeated as the index is, with coordinates `rows`."""
     order = torch.sort(index, stable=True)
     if size <= row.numel() + index.numel():
         counts = torch.bincount(index, minlength=size)
-        first, times = torch.cumsum(counts, 0) - counts, counts.index_select(0, row)
-        taken = times.nonzero()[:, 0]
-        times, row, kept, *rows[:] = (r.index_select(0, taken) for r in (times, row, kept, *rows))
-        first = first.index_select(0, row)
+        number, which = _enumerated(row, torch.cumsum(counts, 0) - counts, counts)
     else:
         first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
-        times = last - first
-    which, place = crd.in_runs(times)
-    number = place + first[which]
+        number, which = _enumerated(torch.arange(row.numel(), device=row.device), first, last - first)
     rows[:] = [r[which] for r in rows]
-    return kept[which], order.indices[number], index.numel()
+    return which if kept is None else kept[which], order.indices[number], index.numel()
 
 
 def _of_dense(values: Tensor, axis: int, key: Any, size: int) -> tuple[Tensor, int]:

@@ -58,11 +58,12 @@ def meeting(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
     return n
 
 
-def runs(first: Numbers, times: Numbers, entries: Numbers, position: Numbers) -> None:
-    """Write the numbers of each run, run after run, and the run's own number beside each."""
+def runs(kinds: Numbers, first: Numbers, times: Numbers, entries: Numbers, position: Numbers) -> None:
+    """Write the numbers of runs of some kinds, run after run, and the run's own number beside each."""
     n = 0
-    for run in range(len(first)):
-        for entry in range(first[run], first[run] + times[run]):
+    for run in range(len(kinds)):
+        kind = kinds[run]
+        for entry in range(first[kind], first[kind] + times[kind]):
             entries[n] = entry
             position[n] = run
             n += 1
