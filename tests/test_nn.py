@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 from pathlib import Path
@@ -234,6 +235,7 @@ def test_kernels_are_kept_while_values_are_trained() -> None:
     for _ in range(3):
         layer(torch.randn(5, 8)).square().sum().backward()
         optimizer.step()
+    assert len(layer._kernels) == 1  # of this shape, by which nothing is looked up
     assert layer.weight.pattern is pattern
     torch.testing.assert_close(layer.weight.values, layer.values)
 
@@ -506,6 +508,15 @@ def test_the_numbers_of_pyg(targets: int, sources: int, twice: bool, loops: bool
     other = torch.autograd.grad(expected.square().sum(), [second.att, second.lin_l.weight, second.lin_r.bias])
     for one, two in zip(own, other, strict=True):
         torch.testing.assert_close(one, two.view_as(one))
+
+
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
+def test_attention_layers_have_the_defaults_of_pyg(kind: str) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    ours, theirs = (inspect.signature(getattr(of, kind)).parameters for of in (stc.nn, pyg))
+    for name, parameter in ours.items():
+        if name in theirs and parameter.default is not parameter.empty:
+            assert parameter.default == theirs[name].default, name
 
 
 def test_batches_of_graphs() -> None:
