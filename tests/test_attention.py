@@ -532,8 +532,13 @@ def test_what_attention_refuses() -> None:
             stc.attention(*bad, pattern)
     with pytest.raises(stc.ShapeError, match="must be \\(10, 12\\)"):
         stc.attention(q, k, v, torch.eye(4).to_sparse())
-    with pytest.raises(stc.ShapeError, match="bias must be"):
-        stc.attention(q, k, v, pattern, bias=torch.zeros(3))
+    table = torch.randn(10, 12, dtype=F64)
+    with pytest.raises(stc.ShapeError, match=r"bias must be .* found \(10, 12\); a table .* score \+ table\[i, j\]"):
+        stc.attention(q, k, v, pattern, bias=table)
+    found = stc.attention(q, k, v, pattern, bias=lambda score, b, h, i, j: score + table[i, j])
+    torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v, table))
+    with pytest.raises(stc.FormatError, match=r"a mask_mod becomes one by FlexAttention's create_block_mask"):
+        stc.attention(q, k, v, lambda b, h, i, j: i >= j)
     with pytest.raises(stc.FormatError, match="no pattern"):
         stc.attention(q, k, v, torch.ones(10, 12))
     for bad in ((q, k.float(), v), (q, k, v.float()), (q.long(), k.long(), v.long())):
