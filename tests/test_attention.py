@@ -429,6 +429,26 @@ def test_attention_is_exported_as_one_node(name: str) -> None:
     torch.testing.assert_close(ours, expected)
 
 
+def test_a_program_of_attention_is_differentiated_twice() -> None:
+    """And runs in batches; forward mode, whose tangents torch takes away, is refused."""
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return stc.attention(q, q, q, WINDOW)
+
+    q = torch.randn(5, 4, dtype=F64, requires_grad=True)
+    program = torch.export.export(Exported(attend), (q.detach(),)).module()
+    curvatures = []
+    for one in (program, attend):  # the gradient of a result that depends on q
+        (first,) = torch.autograd.grad(one(q).square().sum(), q, create_graph=True)
+        curvatures.append(torch.autograd.grad(first.square().sum(), q)[0])
+    torch.testing.assert_close(*curvatures)
+    assert torch.autograd.gradgradcheck(program, q)
+    batch = torch.randn(2, 5, 4, dtype=F64)
+    torch.testing.assert_close(torch.func.vmap(program)(batch), attend(batch))
+    with pytest.raises(stc.TransformError, match="forward mode cannot look into"):
+        torch.func.jvp(program, (batch[0],), (batch[1],))
+
+
 def test_attention_is_exported_for_any_length() -> None:
     sizes = {2: torch.export.Dim("rows", min=2)}
     q = torch.rand(1, 2, 9, 4)

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 385_250, size.COMPILER: 272_450, size.FILES: 241, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 3}
+MOST = {size.TOKENS: 385_900, size.COMPILER: 273_100, size.FILES: 241, size.CLASSES: 310, size.KNOT: 8, size.FOLDERS: 3}
 """What no figure may pass. Lower them as they fall."""
 
 
