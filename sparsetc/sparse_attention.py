@@ -242,7 +242,7 @@ def _traced(
     """Attention as a node of the graph; where it cannot be one, the graph breaks here."""
     whole = dict(latest.traced) | dict(settings)
     known = _number(pattern)
-    breaks = transforms(True) or exporting()  # a program has einsums, which any process runs
+    breaks = transforms(True) or exporting()  # which traces by modes, unless it is strict
     if breaks or known is None or not (bias is None or isinstance(bias, Tensor)):
         return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
     heads = [operator.index(n) for n in q.shape[:-2]]

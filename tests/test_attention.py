@@ -555,6 +555,9 @@ def test_what_attention_refuses() -> None:
     table = torch.randn(10, 12, dtype=F64)
     with pytest.raises(stc.ShapeError, match=r"bias must be .* found \(10, 12\); a table .* score \+ table\[i, j\]"):
         stc.attention(q, k, v, pattern, bias=table)
+    for bad in (torch.zeros(1, 120), torch.zeros(1)):  # a head too many; one for all entries
+        with pytest.raises(stc.ShapeError, match="bias must be"):
+            stc.attention(q, k, v, pattern, bias=bad)
     found = stc.attention(q, k, v, pattern, bias=lambda score, b, h, i, j: score + table[i, j])
     torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v, table))
     with pytest.raises(stc.FormatError, match=r"a mask_mod becomes one by FlexAttention's create_block_mask"):

@@ -150,6 +150,7 @@ def test_blockings() -> None:
     assert drawn.get_title() == "blockings by similarity τ, strips of 2 columns"
     assert stc.plot.blocking(BlockingCurve((8, 8), 0, 0, 2, ())).get_ylim()[1] == pytest.approx(1.1)
     assert drawn.figure.get_size_inches().tolist() == [6, 4]
+    assert all(line.get_visible() for line in drawn.get_xgridlines() + drawn.get_ygridlines())
 
 
 def test_long_and_many_columns() -> None:
