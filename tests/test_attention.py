@@ -449,6 +449,12 @@ def test_a_program_of_attention_is_differentiated_twice() -> None:
         torch.func.jvp(program, (batch[0],), (batch[1],))
 
 
+def test_a_graph_of_a_transform_of_attention() -> None:
+    slope = torch.func.grad(lambda q: stc.attention(q, q, q, WINDOW).square().sum())
+    q = torch.randn(5, 4, dtype=F64)
+    torch.testing.assert_close(torch.compile(slope, backend="eager")(q), slope(q))
+
+
 def test_attention_is_exported_for_any_length() -> None:
     sizes = {2: torch.export.Dim("rows", min=2)}
     q = torch.rand(1, 2, 9, 4)
