@@ -176,9 +176,12 @@ def _of_sparse(given: Any, shape: Ints, device: torch.device) -> tuple[Pattern, 
     else:
         operand = as_operand(given, "pattern")
     if not isinstance(operand, SparseTensor):
-        dense = isinstance(operand, Tensor)
-        advice = ": a dense mask is boolean, as mask != 0, and numbers that are added to scores are bias="
-        raise FormatError(f"{type(given).__name__} is no pattern of rows and columns{advice if dense else ''}")
+        advice = ""
+        if isinstance(operand, Tensor):
+            advice = ": a dense mask is boolean, as mask != 0, and numbers that are added to scores are bias="
+        elif callable(given):
+            advice = ": a mask_mod becomes one by FlexAttention's create_block_mask, or is written with sparsetc.masks"
+        raise FormatError(f"{type(given).__name__} is no pattern of rows and columns{advice}")
     pattern, sizes = operand.coalesce().pattern, tuple(operand.shape)
     _check(sizes[-2:], operand.device, shape, device)
     if pattern.blocks is not None and not whole_blocks(pattern, SQUARE, NARROW):

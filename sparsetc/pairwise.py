@@ -21,6 +21,7 @@ from torch.compiler import is_dynamo_compiling
 
 from sparsetc import masks
 from sparsetc.api import einsum
+from sparsetc.contraction.autograd import following
 from sparsetc.errors import TransformError
 from sparsetc.explain import MapReport, device_name, watched
 from sparsetc.maps.body import LOG2E, Body
@@ -329,6 +330,8 @@ def _of(key: str, tensors: list[Tensor]) -> tuple[Traced, list[Tensor]]:
 
 
 def run_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    if forward_ad._current_level >= 0:  # torch takes tangents away before an operator runs
+        raise TransformError("forward mode cannot look into this graph; call the function eagerly")
     (body, pairs, options, name), tensors = _of(key, tensors)
     with in_force(options), without_autocast(tensors[0].device):
         found = computed(body, pairs, tensors, {}, name, seed, body.softmax)
@@ -357,9 +360,36 @@ def run_gradients(
         if gradients is None:
             steps = partial(in_steps, body, pairs, {}, seed, body.softmax)
             detached = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
-            steps_gradients = gradients_of_steps(steps, detached, wanted, (of_result, of_lse))
+            with following():  # a formula of its own hides the operator's steps from autograd
+                steps_gradients = gradients_of_steps(steps, detached, wanted, (of_result, of_lse))
             gradients = [g if g is None else g.clone(memory_format=torch.contiguous_format) for g in steps_gradients]
     return [g.to(t.dtype) for g, t in zip(gradients, tensors, strict=True) if g is not None]
+
+
+def second_gradients(
+    key: str,
+    tensors: list[Tensor],
+    seed: Tensor | None,
+    of_result: Tensor | None,
+    of_lse: Tensor | None,
+    wanted: list[bool],
+    upstream: list[Tensor],
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Return the gradients of `run_gradients`, by tensors and by gradients of the result, as functions of them."""
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():  # views: gradients of the result may depend on the tensors
+        views = [t.view_as(t) if t.requires_grad else t for t in tensors]
+        of_results = [t.view_as(t) if t is not None and t.requires_grad else t for t in (of_result, of_lse)]
+        (body, pairs, options, _), inputs = _of(key, views)
+        with in_force(options), without_autocast(tensors[0].device):
+            steps = partial(in_steps, body, pairs, {}, seed, body.softmax)
+            gradients = gradients_of_steps(steps, inputs, wanted[: len(inputs)], of_results)
+        places = [*views, *of_results]
+        followed = [t for t in places if t is not None and t.requires_grad]
+        outputs = [g for g in gradients if g is not None]
+        derived = iter(torch.autograd.grad(outputs, followed, upstream, create_graph=further, materialize_grads=True))
+    found = [next(derived) if t is not None and t.requires_grad else None for t in places]
+    return found[: len(tensors)], found[len(tensors) :]
 
 
 def shapes_of_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:

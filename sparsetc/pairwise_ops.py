@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.contraction.autograd import one_of_batch
 from sparsetc.contraction.kernel import operators
 
 
@@ -55,4 +56,26 @@ def _backward(ctx: Any, of_result: Tensor | None, of_lse: Tensor | None) -> tupl
     return None, [next(gradients) if want else None for want in wanted], None
 
 
+def _remember_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.key, tensors, seed, _, _, of_result, of_lse, ctx.wanted = inputs
+    ctx.save_for_backward(*tensors, seed, of_result, of_lse)
+
+
+def _backward_of_gradients(ctx: Any, upstream: list[Tensor]) -> tuple[Any, ...]:
+    *tensors, seed, of_result, of_lse = ctx.saved_tensors
+    derived = _of_pairwise("second_gradients")(ctx.key, tensors, seed, of_result, of_lse, ctx.wanted, upstream)
+    of_tensors, of_upstream = derived
+    return None, of_tensors, None, None, None, *of_upstream, None
+
+
 torch.library.register_autograd("sparsetc::mapped", _backward, setup_context=_remember, lib=operators)
+torch.library.register_autograd(
+    "sparsetc::mapped_gradients", _backward_of_gradients, setup_context=_remember_gradients, lib=operators
+)
+
+
+@torch.library.register_vmap("sparsetc::mapped", lib=operators)
+def _batched(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+    each = [[one_of_batch(n, *one) for one in zip(arguments, dims, strict=True)] for n in range(info.batch_size)]
+    results = zip(*[torch.ops.sparsetc.mapped(*one) for one in each], strict=True)
+    return tuple(map(torch.stack, results)), (0, 0)

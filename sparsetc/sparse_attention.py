@@ -244,7 +244,7 @@ def _traced(
     """Attention as a node of the graph; where it cannot be one, the graph breaks here."""
     whole = dict(latest.traced) | dict(settings)
     known = _number(pattern)
-    breaks = transforms(True) or exporting()  # a program has einsums, which any process runs
+    breaks = transforms(True) or exporting()  # which traces by modes, unless it is strict
     if breaks or known is None or not (bias is None or isinstance(bias, Tensor)):
         return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
     heads = [operator.index(n) for n in q.shape[:-2]]
@@ -352,7 +352,11 @@ def _bias(bias: Any, heads: tuple[int, ...], nnz: int) -> Tensor:
     sizes = tuple(bias.shape) if isinstance(bias, Tensor) else ()
     fits = len(sizes) <= len(shape) and sizes[-1:] == (nnz,)
     if not fits or any(a not in (1, b) for a, b in zip(reversed(sizes), reversed(shape), strict=False)):
-        raise ShapeError(f"attention: bias must be {(nnz,)} or broadcast to {shape}, found {bias!r:.80}")
+        what = tuple(bias.shape) if isinstance(bias, Tensor) else f"{bias!r:.80}"
+        raise ShapeError(
+            f"attention: bias must be {(nnz,)} or broadcast to {shape}, one number an entry, found {what}; a "
+            "table (rows, columns) is added by bias=lambda score, b, h, i, j: score + table[i, j]"
+        )
     if not bias.is_floating_point():
         raise DtypeError(f"attention: bias is added to scores, and must be floating point, found {bias.dtype}")
     if len(sizes) == 1:

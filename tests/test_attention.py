@@ -499,6 +499,32 @@ def test_attention_is_exported_as_one_node(name: str) -> None:
     torch.testing.assert_close(ours, expected)
 
 
+def test_a_program_of_attention_is_differentiated_twice() -> None:
+    """And runs in batches; forward mode, whose tangents torch takes away, is refused."""
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return stc.attention(q, q, q, WINDOW)
+
+    q = torch.randn(5, 4, dtype=F64, requires_grad=True)
+    program = torch.export.export(Exported(attend), (q.detach(),)).module()
+    curvatures = []
+    for one in (program, attend):  # the gradient of a result that depends on q
+        (first,) = torch.autograd.grad(one(q).square().sum(), q, create_graph=True)
+        curvatures.append(torch.autograd.grad(first.square().sum(), q)[0])
+    torch.testing.assert_close(*curvatures)
+    assert torch.autograd.gradgradcheck(program, q)
+    batch = torch.randn(2, 5, 4, dtype=F64)
+    torch.testing.assert_close(torch.func.vmap(program)(batch), attend(batch))
+    with pytest.raises(stc.TransformError, match="forward mode cannot look into"):
+        torch.func.jvp(program, (batch[0],), (batch[1],))
+
+
+def test_a_graph_of_a_transform_of_attention() -> None:
+    slope = torch.func.grad(lambda q: stc.attention(q, q, q, WINDOW).square().sum())
+    q = torch.randn(5, 4, dtype=F64)
+    torch.testing.assert_close(torch.compile(slope, backend="eager")(q), slope(q))
+
+
 def test_attention_is_exported_for_any_length() -> None:
     sizes = {2: torch.export.Dim("rows", min=2)}
     q = torch.rand(1, 2, 9, 4)
@@ -602,8 +628,16 @@ def test_what_attention_refuses() -> None:
             stc.attention(*bad, pattern)
     with pytest.raises(stc.ShapeError, match="must be \\(10, 12\\)"):
         stc.attention(q, k, v, torch.eye(4).to_sparse())
-    with pytest.raises(stc.ShapeError, match="bias must be"):
-        stc.attention(q, k, v, pattern, bias=torch.zeros(3))
+    table = torch.randn(10, 12, dtype=F64)
+    with pytest.raises(stc.ShapeError, match=r"bias must be .* found \(10, 12\); a table .* score \+ table\[i, j\]"):
+        stc.attention(q, k, v, pattern, bias=table)
+    for bad in (torch.zeros(1, 120), torch.zeros(1)):  # a head too many; one for all entries
+        with pytest.raises(stc.ShapeError, match="bias must be"):
+            stc.attention(q, k, v, pattern, bias=bad)
+    found = stc.attention(q, k, v, pattern, bias=lambda score, b, h, i, j: score + table[i, j])
+    torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v, table))
+    with pytest.raises(stc.FormatError, match=r"a mask_mod becomes one by FlexAttention's create_block_mask"):
+        stc.attention(q, k, v, lambda b, h, i, j: i >= j)
     with pytest.raises(stc.FormatError, match="no pattern"):
         stc.attention(q, k, v, torch.ones(10, 12))
     for bad in ((q, k.float(), v), (q, k, v.float()), (q.long(), k.long(), v.long())):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import inspect
 import io
 import pickle
 from pathlib import Path
@@ -236,6 +237,7 @@ def test_kernels_are_kept_while_values_are_trained() -> None:
     for _ in range(3):
         layer(torch.randn(5, 8)).square().sum().backward()
         optimizer.step()
+    assert len(layer._kernels) == 1  # of this shape, by which nothing is looked up
     assert layer.weight.pattern is pattern
     torch.testing.assert_close(layer.weight.values, layer.values)
 
@@ -535,6 +537,15 @@ def edge_features(adjacency: stc.SparseTensor, x: Any, edges: torch.Tensor, loop
         layer(graph, x, graph.values[:, :1])
     with pytest.raises(stc.ShapeError, match="made with edge_dim="):
         stc.nn.GATConv(5, 4).double()(graph, x, graph.values)
+
+
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
+def test_attention_layers_have_the_defaults_of_pyg(kind: str) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    ours, theirs = (inspect.signature(getattr(of, kind)).parameters for of in (stc.nn, pyg))
+    for name, parameter in ours.items():
+        if name in theirs and parameter.default is not parameter.empty:
+            assert parameter.default == theirs[name].default, name
 
 
 def test_batches_of_graphs() -> None:

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import sparsetc as stc
+from sparsetc import plot
 from sparsetc.decomposition import cp_als, tucker
+from sparsetc.similarity.curve import BlockingCurve, BlockingPoint
 from sparsetc.tensor.picture import as_png, binned
 
 pytest.importorskip("matplotlib")
@@ -127,15 +129,56 @@ def test_what_stands_beside_a_picture() -> None:
     fit = stc.plot.fit(model)
     assert (fit.get_xlabel(), fit.get_ylabel(), fit.get_title()) == ("iteration", "fit", f"{model.KIND}, rank 2")
     assert fit.lines[0].get_xdata().tolist() == [1, 2, 3]
+    assert fit.lines[0].get_marker() == "."
+    sizes = [one.figure.get_size_inches().tolist() for one in (image, bars, tiles, fit)]
+    assert sizes == [[pytest.approx(3.4), pytest.approx(3.2)], [6, pytest.approx(2.4)], [5, 4], [5, 3]]
     assert stc.plot.factors(model)[1, 2].get_title() == "mode 2, component 1"
     counts = stc.decomposition.cp_apr(x, 2, n_iter_max=2, random_state=0)
     assert stc.plot.fit(counts).get_ylabel() == "log-likelihood"
 
 
+def test_blockings() -> None:
+    """A point a similarity that has blocks, and a label for points at one place."""
+    places = [(0.0, 4, 1.0, 0.5), (0.1, 4, 1.05, 0.5), (0.5, 2, 4.0, 0.25), (0.9, 0, 0.0, 0.0)]
+    points = tuple(BlockingPoint(tau, 1, blocks, height, density, 8, 0.0) for tau, blocks, height, density in places)
+    drawn = stc.plot.blocking(BlockingCurve((8, 8), 0, 4, 2, points))
+    (line,) = drawn.lines
+    assert line.get_xydata().tolist() == [[1.0, 0.5], [1.05, 0.5], [4.0, 0.25]]
+    assert [(text.get_text(), text.xy) for text in drawn.texts] == [("τ 0 … 0.1", (1.0, 0.5)), ("τ 0.5", (4.0, 0.25))]
+    assert (drawn.get_xscale(), drawn.get_ylim()) == ("log", (0.0, pytest.approx(0.55)))
+    assert (drawn.get_xlabel(), drawn.get_ylabel()) == ("mean height of blocks", "density in blocks")
+    assert drawn.get_title() == "blockings by similarity τ, strips of 2 columns"
+    assert stc.plot.blocking(BlockingCurve((8, 8), 0, 0, 2, ())).get_ylim()[1] == pytest.approx(1.1)
+    assert drawn.figure.get_size_inches().tolist() == [6, 4]
+    assert all(line.get_visible() for line in drawn.get_xgridlines() + drawn.get_ygridlines())
+
+
+def test_long_and_many_columns() -> None:
+    """Columns of more than 256 rows are lines, and eight components are drawn; parts have ten colours in turn."""
+    model = stc.decomposition.CP(torch.ones(9), [torch.ones(256, 9), torch.ones(257, 9)])
+    drawn = stc.plot.factors(model)
+    assert drawn.shape == (8, 2)
+    assert [(len(one.patches), len(one.lines)) for one in drawn[7]] == [(256, 0), (0, 1)]
+    colors = plot._colors(11)
+    assert len(set(colors)) == 10
+    assert colors[10] == colors[0]
+
+
+def test_pictures_of_other_things() -> None:
+    with pytest.raises(stc.DtypeError, match="spy draws a sparse tensor, found list"):
+        stc.plot.spy([1, 2])  # type: ignore[arg-type]
+    x = stc.SparseTensor([[0, 1], [299, 0]], torch.ones(2), (2, 300))
+    (image,) = stc.plot.spy(x).images
+    assert image.get_array().shape == (2, 150)  # cells of two columns, as 256 are drawn at most
+    assert stc.plot.spy(x, bins=2).images[0].get_array().shape == (2, 2)
+    assert stc.plot.spy(x, (0, 1), at={0: 1}).get_title() == "1 entries"
+
+
 def test_a_figure_has_as_many_axes_as_pictures() -> None:
+    for order, count in ((4, 6), (5, 10)):
+        drawn = stc.plot.spy(stc.rand((3, 4, 2, 3, 2)[:order], 0.3))
+        assert len(drawn) == len(drawn[0].figure.axes) == count
     x = stc.rand((3, 4, 2, 3), 0.3)
-    drawn = stc.plot.spy(x)
-    assert len(drawn) == len(drawn[0].figure.axes) == 6
     five = stc.plot.spy(x)[:5]
     with pytest.raises(stc.ShapeError, match="takes 6 axes, found 5"):
         stc.plot.spy(x, ax=five)

@@ -172,7 +172,7 @@ def run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
         if end is None:
             return contract(kernel, values + coords, dense)  # type: ignore[no-any-return]
         return torch.ops.sparsetc.gradient(kernel, values + coords, dense, operand, upstream)  # type: ignore[no-any-return]
-    _check_tangents(upstream)
+    _check_tangents(upstream, exported=about is not None)
     if about is not None:
         if len(coords) + len(about["terms"]) != len(tensors[:end]):
             raise FormatError(
@@ -219,14 +219,21 @@ def _checked_patterns(made: Contraction, values: Tensors) -> list[Pattern]:
     return _patterns_of(made)
 
 
-def _check_tangents(tensor: Tensor) -> None:
-    """TransformError in forward mode where graphs run below it: a tangent would be lost."""
+def _check_tangents(tensor: Tensor, exported: bool) -> None:
+    """TransformError in forward mode where graphs run below it: a tangent would be lost.
+
+    In a program torch takes tangents away before an operator runs, so none is looked for.
+    """
     if forward_ad._current_level < 0:
         return
     try:
         forward_ad.unpack_dual(tensor)
+        if not exported:
+            return
     except RuntimeError:
-        raise TransformError("forward mode cannot look into this compiled graph; call the function eagerly") from None
+        pass
+    graph = "exported program" if exported else "compiled graph"
+    raise TransformError(f"forward mode cannot look into this {graph}; call the function eagerly") from None
 
 
 def _fresh(found: Tensor, given: Tensors) -> Tensor:

@@ -83,7 +83,7 @@ def pack(
         path: where the packed file will be, ending in ``.parquet``; a file that is there is replaced.
         dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
             does not hold every digit.
-        columns: of a .parquet, .csv or .tsv, as in `read`; coordinates are integers.
+        columns: of a .parquet, .csv or .tsv, as in `read`; coordinates of a .parquet are integers.
         memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 128 MiB. Default: that of
             ``options``, else a quarter of what is free.
         progress: a progress bar on stderr: None for what takes longer than two seconds when stderr is a

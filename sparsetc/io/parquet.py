@@ -155,7 +155,10 @@ class Table:
         for name in names:
             kind = schema.field(name).type
             if not types.is_integer(kind) and (name != names[-1] or not (types.is_floating(kind) or kind == "bool")):
-                what = "values are numbers" if name == names[-1] else "coordinates are integers"
+                advice = (
+                    "coordinates are integers; SparseTensor.from_table(pyarrow.parquet.read_table(path), …) takes names"
+                )
+                what = "values are numbers" if name == names[-1] else advice
                 raise ValueError(f"column {name!r} is {kind}; {what}")
         return names
 

@@ -129,6 +129,8 @@ def test_a_kernel_is_exported(strict: bool, x: stc.SparseTensor, b: torch.Tensor
 
     program = torch.export.export(Layer(), (b,), strict=strict)
     torch.testing.assert_close(program.module()(b), 2 * x.to_dense() @ b.sin())
+    with pytest.raises(stc.TransformError, match="forward mode cannot look into this exported program"):
+        torch.func.jvp(program.module(), (b,), (b,))  # torch takes tangents away before an operator runs
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -217,6 +217,11 @@ def test_files_of_other_programs_are_read(tmp_path: Path) -> None:
     assert x.to_dense()[3].tolist() == [4.0, 4.5, 0.0]
     assert torch.equal(stc.read(path, columns=("item", "user", "count")).to_dense(), x.to_dense().T)
     assert stc.read(path, columns=("item", "user"), dtype=torch.int32).shape == (3,)
+    pyarrow_parquet.write_table(pyarrow.table({**columns, "user": ["b", "a", "b", "b"]}), tmp_path / "named.parquet")
+    with pytest.raises(stc.IOFormatError, match=r"from_table\(pyarrow\.parquet\.read_table\(path\), …\) takes names"):
+        stc.read(tmp_path / "named.parquet", columns=names)
+    named = stc.SparseTensor.from_table(pyarrow_parquet.read_table(tmp_path / "named.parquet"), names[:2], names[2])
+    assert named["b"].values.tolist() == [4.0, 4.5]
     for call in (stc.open_packed, stc.read, lambda path: stc.pack(path, tmp_path / "packed.parquet")):
         with pytest.raises(stc.IOFormatError, match="not of a packed file; to read or pack another, name its columns"):
             call(path)

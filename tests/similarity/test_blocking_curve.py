@@ -71,14 +71,6 @@ def test_what_is_refused() -> None:
             stc.plans.blocking_curve(x, **options)
 
 
-def test_a_picture_has_every_point_within_its_axes() -> None:
-    pytest.importorskip("matplotlib")
-    found = stc.plans.blocking_curve(stc.SparseTensor.from_dense(MATRIX), width=2)
-    axes = stc.plot.blocking(found)
-    assert axes.lines[0].get_xydata().tolist() == [[p.height, p.density] for p in found.points]
-    assert axes.get_ylim() == (0, pytest.approx(1.1 * max(p.density for p in found.points)))
-
-
 def test_a_bar_is_drawn_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     bars: list[tuple[int, str, bool, str, list[int]]] = []
 

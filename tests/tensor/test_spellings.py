@@ -95,9 +95,10 @@ TORCH: dict[str, Spelling] = {
     "torch.bmm": lambda a, b, d, v: torch.bmm(a.unsqueeze(0), d.T.unsqueeze(0)),
 }
 LEARNED = (
-    *("A.var(1)", "torch.std(A, 0, keepdim=True)", "torch.var(A)", "torch.trace(A)", "A.diag(1)"),
+    *("A.var(1)", "torch.std(A, 0, keepdim=True)", "torch.var(A)", "torch.trace(A)", "A.diag(1)", "A.diag()"),
     *(
         "torch.flip(A, (0, 1))",
+        "torch.flip(A, (1,))",
         "torch.roll(A, (1, -2), (0, 1))",
         "A.roll(3)",
         "A[:1].expand(3, 4, 6)",

@@ -255,3 +255,9 @@ def test_native_rows(size: int, natively: Callable[[bool], None]) -> None:
     natively(True)
     test_rows_and_columns_of_long_and_short_modes(size)
     assert sparse(dense(0))[torch.zeros(0, dtype=torch.long)].nnz == 0
+
+
+def test_what_expand_would_take_is_asked_for() -> None:
+    x = stc.full((1, 2), 1.0)
+    with stc.options(memory_limit=10_000), pytest.raises(stc.OutOfMemoryError, match="10,400 bytes"):
+        x.expand(100, 2)
