@@ -170,6 +170,8 @@ def _unfit(tensors: Sequence[Tensor], options: Options) -> str:
     first = tensors[0]
     if transforming() or forward_ad._current_level >= 0:
         return "forward mode, or a transform of torch.func"
+    if exporting():
+        return "an exported program has einsums, which any process runs"
     native = options.effective_backend(first.device) == "torch"
     if (native and first.is_cuda) or not (native or _has_triton()):
         return "kernels are Triton's, which does not run here"
