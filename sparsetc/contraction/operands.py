@@ -113,7 +113,7 @@ def _contracted(equation: str, precision: str, operands: Tensors) -> Tensor:
 
 
 def _sums_once(equation: str) -> bool:
-    """Return True of a product of two operands that sums what both have: one of matrices, which a GPU rounds once."""
+    """Return True for two operands with every summed letter in both: a matrix product, rounded once on a GPU."""
     pair = _pair(equation)
     return pair is not None and all(pair[2] <= set(term) for term in pair[0])
 

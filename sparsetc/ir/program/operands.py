@@ -100,7 +100,7 @@ class Operand:
 
     @cached_property
     def row_strides(self) -> list[int]:
-        """How far apart positions of each of `rows` lie in a table that lies as (rows, axes)."""
+        """Return the distance between positions along each of `rows` in a table of shape (rows, axes)."""
         return [prod(self.extents[n + 1 :]) * self.width for n in range(len(self.rows))]
 
 
