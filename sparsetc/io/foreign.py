@@ -193,7 +193,7 @@ def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
 
 
 def _absent(labels: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return the labels that are not among known ones, which are in order."""
+    """Return the labels that are missing among known ones in order."""
     if not len(known):
         return labels
     return labels[known[np.searchsorted(known, labels).clip(max=len(known) - 1)] != labels]
