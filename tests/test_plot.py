@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -159,6 +160,10 @@ def test_long_and_many_columns() -> None:
     drawn = stc.plot.factors(model)
     assert drawn.shape == (8, 2)
     assert [(len(one.patches), len(one.lines)) for one in drawn[7]] == [(256, 0), (0, 1)]
+    assert drawn[0, 0].figure.get_size_inches().tolist() == pytest.approx([5.2, 11.2])
+    for count, marker in ((59, "."), (60, "None")):
+        long_run = replace(model, fits=(0.5,) * count)
+        assert stc.plot.fit(long_run).lines[0].get_marker() in (marker, marker.replace("None", ""))
     colors = plot._colors(11)
     assert len(set(colors)) == 10
     assert colors[10] == colors[0]
