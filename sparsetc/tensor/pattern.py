@@ -37,7 +37,8 @@ its kernel and those of two gradients, their storages, and as much again for som
 @contextmanager
 def lasting() -> Iterator[None]:
     """Make tensors in this block that outlive the call: not traced, not transformed, without gradients."""
-    if not (torch.is_grad_enabled() or torch.is_inference_mode_enabled() or traced_by_modes() or transforming()):
+    recorded = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or transforming()
+    if not (recorded or traced_by_modes() or exporting()):
         yield  # within another such block, mostly
         return
     no_trace = _disable_current_modes if traced_by_modes() else nullcontext

@@ -109,7 +109,10 @@ def test_long_sums_keep_their_digits(plan: str) -> None:
 # -- by price ----------------------------------------------------------------------------------------------------------
 
 
-def test_auto_takes_native_loops_where_they_repay_what_it_takes_to_compile_them() -> None:
+def test_auto_takes_native_loops_where_they_repay_what_it_takes_to_compile_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SPARSETC_BACKEND", raising=False)
     x, *dense = large(rank=64)
     kernel = stc.compile(MTTKRP, x, *dense)
     report = kernel.explain()
@@ -297,6 +300,7 @@ def test_machine_code_counts_among_the_files_that_are_removed(tmp_path: Path) ->
 
 
 def test_without_numba_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARSETC_BACKEND", raising=False)
     problem = Problem(MTTKRP, SIZES)
     with_it = check(problem, backend="torch")
     monkeypatch.setattr(sys.modules["sparsetc.options"], "has_numba", lambda: False)
@@ -325,6 +329,7 @@ def test_a_numba_that_cannot_be_imported_is_passed_over(monkeypatch: pytest.Monk
 
 
 def test_a_native_plan_runs_where_numba_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARSETC_BACKEND", raising=False)
     problem = Problem(MTTKRP, SIZES)
     plan = check(problem, backend="numba", plan="coo").plan
     assert all(part.schedule.native for part in plan.parts)
