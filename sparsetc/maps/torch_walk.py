@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowTiles
 from sparsetc.support.entry import matmul_precision, without_autocast
 from sparsetc.support.lru import cached_property
+from sparsetc.tensor.pattern import lasting
 from sparsetc.tensor.sums import accumulator
 
 CACHED = 1 << 19
@@ -27,7 +29,6 @@ CACHED = 1 << 19
 .97 to 1.4 times as long, 1 << 20 .9 to 1.1)."""
 LOWEST = -1e30
 """The least maximum of a row: finite, so that its difference from a score of minus infinity is no NaN."""
-POWERS = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
 WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
 MINUS_INFINITY = {torch.float32: -1 << 23, torch.float64: -1 << 52}
 """The bits of minus infinity. Pairs that do not meet are set by operations on bits: torch's `where` takes 6 times as
@@ -53,6 +54,13 @@ class Window:
     count: int
     full: slice
     part: slice
+
+
+@cache
+def _powers() -> Tensor:
+    """Return (8,) the bits of a byte, lowest first; made at a call, as an export may import this module."""
+    with lasting():
+        return torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
 
 
 class TorchWalk:
@@ -124,7 +132,7 @@ class TorchWalk:
         tiles = self.tiles
         height = window.rows.stop - window.rows.start
         bits = tiles.bits[window.part, :height, None].contiguous().view(torch.uint8)
-        met = (bits[:, :, :, None] & POWERS).ne(0).flatten(2).transpose(0, 1).flatten(1)
+        met = (bits[:, :, :, None] & _powers()).ne(0).flatten(2).transpose(0, 1).flatten(1)
         entries = self._entries(window, met) if self.numbered else None
         met = met.to(WORDS[next(iter(inputs.values())).dtype]).neg_()
         at_once = max(CACHED // (height * max(window.count, 1)), 1)
