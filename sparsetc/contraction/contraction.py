@@ -302,11 +302,13 @@ def contraction(
 
 def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
     """Compile the leaf of an einsum. Return it, the rewrites around it, and the einsum that they lead to."""
-    wanted = requested(request.settings.plan)
-    if choice is None and (len(request.operands) > 2 or request.settings.path or wanted.path or wanted == STEPS):
-        from sparsetc.contraction.path import Path, in_steps  # which few einsums need
+    wanted, several = requested(request.settings.plan), len(request.operands) > 2
+    order = request.settings.path or wanted.path
+    if choice is None and (several or order or wanted == STEPS):
+        from sparsetc.contraction.path import Path, checked_order, in_steps  # which few einsums need
 
-        path = in_steps(request)
+        by_entries = several and len(request.sparse) > 1 and by_nonzeros(wanted)  # a path of what rewrites lead to
+        path = None if by_entries else in_steps(request)
         if path is None and len(request.sparse) > 2 and request.dense_modes and not by_nonzeros(wanted):
             path = Path(request, expanded=False)
         if isinstance(path, Path):
@@ -323,7 +325,7 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
         _tune(pair)
         pair.find_pattern([x.pattern for x in inner.sparse])
         return pair, rewrites, inner
-    return Path(inner, expanded=True), rewrites, inner
+    return Path(inner, True, checked_order(order, len(inner.operands)) if order else None), rewrites, inner
 
 
 def _tune(step: Step | Pair) -> None:

@@ -266,3 +266,16 @@ def test_a_step_looks_at_its_operands_again_where_those_of_the_path_changed() ->
     dense[0][0] = 2
     kernel(*dense)
     assert len(looks) == 2
+
+
+def test_a_plan_by_entries_is_given_back_where_an_operand_is_broadcast() -> None:
+    x = stc.SparseTensor([[1, 0], [0, 1]], torch.rand(2, 2), (2, 2, 2))
+    y = stc.SparseTensor([[1, 0], [0, 1]], torch.rand(2), (2, 2))
+    equation, operands = (
+        "xch,cl,xr,cr,hr,lr->r",
+        [x, y, *(torch.rand(2, 2) for _ in range(2)), torch.rand(1, 2), torch.rand(2, 2)],
+    )
+    kernel = stc.compile(equation, *operands, plan=stc.plans.plan_bcb())
+    want = torch.einsum(equation, x.to_dense(), y.to_dense(), *(d.expand(2, 2) for d in operands[2:]))
+    torch.testing.assert_close(kernel(*operands[2:]), want)
+    torch.testing.assert_close(stc.einsum(equation, *operands, plan=kernel.plan), want)
