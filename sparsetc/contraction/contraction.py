@@ -302,13 +302,13 @@ def contraction(
 
 def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
     """Compile the leaf of an einsum. Return it, the rewrites around it, and the einsum that they lead to."""
-    wanted, several = requested(request.settings.plan), len(request.operands) > 2
+    wanted, chained = requested(request.settings.plan), len(request.operands) > 2
     order = request.settings.path or wanted.path
-    if choice is None and (several or order or wanted == STEPS):
+    if choice is None and (chained or order or wanted == STEPS):
         from sparsetc.contraction.path import Path, checked_order, in_steps  # which few einsums need
 
-        by_entries = several and len(request.sparse) > 1 and by_nonzeros(wanted)  # a path of what rewrites lead to
-        path = None if by_entries else in_steps(request)
+        # Several operands by their entries take a path of what rewrites lead to, below.
+        path = None if chained and len(request.sparse) > 1 and by_nonzeros(wanted) else in_steps(request)
         if path is None and len(request.sparse) > 2 and request.dense_modes and not by_nonzeros(wanted):
             path = Path(request, expanded=False)
         if isinstance(path, Path):

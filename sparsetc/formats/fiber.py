@@ -193,7 +193,8 @@ def _items(ptr: Tensor, begins: Tensor, most: int, stored: int) -> Tensor:
 
 def fibers(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Yield the candidates of fibers along each summed mode, if there are several and no dots take entries."""
-    return (fiber(problem, counts, leaf) for leaf in problem.rest if len(problem.rest) > 1 and not of_entries(problem))
+    if len(problem.rest) > 1 and not of_entries(problem):
+        yield from (fiber(problem, counts, leaf) for leaf in problem.rest)
 
 
 def best_leaf(problem: Problem, counts: Counts) -> int:

@@ -98,7 +98,7 @@ def of_entries(problem: Problem) -> bool:
     No price covers that: blocks of 128 took 109 us at 16 columns by fibers, and 37 by runs; at one column 63 by rows
     side by side, and 37 (H100, 62 MB of blocks in float16).
     """
-    return not schedule_of(problem, blocks=False).lanes
+    return problem.ones and not schedule_of(problem, blocks=False).lanes
 
 
 def programs_of(problem: Problem, schedule: Schedule) -> int:

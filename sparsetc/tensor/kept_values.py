@@ -63,7 +63,7 @@ class _Seen:
 
 
 _seen: dict[int, _Seen] = {}
-"""By the tensors' ids: a look-up in torch's dictionary of tensors takes as long as all else here."""
+"""Values that were packed, by their tensors' ids, which are found faster than tensors."""
 _captured = WeakTensorKeyDictionary()
 """Packed values that CUDA graphs read: they stay as long as the values live, also when these change."""
 _gradients = WeakTensorKeyDictionary()
