@@ -93,8 +93,7 @@ def in_steps(request: Request) -> Path | Choice | None:
         limit=settings.memory_on(x.device),
         sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
     )
-    exact = backend == "triton" and settings.effective_precision() == "highest"
-    picked = search.picked(asked, sum(choice.seconds) if choice else None, exact)
+    picked = search.picked(asked, sum(choice.seconds) if choice else None)
     if picked is not None:
         reason, order = picked
         return Path(request, False, order, reason)

@@ -268,21 +268,14 @@ class Search:
         return self._rests[s]
 
     # -- the search -------------------------------------------------------------------------------------------------
-    def picked(self, asked: bool, seconds: float | None = None, exact: bool = True) -> tuple[str, Order] | None:
+    def picked(self, asked: bool, seconds: float | None = None) -> tuple[str, Order] | None:
         """Return why an einsum is contracted in steps, and their order; None where one contraction is about as fast.
 
         Args:
             asked: True if steps are asked for, whatever they take.
             seconds: of the best plan of one contraction; None where it is priced as steps are.
-            exact: True for kernels with dots as exact as float32, by which chains in one pass were found slower.
         """
-        if seconds is None:
-            one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf)
-        elif exact and self._outer(self.root.terms):  # where a row of the result is a product of several rows
-            written = self.itemsize * self._size(self.bound.einsum.output) * self.laws["path_byte"]
-            one = min(seconds, written) + self.laws["path_one_pass"] * max(0.0, seconds - written)
-        else:
-            one = seconds
+        one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf) if seconds is None else seconds
         skip = ("pass",) if seconds is None and not asked else ("pass", "dense")
         best_path = self.best(inf if asked else one / self.laws["path_apart"], skip)
         if best_path is None:

@@ -68,14 +68,15 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
             block = fit(block, shrink, 4096, apart)
         of_dots, formed = set().union(*apart), prod(block[c] for c in apart[1])
         warps = max(1, min(8, prod(block[c] for c in of_dots) // rules["dot_tile"]))
-        # Runs that share a mode more are short: a loop of few steps is over before loads ahead of it pay.
-        stages = 1 if problem.precision in ("tf32", "bf16") or len(of_dots) < len(block) else 3
         lanes, unroll = rules["dot_lanes"], 2
-        if not blocks and problem.precision == "tf32x3":
-            lanes, unroll = 2 * lanes, 1
-        if blocks and len(groups) > 2:  # a side is multiplied together from several operands, in registers
+        if len(groups) > 2:  # a side is multiplied together from several operands, in registers
             lanes, unroll = max(lanes, min(4 * lanes, rules["formed"] // formed)), 1
             warps = max(1, min(4, lanes * formed // rules["dot_tile"]))
+        elif not blocks and problem.precision == "tf32x3":
+            lanes, unroll = 2 * lanes, 1
+        # Loads ahead of a loop pay where what is loaded is a side of the dot, whole, and one warp waits for it.
+        ahead = len(groups) == 2 and warps == 1 and all(block[c] == sizes[c] for c in of_dots)
+        stages = 3 if ahead and problem.precision == "tf32x3" and len(of_dots) == len(block) else 1
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
     most = {c: 128 if c in output else 512 for c in padded}
     block = {c: n if c in whole else min(n, most[c]) for c, n in padded.items()}

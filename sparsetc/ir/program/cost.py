@@ -208,6 +208,7 @@ class Cost:
         stream, once: bytes of what is stored, as all programs read it, and as the first of an item does.
         registers: bytes that each of a row's threads reads into registers, beside gathered rows.
         multiply, dot: multiplications and additions outside dots, and inside them.
+        outer: those outside dots of rows with other rows, of which each has axes of its own.
         staged: bytes of gathered rows that are sides of dots.
         converted, halved: elements of dots' sides that are brought to 16 bits, and those of which halves are made.
         expanded: positions of bitmap tiles.
@@ -221,7 +222,7 @@ class Cost:
         arranged: the operands that are copied in another order before, and how many elements each has.
     """
 
-    multiply = dot = staged = converted = halved = expanded = registers = added_rows = added_bytes = ZERO
+    multiply = outer = dot = staged = converted = halved = expanded = registers = added_rows = added_bytes = ZERO
     gathers: Sequence[GatherTerm] = ()
     owned = True
     copies = 1
@@ -345,7 +346,11 @@ class Cost:
     def _product(self, s: ir.Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
         if not (s.summed and s.out.folded if self.p.whole else s.dot):
-            self.multiply += visits * (self._cells({a for t in s.inputs for a in t.axes}) * len(s.inputs))
+            axes, columns = {a for t in s.inputs for a in t.axes}, {a.letter for a in self.p.axes}
+            products = visits * (self._cells(axes) * len(s.inputs))
+            self.multiply += products
+            if len({frozenset(columns.intersection(t.axes)) for t in s.inputs} - {frozenset()}) > 1:
+                self.outer += products
             return
         self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
         # Of what is not stored in halves, they are made.
@@ -485,6 +490,7 @@ class Cost:
         law = profile.laws
         rate = (law["stored_rate"] if self.lane else 1.0) * profile.memory
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
+        each["multiply"] += (law["outer"] - 1) * self.outer.at(at) / profile.multiply
         if self.met:
             each["add"] *= max(1, law["uncrowded"] / self.met) ** law["crowding"]
         if self.dot != ZERO:
@@ -511,6 +517,8 @@ class Cost:
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
+        if self.staged != ZERO:
+            return busy + law["fiber_dot_wait" if self.p.view.blocks else "dot_wait"] * statistics.chain * profile.wait
         if self.turn is None:
             # Slabs follow one another, each with its longest programs; those that all run at once do not.
             at_once = RESIDENT * profile.warps / self.p.schedule.warps
@@ -557,7 +565,7 @@ class Cost:
         """Flops a second of dots at this precision."""
         peak = profile.matrix(self.precision)
         if self.turn is None:
-            return peak
+            return peak * (1 if self.staged == ZERO else by_precision(profile.run_share, self.precision))
         unit = ROUNDED if self.precision == F16X3 else self.precision  # halves go as bfloat16
         large = profile.laws["large_share"] if self.turn >= profile.laws["large_turn"] else 1
         return peak * by_precision(profile.tile_share, unit) * large
