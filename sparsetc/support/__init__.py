@@ -1,8 +1,21 @@
 """Helpers for all of the package: caches, locks, names, files, records, warnings; and short names of types."""
 
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
 Ints = tuple[int, ...]
 """Sizes, positions or numbers of modes, of any number."""
 Names = tuple[str, ...]
 """Letters of an einsum, or other names."""
 NamedInts = tuple[tuple[str, int], ...]
 """Numbers by letter or name, as what is hashed has them."""
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """Return a function of a module of the package, which is imported at the first call."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(f"sparsetc.{module}"), name)(*args, **kwargs)
+
+    return called
