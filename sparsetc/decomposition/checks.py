@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
+from sparsetc.support import Ints
 from sparsetc.tensor import tables
 from sparsetc.tensor.inputs import CONVERT, as_dense, check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -139,7 +140,7 @@ def level(given: Any, what: str) -> float:
     return float(given)
 
 
-def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> tuple[int, ...]:
+def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> Ints:
     """Return the modes that are not fixed, at least one; negative numbers count from the end."""
     kept = set()
     if fixed is None:
@@ -175,7 +176,7 @@ def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str
     return head, [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
 
 
-def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> Tensor:
+def matrix(given: Any, shape: Ints, x: SparseTensor, what: str) -> Tensor:
     """A contiguous copy of a finite dense tensor of this shape, of x's dtype and device; ndarrays are converted."""
     dense = as_dense(given, what)
     given = dense if dense is given or dense.is_complex() else dense.to(x.device, x.dtype)
