@@ -21,7 +21,7 @@ from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
 from sparsetc.ir.program.tile import Add, Decode, Gather, Product, Tile, TileProgram
-from sparsetc.support import Names
+from sparsetc.support import Names, among
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import PartArrays
@@ -181,8 +181,8 @@ def summed(text: str, own: Names, axes: Names) -> str:
     """Return a tile with its axes in the given order, summed over all others."""
     if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
         text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
-    left = [a for a in own if a in axes]
-    if left != list(axes):
+    left = among(own, axes)
+    if left != axes:
         text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
     return text
 

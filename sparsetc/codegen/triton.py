@@ -28,6 +28,7 @@ from sparsetc.ir.plan import F16
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables, tables_of
+from sparsetc.support import among
 
 
 def signature(head: str, args: list[str], tail: str) -> list[str]:
@@ -245,7 +246,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
 
 def slots(printer: TritonPrinter, key: ir.Key, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
     """Return terms and conditions of the slots of a sparse output, stored for each kept position; -1 is no slot."""
-    p, places = printer.p, tuple(c for c in axes if c in key.letters)
+    p, places = printer.p, among(axes, key.letters)
     sizes = [p.axis(c).size for c in key.letters]
     # A loop's number may be a plain one, so that a sum widens it.
     item = "item" if p.index64 else "item.to(tl.int64)"

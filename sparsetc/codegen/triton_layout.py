@@ -19,7 +19,7 @@ from sparsetc.ir.nest.nest import LANE, LEAF
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, Add, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
-from sparsetc.support import Names
+from sparsetc.support import Names, among, outside
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
@@ -195,8 +195,8 @@ class TritonPrinter(Writer):
     def factor(self, tile: Tile, axes: Sequence[str]) -> str:
         """A factor laid out over `axes`."""
         name = self.unfolded(tile, self.named(tile))
-        order = [a for a in axes if a in tile.axes]
-        if tuple(order) != tile.axes:
+        order = among(axes, tile.axes)
+        if order != tile.axes:
             name = f"tl.permute({name}, {tuple([tile.axes.index(a) for a in order])})"
         if len(order) == len(axes) or not order:
             return name
@@ -209,7 +209,7 @@ class TritonPrinter(Writer):
     def summed(self, tile: Tile, left: Sequence[str]) -> tuple[str, list[str]]:
         """Return (text of the tile summed over all axes not in `left`, its remaining axes)."""
         text, axes = self.unfolded(tile, self.named(tile)), list(tile.axes)
-        for axis in [a for a in axes if a not in left]:
+        for axis in outside(axes, left):
             text = f"tl.sum({text}, {axes.index(axis)})"
             axes.remove(axis)
         return text, axes

@@ -37,7 +37,7 @@ from sparsetc.join.join import Join, JoinOperand, Roles, prepared
 from sparsetc.join.order import JoinOrder, composed
 from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -105,7 +105,7 @@ def blocks(r: Request) -> Rewrite | None:
             term, summed = cut.term(letters), list[int]()
             if tf32 and like.dtype == torch.float32 and term == distinct(term):
                 summed = [n for n, c in enumerate(term) if cut.sides.get(c, 0) >= LAST and c not in e.output]
-            order = [*(n for n in range(len(term)) if n not in summed), *summed]
+            order = [*outside(range(len(term)), summed), *summed]
             change = partial(_table, cut.sides_of(letters), bound.shape(p), order if summed else None)
             inputs.append(tuple([term[n] for n in order]))
             inner.append(like.expand([sizes[c] for c in inputs[-1]]))
@@ -160,7 +160,7 @@ def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Letterings) -> tupl
     pattern, block_cut = x.pattern.cut(tuple(cut.sides.get(c, 1) for c in modes))
     with lasting():
         masks = x.pattern.blocks.masks(x.coords)
-    positions = tuple(c for c in modes if c in cut.sides)
+    positions = among(modes, cut.sides)
     rows = tuple(cut.blocks.get(c, c) for c in modes)
     return pattern, rows, (*positions, *cut.term(dense)), partial(_cut_values, block_cut, masks, sides, sizes)
 
@@ -195,14 +195,14 @@ def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Patt
         inner_first: the pattern of the first sparse operand in the einsum of blocks.
     """
     e = bound.einsum
-    rows = [tuple(d for d in cut.term([c]) if d in known) for c in e.output]  # two make one coordinate, none is 0
+    rows = [among(cut.term([c]), known) for c in e.output]  # two make one coordinate, none is 0
     del rows[1 + max((n for n, letters in enumerate(rows) if letters), default=0) :]
     sides = []
     for c, letters in zip(e.output, rows, strict=False):
         side = cut.sides.get(c, 1) if len(letters) == 1 else 1
         sides.append(side if letters else max(1, bound.by_index[c]))
     lying = Blocks(tuple(sides), bound.extents(e.output[: len(rows)]))
-    width = tuple(d for d in cut.term(e.output) if d not in known)
+    width = outside(cut.term(e.output), known)
 
     def put(patterns: Patterns, other: Pattern | None, empty: bool) -> tuple[Pattern, Change]:
         """The operand's own pattern where its blocks are the result's, one each; without coordinates one entry."""
@@ -345,7 +345,7 @@ def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Names], most: int) 
 
     None where there are more than `most`.
     """
-    shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
+    shared = among(distinct(terms[0]), terms[1])
 
     def operand(x: SparseTensor, letters: Names, number: str) -> JoinOperand:
         coords = torch.stack([torch.arange(x.nnz, device=x.device), *x.coords])[:, : 0 if _is_empty(x) else None]

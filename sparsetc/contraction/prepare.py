@@ -33,7 +33,7 @@ from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
-from sparsetc.support import Ints, memory
+from sparsetc.support import Ints, among, memory, outside
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key
@@ -241,7 +241,7 @@ class Preparation:
         A letter that is summed before kernels run, or is broadcast, is one of the einsum as written.
         """
         e, written = self.bound.einsum, self.written
-        axes = distinct(c for c in (*written.indices, *e.indices) if c not in e.sparse_indices)
+        axes = distinct(outside((*written.indices, *e.indices), e.sparse_indices))
         for number, part in enumerate(plan.parts):
             for letter, _ in (*part.schedule.blocks, *part.schedule.pieces):
                 if letter not in axes:
@@ -290,7 +290,7 @@ class Preparation:
         orders = []
         kernels = self.problem.backend == "triton"
         for p in e.dense:
-            letters = tuple(c for c in (*e.sparse_indices, *e.axes) if c in e.inputs[p])
+            letters = among((*e.sparse_indices, *e.axes), e.inputs[p])
             order = None if letters == e.inputs[p] else tuple(map(e.inputs[p].index, letters))
             strided = kernels and in_runs(e.inputs[p], letters, self.bound.by_index)
             orders.append((self.bound.shape(p), order, strided))

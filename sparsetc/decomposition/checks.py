@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
-from sparsetc.support import Ints
+from sparsetc.support import Ints, outside
 from sparsetc.tensor import tables
 from sparsetc.tensor.inputs import CONVERT, as_dense, check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -149,7 +149,7 @@ def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> Ints:
         if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
             raise DecompositionError(f"{name}: fixed_modes has {mode!r:.80}, expected modes {-order}..{order - 1}")
         kept.add(mode % order)
-    free = tuple(m for m in range(order) if m not in kept)
+    free = outside(range(order), kept)
     if not free:
         raise DecompositionError(f"{name}: fixed_modes has every mode, so there is nothing to compute")
     return free

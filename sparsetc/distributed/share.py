@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsetc.distributed.cut import Box, Cut
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.support import Ints
+from sparsetc.support import Ints, outside
 from sparsetc.support.lru import cached_property
 
 
@@ -43,7 +43,7 @@ class Share:
     @cached_property
     def whole(self) -> Ints:
         """Modes that are cut although their letter repeats: a diagonal is found by coordinates of the whole."""
-        return tuple(m for m in self.cut.modes if m not in self.modes.values())
+        return outside(self.cut.modes, self.modes.values())
 
     @cached_property
     def placed(self) -> Ints:

@@ -35,7 +35,7 @@ from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
 from sparsetc.planner.pricing import ROUNDING
 from sparsetc.planner.registry import register_format
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside
 from sparsetc.support.lru import cached_property
 
 MOST = 2**40
@@ -146,7 +146,7 @@ def _products(bound: Bound, stored: Names, operands: Sequence[Operand], matrices
     kept, free = (tuple([c for c in output if (c in stored) == own]) for own in (True, False))
     x, dense = Tile("x", stored, ITEM), [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in operands]
     choices = [_in_turn([x, *order], (*kept, *free)) for order in islice(permutations(dense), MOST_ORDERS)]
-    summed, read = tuple([c for c in stored if c not in kept]), {c for t in dense for c in t.axes}
+    summed, read = outside(stored, kept), {c for t in dense for c in t.axes}
     right, matrix = (*summed, *free), stored in ((*kept, *summed), (*summed, *kept))
     if matrices and dense and matrix and not read & {*kept} and read >= {*right}:
         right_sides = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
@@ -326,7 +326,7 @@ class DenseProduct(TileProgram):
 def _einsum(called: str, s: Product) -> str:
     """Return the text of a product; multiply and sum if one operand's axes are the last of the other's."""
     left, *others = (t.axes for t in s.inputs)
-    kept = tuple(c for c in left if c in s.out.axes)
+    kept = among(left, s.out.axes)
     if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:
         dims = ", ".join(str(left.index(c)) for c in s.summed)
         return f"({' * '.join(t.name.lower() for t in s.inputs)}).sum(({dims},))"

@@ -52,7 +52,7 @@ from sparsetc.planner.pricing import cheapest, price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import dot_axes, fit, padded_axes
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, outside
 
 
 @register_format
@@ -157,7 +157,7 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
         return _chained(problem, sides, padded)
     most = rules["fused_ranks" if fused or problem.precision == "tf32" else "ranks"]
     (rows, deep), *_ = sides
-    beside = [c for c in padded if c not in rows]  # of what the result is multiplied by once it is summed
+    beside = outside(padded, rows)  # of what the result is multiplied by once it is summed
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
     most_rows = min(most, max(MIN_DOT, _most_elements(problem, 2 if problem.precision == "tf32" else 4) // deep))
     blocks |= fit({c: blocks[c] for c in rows}, list(rows), most_rows, [rows])

@@ -49,7 +49,7 @@ from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import fit, padded_axes, programs_of
 from sparsetc.similarity.groups import Groups, group_rows
-from sparsetc.support import Ints, Names, memory
+from sparsetc.support import Ints, Names, memory, outside
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, starts_of_runs
 
@@ -254,7 +254,7 @@ def by_row_similarity(
     """
     if unknown := set(params) - set(PARAMETERS):
         raise PlanError(f"windows have a height, a width, tau and a strip, found {min(unknown)!r}")
-    others = tuple(m for m in range(len(shape)) if m not in kept)
+    others = outside(range(len(shape)), kept)
     if not kept or not others:
         raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
     storage = Storage(item=kept, lane=others, params=tuple(params.items()))

@@ -21,7 +21,7 @@ from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
 from sparsetc.packing.deal import dealing, row_numbers, shares
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, outside
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.memory import available_memory
 from sparsetc.tensor import coords as crd
@@ -372,4 +372,4 @@ class Problem:
     @cached_property
     def rest(self) -> Ints:
         """Modes that are summed away."""
-        return tuple([m for m in range(self.order) if m not in self.kept])
+        return outside(range(self.order), self.kept)

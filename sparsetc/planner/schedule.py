@@ -15,7 +15,7 @@ from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
 from sparsetc.planner.problem import Problem
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside
 
 MOST_WHOLE = 4096
 """Most positions of summed axes for one program, if sums must have an order."""
@@ -39,10 +39,10 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     padded = padded_axes(problem)
     rules = problem.rules
     sizes = {c: bound.by_index[c] for c in padded}
-    output = [c for c in bound.einsum.output if c in sizes]
+    output = among(bound.einsum.output, sizes)
     if problem.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, problem.precision)
-    summed = [c for c in padded if c not in output]
+    summed = outside(padded, output)
     # Programs that share a sum add to it, in no order.
     whole = summed if problem.ordered and prod(padded[c] for c in summed) <= MOST_WHOLE else []
     products = problem.floating and not rows and len(output) > 1
@@ -64,7 +64,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
             widest = max(side, key=lambda c: block[c])
             block[widest] *= max(1, MIN_DOT // prod(block[c] for c in side))  # padded to what a dot needs
         # An axis that is summed, and split, is added by atomics.
-        for shrink in (output, [c for c in block if c not in whole]):
+        for shrink in (output, outside(block, whole)):
             block = fit(block, shrink, 4096, apart)
         of_dots, formed = set().union(*apart), prod(block[c] for c in apart[1])
         warps = max(1, min(8, prod(block[c] for c in of_dots) // rules["dot_tile"]))
@@ -79,7 +79,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
     most = {c: 128 if c in output else 512 for c in padded}
     block = {c: n if c in whole else min(n, most[c]) for c, n in padded.items()}
-    block = fit(block, [c for c in block if c not in whole], 512)
+    block = fit(block, outside(block, whole), 512)
     pieces = _pieces(problem, {c: block[c] for c in output})
     width = prod((block | {c: sum(sizes) for c, sizes in pieces}).values())
     unroll = 4 if width <= 64 else 2
@@ -134,8 +134,8 @@ def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> Names:
 def _of_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> Schedule:
     """The schedule of a matrix product for each few nonzeros, over the lanes and what their blocks have in common."""
     e, rules = problem.bound.einsum, problem.rules
-    output = [c for c in e.output if c in padded]
-    sides = [[c for c in output if c in e.inputs[p]] for p in e.dense]
+    output = among(e.output, padded)
+    sides = [among(output, e.inputs[p]) for p in e.dense]
     block = {c: padded[c] for c in deep}
     for side in filter(None, sides):
         fitted = fit({c: padded[c] for c in side}, side, rules["block_side"], [side])
@@ -234,7 +234,7 @@ def _entry_axes(problem: Problem) -> Names:
     e, number = problem.bound.einsum, problem.letters[0]
     tables = [e.inputs[p] for p in e.dense if number in e.inputs[p]]
     others = {c for p in e.dense for c in e.inputs[p] if e.inputs[p] not in tables}
-    axes = tuple([c for c in tables[0] if c in e.axes]) if len(tables) == 1 and number not in e.output else ()
+    axes = among(tables[0], e.axes) if len(tables) == 1 and number not in e.output else ()
     volume = prod(problem.bound.by_index[c] for c in axes)
     met = [c for c in axes if c in others and c not in e.output]
     return axes if met and len(axes) > 2 and MIN_DOT <= volume <= problem.rules["dot_entry"] else ()
@@ -244,7 +244,7 @@ def _of_entries(problem: Problem, padded: dict[str, int], own: Names) -> Schedul
     """The schedule of one entry a step, which is taken whole; other axes in blocks by the sums there is room for."""
     e = problem.bound.einsum
     block = {c: padded[c] for c in (*own, *e.axes)}
-    others = [c for c in e.axes if c not in own]
+    others = outside(e.axes, own)
     tables = [{*e.inputs[p]} & {*e.axes} for p in reversed(e.dense) if problem.letters[0] not in e.inputs[p]]
     tables.sort(key=lambda table: -prod(block[c] for c in table & {*own} - {*e.output}))
 

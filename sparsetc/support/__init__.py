@@ -1,8 +1,8 @@
 """Helpers for all of the package: caches, locks, names, files, records, warnings; and short names of types."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 Ints = tuple[int, ...]
 """Sizes, positions or numbers of modes, of any number."""
@@ -19,3 +19,16 @@ def later(module: str, name: str) -> Callable[..., Any]:
         return getattr(import_module(f"sparsetc.{module}"), name)(*args, **kwargs)
 
     return called
+
+
+T = TypeVar("T")
+
+
+def among(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
+    """Return the things that are among some, in their order."""
+    return tuple([thing for thing in things if thing in some])
+
+
+def outside(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
+    """Return the things that are not among some, in their order."""
+    return tuple([thing for thing in things if thing not in some])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
-from sparsetc.support import memory
+from sparsetc.support import memory, outside
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.arithmetic import at_entries
 from sparsetc.tensor.blocks import without_blocks
@@ -314,7 +314,7 @@ def _reduced(
         return x.from_dense(nothing) if output == "sparse" and nothing.ndim else nothing
     order, pattern = x.sparse_order, x._pattern
     dense = tuple(m - order + 1 for m in gone if m >= order)
-    kept = tuple(m for m in range(order) if m not in gone)
+    kept = outside(range(order), gone)
     positions = 0 if entries else prod(pattern.shape[m] for m in range(order) if m in gone)
     reduced = partial(reduced_groups, pattern=pattern, kept=kept, kind=kind, positions=positions, dims=dense)
     values = x._values.to(accumulator(x.dtype))
