@@ -276,8 +276,7 @@ def _entries(r: Request) -> Rewrite | None:
     kept_whole = e.output[: len(coordinates[0])] == coordinates[0] and not _is_empty(sparse[0])
     on_own_rows = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
     output = e.output[len(coordinates[0]) :] if on_own_rows else e.output
-    dense = [e.inputs[p] for p in e.dense]
-    used = {c for t in (output, *dense, *tables) for c in t}
+    used = {c for t in (output, *e.tables, *tables) for c in t}
     letters = distinct(c for t in coordinates for c in t if c in used)
     pattern = _pattern(sparse, coordinates, letters, r.settings)
     if pattern is None:
@@ -285,7 +284,7 @@ def _entries(r: Request) -> Rewrite | None:
     like = r.like
     ones = SparseTensor._make(pattern, like.expand(pattern.nnz))
     values = [like.expand(x._values.shape) for x in sparse]
-    inputs = ((*numbers, *letters), *dense, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
+    inputs = ((*numbers, *letters), *e.tables, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
     einsum = Einsum(inputs, (*numbers, *letters, *output) if on_own_rows else output, (0,), e.text)
     sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
     operands: list[SparseTensor | Tensor] = [ones, *(o for o in r.operands if not isinstance(o, SparseTensor)), *values]
@@ -381,7 +380,7 @@ def parts(r: Request) -> Rewrite | None:
         return None
     (x,), (position,) = r.sparse, e.sparse
     coordinates = e.inputs[position]
-    tables = sorted((e.inputs[p] for p in e.dense), key=lambda table: coordinates[0] not in table)
+    tables = sorted(e.tables, key=lambda table: coordinates[0] not in table)
     rows, columns = (prod(sizes[c] for c in t if c in e.output and c not in coordinates) for t in tables)
     if not x.pattern.ones or columns < COLUMNS:
         return None

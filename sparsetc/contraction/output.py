@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsetc.contraction.request import Request
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.support import Ints, memory
+from sparsetc.support import Ints, memory, volume
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -71,7 +71,7 @@ class Output:
         """
         sizes = (*self.kept_shape, *self.width_shape)
         order = self.permutation or tuple(range(len(sizes)))
-        strides = {dim: prod(sizes[n] for n in order[at + 1 :]) for at, dim in enumerate(order)}
+        strides = {dim: volume(sizes, order[at + 1 :]) for at, dim in enumerate(order)}
         count = len(self.kept_shape)
         for dims in (range(count), range(count, len(sizes)))[: 1 + joined]:
             if any(strides[n] != strides[n + 1] * sizes[n + 1] for n in dims[:-1]):

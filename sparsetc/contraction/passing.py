@@ -146,7 +146,7 @@ class Recipe:
         if len(orders) == 1 or e.dense_contracted or any(len(set(term)) < len(term) for term in e.inputs):
             return None
         tables = []
-        for term in (e.inputs[p] for p in e.dense):
+        for term in e.tables:
             letters = outside(term, e.free)
             order = [term.index(c) for c in (*letters, *among(e.free, term))]
             tables.append(Table("".join(letters), tuple(order), tuple(c in term for c in e.free)))

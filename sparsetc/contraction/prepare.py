@@ -36,7 +36,7 @@ from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
 from sparsetc.support import Ints, among, memory, outside
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.coords import linear_key
+from sparsetc.tensor.coords import linear_key, of_modes
 from sparsetc.tensor.sums import accumulator, result_bytes
 
 
@@ -323,9 +323,7 @@ class Preparation:
         if self.output.sparse:
             return self._slot_of_nonzeros()
         coords = self.operand.coords
-        shape = self.problem.shape
-        kept = self.problem.kept
-        return linear_key((coords[m] for m in kept), [shape[m] for m in kept], coords[0])[0]
+        return linear_key(*of_modes(coords, self.problem.shape, self.problem.kept), coords[0])[0]
 
     def _slot_of_nonzeros(self) -> Tensor:
         """Return (nnz,) the row of a sparse output that each nonzero adds to."""

@@ -35,7 +35,7 @@ from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
 from sparsetc.planner.pricing import ROUNDING
 from sparsetc.planner.registry import register_format
-from sparsetc.support import Ints, Names, among, outside
+from sparsetc.support import Ints, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
 MOST = 2**40
@@ -152,7 +152,7 @@ def _products(bound: Bound, stored: Names, operands: Sequence[Operand], matrices
         right_sides = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
         total = Tile("total", (*kept, *free), ITEM, len(kept) if free else 0)
         choices.insert(0, (*right_sides, Product(total, (x,), (right_sides[-1].out if right_sides else dense[0],))))
-    return min(choices, key=lambda own: sum(prod([sizes[c] for c in (*s.out.axes, *s.summed)]) for s in own))
+    return min(choices, key=lambda own: sum(volume(sizes, (*s.out.axes, *s.summed)) for s in own))
 
 
 def _in_turn(tiles: Sequence[Tile], result: Names) -> tuple[Product, ...]:

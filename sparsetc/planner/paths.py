@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
-from math import exp, inf, log, log1p, prod
+from math import exp, inf, log, log1p
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -144,7 +144,7 @@ class Search:
 
     # -- prices -----------------------------------------------------------------------------------------------------
     def _size(self, letters: Iterable[str]) -> int:
-        return prod(self.bound.by_index[c] for c in set(letters))
+        return self.bound.elements(set(letters))
 
     def _count(self, letters: Names) -> int:
         return self.nnz if len(letters) == self.order else self.fibers(tuple([self.modes[c] for c in letters]))

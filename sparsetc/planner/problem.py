@@ -164,8 +164,8 @@ class Counts:
         return counted
 
     def _count(self, modes: Ints) -> int:
-        sizes, coords = [self.shape[m] for m in modes], self.coords  # where they are, as most are sorted
-        keys = crd.sort_keys((coords[m] for m in modes), sizes)
+        rows, sizes = crd.of_modes(self.coords, self.shape, modes)  # where they are, as most are sorted
+        keys = crd.sort_keys(rows, sizes)
         span = prod(sizes)
         if len(keys) == 1 and span <= 16 * self.nnz + (1 << 20):
             seen = torch.zeros(span, dtype=torch.bool, device=keys[0].device)

@@ -52,8 +52,7 @@ class TensorSource:
         self.dtype = x.dtype
         self._order: Tensor | None = None
         if kept is not None and not leading(kept):
-            rows, sizes = x.coords[list(kept)], [x.shape[m] for m in kept]
-            self._order = crd.lexsort(rows, sizes)
+            self._order = crd.lexsort(*crd.of_modes(x.coords, x.shape, kept))
 
     def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Nonzeros by number, as of `Source`."""

@@ -1,7 +1,8 @@
 """Helpers for all of the package: caches, locks, names, files, records, warnings; and short names of types."""
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib import import_module
+from math import prod
 from typing import Any, TypeVar
 
 Ints = tuple[int, ...]
@@ -32,3 +33,8 @@ def among(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
 def outside(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
     """Return the things that are not among some, in their order."""
     return tuple([thing for thing in things if thing not in some])
+
+
+def volume(sizes: Mapping[Any, int] | Sequence[int], axes: Iterable[Any]) -> int:
+    """Return the product of the sizes of some axes."""
+    return prod([sizes[axis] for axis in axes])

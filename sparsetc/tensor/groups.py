@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError
-from sparsetc.support import Ints
+from sparsetc.support import Ints, volume
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sums import LONG, in_pieces, wide
@@ -45,7 +45,7 @@ def groups_of(pattern: Pattern, kept: Ints) -> Groups:
     """The groups by some modes; found once for a pattern."""
 
     def made() -> Groups:
-        rows, shape = [pattern.coords[m] for m in kept], tuple(pattern.shape[m] for m in kept)
+        rows, shape = crd.of_modes(pattern.coords, pattern.shape, kept)
         distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
         coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
         found = Pattern(coords, shape, True)
@@ -120,7 +120,7 @@ def _extrema(values: Tensor, pattern: Pattern, kept: Ints, kind: str, absent: Te
     equal = fixed == gathered(most, rows)
     ties = added(_over(equal.to(values.dtype), "sum", dims), pattern, kept)
     if absent is not None:
-        ties = ties + absent * prod(values.shape[at] for at in dims) * (most == 0)
+        ties = ties + absent * volume(values.shape, dims) * (most == 0)
     shares = values.where(equal, 0) / gathered(ties.to(values.dtype), rows)
     of_ties = added(_over(shares, "sum", dims), pattern, kept)
     return of_ties + torch.where(of_ties == most, 0, most - of_ties).detach()  # by which equal shares were rounded

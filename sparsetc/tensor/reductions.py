@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
-from sparsetc.support import memory, outside
+from sparsetc.support import memory, outside, volume
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.arithmetic import at_entries
 from sparsetc.tensor.blocks import without_blocks
@@ -206,7 +206,7 @@ class Reductions:
         """
         x: Any = self
         dim, keepdim = _named(dim, keepdim, numpys)
-        size = prod(x.shape[m] for m in _modes(x.order, dim))
+        size = volume(x.shape, _modes(x.order, dim))
         counts = x.count_nonzero(dim, keepdim, output=output if size else "dense")
         return counts == size if isinstance(counts, Tensor) else counts.map(lambda number: number == size)
 
@@ -231,7 +231,7 @@ class Reductions:
         check_reduction("variance", x.dtype)
         wide = without_blocks(x.to(accumulator(x.dtype)))
         gone = _modes(x.order, dim)
-        positions = prod(x.shape[m] for m in gone)
+        positions = volume(x.shape, gone)
         mean = wide.mean(gone, True, output="dense")
         apart = wide.with_values((wide._values - at_entries(mean, wide, "the mean")).abs().square())
         absent = positions - wide.map(torch.ones_like).abs().sum(gone, True, output="dense")

@@ -84,6 +84,11 @@ class Einsum:
         return outside(range(len(self.inputs)), self.sparse)
 
     @cached_property
+    def tables(self) -> tuple[Names, ...]:
+        """The indices of each dense operand."""
+        return tuple([self.inputs[p] for p in self.dense])
+
+    @cached_property
     def indices(self) -> Names:
         """All indices in order of first appearance."""
         return distinct(i for term in self.inputs for i in term)
@@ -126,7 +131,7 @@ class Einsum:
         output come first, then the summed.
         """
         left, ordered = [*self.free, *self.dense_contracted], list[str]()
-        terms = [self.free, *(self.inputs[p] for p in self.dense)]
+        terms = self.free, *self.tables
 
         def follows(index: str) -> bool:
             return any({*term[: term.index(index)]} & {*left} for term in terms if index in term)

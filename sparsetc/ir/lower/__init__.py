@@ -34,7 +34,7 @@ from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import LANES, Gather, Key, Product, Tile, TileProgram, Value
-from sparsetc.support import Names, among, outside
+from sparsetc.support import Names, among, outside, volume
 
 
 class WholeLowering(Lowering):
@@ -115,7 +115,7 @@ class WholeLowering(Lowering):
         groups = [g for g in joined((t.within, t) for t in tiles) if g[0]]
         if len(groups) < 2:
             return tuple(tiles), ()
-        axes, largest = max(groups, key=lambda g: prod([self.sizes[a] for a in g[0]]))
+        axes, largest = max(groups, key=lambda g: volume(self.sizes, g[0]))
         sides = tuple(largest), outside(tiles, largest)
         if any(all(map(self._is_constant, side)) for side in sides):
             return tuple(tiles), ()  # a side without rows has nothing that is summed over them

@@ -46,7 +46,7 @@ from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP, named_operands, printed_sizes
 from sparsetc.ir.program.tile import LANES, Operand
-from sparsetc.support import Ints, NamedInts, Names, among, outside
+from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
 T = TypeVar("T")
@@ -305,11 +305,11 @@ class Division:
 
     def positions(self, letters: Iterable[str]) -> int:
         """Return the number of positions of a tile along these letters."""
-        return prod([self.side[c] for c in letters])
+        return volume(self.side, letters)
 
     def width(self, operands: Sequence[Operand]) -> int:
         """Return the number of elements over all dense axes of these operands."""
-        return prod([self.sizes[a] for a in {a for o in operands for a in o.axes}])
+        return volume(self.sizes, {a for o in operands for a in o.axes})
 
     def _joint(self, classes: Iterable[tuple[set[str], list[Operand]]]) -> tuple[Names, list[Operand]]:
         """Return the letters and the operands of some classes."""
@@ -434,7 +434,7 @@ def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
     def pad(letters: Sequence[str], columns: Sequence[str] = ()) -> None:
         """Take more positions of the last letter if there are too few for a dot."""
         if letters:
-            block[letters[-1]] *= max(1, MIN_DOT // prod([block[c] for c in (*columns, *letters)]))
+            block[letters[-1]] *= max(1, MIN_DOT // volume(block, (*columns, *letters)))
 
     if g.first:
         pad(g.first)
@@ -442,6 +442,6 @@ def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
     if g.first and g.second:
         fill(g.columns, min(schedule.columns, MOST_SUMS * schedule.warps // prod(map(schedule.block, inner.dense))))
     elif g.first:
-        fill(g.spread, schedule.columns // prod([block[c] for c in g.columns]))
+        fill(g.spread, schedule.columns // volume(block, g.columns))
         pad(g.columns, g.spread)
     return block

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program.operands import named_operands, printed_sizes
 from sparsetc.ir.program.tile import Key, Operand
-from sparsetc.support import Ints, NamedInts, Names, among, outside
+from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
 X = "X"
@@ -154,7 +153,7 @@ def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping
     """Return the key of results; it is known at the level that has all letters of the output."""
     level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
-        return Key("row", level, kept, tuple([prod([sizes[d] for d in kept[n + 1 :]]) for n in range(len(kept))]))
+        return Key("row", level, kept, tuple([volume(sizes, kept[n + 1 :]) for n in range(len(kept))]))
     sides = {letters[mode] for mode in view.sided}
     if target.in_operand_order and not sides and len(kept) == len(letters):
         return Key("position", LEAF)

@@ -18,7 +18,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.program.names import most, rounded
-from sparsetc.support import Ints, NamedInts, Names, among, outside
+from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
@@ -173,11 +173,11 @@ def named_operands(bound: Bound, as_given: bool = False) -> tuple[str, tuple[Ope
             raise PlanError(f"operand {position + 1} repeats a letter; take its diagonal first")
         rows = among(e.inputs[sparse], letters)
         axes = among(e.axes, letters)
-        width = prod([sizes[c] for c in axes])
+        width = volume(sizes, axes)
         written, read = ([c for c in order if sizes[c] > 1] for order in (letters, (*rows, *axes)))
         extents = tuple([sizes[c] for c in rows])
         strided = as_given and in_runs(letters, (*rows, *axes), sizes)
-        at = {c: prod([sizes[d] for d in letters[n + 1 :]]) for n, c in enumerate(letters)}
+        at = {c: volume(sizes, letters[n + 1 :]) for n, c in enumerate(letters)}
         strides = tuple([at[c] for c in (*rows, *axes)]) if strided else ()
         operands.append(
             Operand(name, rows, extents, axes, width, arranged=written != read and not strided, strides=strides)
