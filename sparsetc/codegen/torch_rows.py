@@ -20,7 +20,7 @@ from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
-from sparsetc.ir.program.tile import Add, Decode, Gather, Product, Tile, TileProgram
+from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram
 from sparsetc.support import Names, among
 
 if TYPE_CHECKING:
@@ -56,11 +56,9 @@ class TorchPrinter(Writer):
         self.p, self.device = program, f"{next(iter(program.view.packed), program.output)}.device"
         self.einsum = "integer_einsum" if integers else "torch.einsum"
         self.level, self.column = LEAF, ""
-        self.bags, statements = bags(program), [s for s, _ in program.statements]
-        self.sampled, self.unread = sampled(program), unread(program)
-        self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
-        gathers = [s for s in statements if isinstance(s, Gather)]
-        products = [s for s in statements if isinstance(s, Product)]
+        self.bags, self.sampled, self.unread = bags(program), sampled(program), unread(program)
+        self.decodes = {s.letter: s for s in program.each(Decode) if not s.tile}
+        gathers, products = program.each(Gather), program.each(Product)
         self.constants = {s.out.name for s in gathers if not s.operand.rows}
         for s in products:
             if not s.accumulate and self.constants.issuperset(t.name for t in s.inputs):
@@ -194,8 +192,8 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
         For each, what gathers those rows, and the axes of the weights: none, or the first of the rows' axes, where rows
         have as many elements for each position of these.
     """
-    gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather)}
-    products = [s for s, _ in program.statements if isinstance(s, Product) and s.accumulate and not s.dot]
+    gathers = {s.out.name: s for s in program.each(Gather)}
+    products = [s for s in program.each(Product) if s.accumulate and not s.dot]
     weights = (
         (s, gathers[t.name], _weight_axes(program, s, t)) for s in products for t in s.inputs if t.name in gathers
     )
@@ -209,13 +207,13 @@ def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, Names]]
     Returns:
         For each product, the two gathers, first that of the mode that is stored first, and the axes that are kept.
     """
-    gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather) and s.operand.rows}
-    stored = {s.source.name: s.axes for s, _ in program.statements if isinstance(s, Add)}
-    ends = {s.letter for s, _ in program.statements if isinstance(s, Decode) and (s.along or s.end)}
+    gathers = {s.out.name: s for s in program.each(Gather) if s.operand.rows}
+    ends = {s.letter for s in program.each(Decode) if s.along or s.end}
     modes = [program.letters[c.mode] for level in program.view.levels for c in level]
-    products = {}
-    for s in [s for s, _ in program.statements if isinstance(s, Product) and not s.accumulate and not s.dot]:
-        axes, kept = s.out.within, stored.get(s.out.name, s.out.within)
+    result, products = program.result, {}
+    for s in [s for s in program.each(Product) if not s.accumulate and not s.dot]:
+        axes = s.out.within
+        kept = result.axes if s.out == result.source else axes
         rows = [gathers[t.name] for t in s.inputs if t.name in gathers and t.within == axes]
         numbers = [t for t in s.inputs if not t.within]
         if len(rows) == 2 and len(rows) + len(numbers) == len(s.inputs) and axes[: len(kept)] == kept != axes:

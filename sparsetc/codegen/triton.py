@@ -333,8 +333,8 @@ def module_source(
     """
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
     for p in programs:
-        for s, _ in p.statements:
-            if isinstance(s, ir.Gather) and s.operand.halves:
+        for s in p.each(ir.Gather):
+            if s.operand.halves:
                 lines += ["", *splitting(p, s), ""]
     functions = [line for p in programs for line in ("", *function(p, sums, widen), "")]
     if "count(" in "".join(functions):

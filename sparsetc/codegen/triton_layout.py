@@ -18,7 +18,7 @@ from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer, 
 from sparsetc.ir.nest.nest import LANE, LEAF
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import LANES, Add, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
+from sparsetc.ir.program.tile import LANES, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
 from sparsetc.support import Names, among, outside
 
 ADDRESS64 = 2**31
@@ -67,16 +67,16 @@ class TritonPrinter(Writer):
         self.masked = False
         self.words: tuple[set[str], ...] = (set(), set(), set())
         statements = [s for s, _ in program.statements]
-        self.values = [s for s in statements if isinstance(s, Value)]
-        self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
+        self.values = program.each(Value)
+        self.decodes = {s.letter: s for s in program.each(Decode) if not s.tile}
         self.spanned = frozenset(a for s in self.values for a in s.out.axes)
-        self.bf16 = {s.out.name for s in statements if isinstance(s, Gather) and s.operand.rounded}
+        self.bf16 = {s.out.name for s in program.each(Gather) if s.operand.rounded}
         for s in statements:
             sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
             self.bf16 -= {*flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
-        self.in_halves = {s.out for s in statements if isinstance(s, Gather) and s.operand.halves}
+        self.in_halves = {s.out for s in program.each(Gather) if s.operand.halves}
         self.narrow = program.narrow if widen and sums == "tl.float32" else frozenset()
-        self.written = frozenset.intersection(*(frozenset(s.axes) for s in statements if isinstance(s, Add)))
+        self.written = frozenset(program.result.axes)
 
     # -- text -------------------------------------------------------------------------------------------------------
     def put(self, text: str) -> None:

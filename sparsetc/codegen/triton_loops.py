@@ -69,10 +69,10 @@ def ahead(printer: TritonPrinter, level: int) -> None:
 
     H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
     """
-    for s, _ in printer.p.statements:
-        if isinstance(s, Add) and s.key.level == level and known_ahead(s.key):
-            at = "item" if level == ITEM else "fiber"
-            printer.put(f"slot = {load(s.key.array, at, printer.guard(level))}")
+    key = printer.p.result.key
+    if key.level == level and known_ahead(key):
+        at = "item" if level == ITEM else "fiber"
+        printer.put(f"slot = {load(key.array, at, printer.guard(level))}")
 
 
 def known_ahead(key: Key) -> bool:

@@ -30,7 +30,7 @@ from sparsetc.ir.nest.nest import ITEM, Nest, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
 from sparsetc.ir.program.cost import ONE, STORED, Cost, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
-from sparsetc.ir.program.tile import Product, Tile, TileProgram
+from sparsetc.ir.program.tile import Add, Key, Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
 from sparsetc.planner.pricing import ROUNDING
@@ -189,7 +189,7 @@ class ProductCost(Cost):
     def __init__(self, program: TileProgram) -> None:
         """Count the products; the results of all but the last are intermediates, each written and read once."""
         self.p, self.precision = program, program.schedule.precision
-        products = [s for s, _ in program.statements if isinstance(s, Product)]
+        products = program.each(Product)
         *before, last = products
         of_values = [last] if last.right else products
         self.once = 2 * STORED if program.half else STORED.bytes
@@ -279,9 +279,14 @@ class DenseProduct(TileProgram):
     priced_by: ClassVar[type[ProductCost]] = ProductCost
 
     @cached_property
+    def result(self) -> Add:
+        """The store of the last product, which is all of the result."""
+        return Add(self.each(Product)[-1].out, Key("row", ITEM), self.output_axes, owned=True)
+
+    @cached_property
     def is_product(self) -> bool:
         """True if the body is one product of two matrices, whose sums torch keeps wide and rounds once."""
-        *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
+        *before, last = self.each(Product)
         return bool(last.right) and not before
 
     @cached_property
@@ -301,7 +306,7 @@ class DenseProduct(TileProgram):
             f"def part_{self.number}({names}):",
             "    for _ in chunks:",
         ]
-        *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
+        *before, last = self.each(Product)
         views = [] if last.right else [("values", (*before, last)[0].inputs[0])]
         views += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
         text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in views]

@@ -243,7 +243,7 @@ def _check(made: StreamCut, compiler: Compiler, number: int, buffer: torch.Tenso
         if "block_full" in named:
             within = (named["block_full"] % program.schedule.unroll).any()
             require(not bool(within), "steps of a block end within an unrolling")
-        key = program.key
+        key = program.result.key
         if key.kind == "row":  # of coordinates, which were looked at
             continue
         count = counts(view, named, own.items, own.stored)[view.positions[key.level]]

@@ -317,7 +317,7 @@ class Cost:
     @cached_property
     def _brought(self) -> set[ir.Tile]:
         """Return the gathered tiles that dots in bfloat16 must cast first."""
-        gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
+        gathered = {s.out for s in self.p.each(ir.Gather) if not s.operand.rounded}
         dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
 
@@ -349,7 +349,7 @@ class Cost:
             return
         self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
         # Of what is not stored in halves, they are made.
-        not_stored = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
+        not_stored = {*s.inputs} - {v.out for v in self.p.each(ir.Value)}
         self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in not_stored]))
         # What is gathered by lanes is multiplied into the sides, and stored for the dot to read.
         if not self.sides and self.p.view.loops[-1].lanes:
@@ -445,7 +445,7 @@ class Cost:
         width = int(dense[-1]) or 1
         of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two
         vectors = (self.multiply + self.dot).at(at) / 2 * of_row / width
-        sums = [s.out.within for s, _ in self.p.statements if isinstance(s, ir.Product) and s.accumulate]
+        sums = [s.out.within for s in self.p.each(ir.Product) if s.accumulate]
         kept = max(map(self.p.elements, sums), default=0) * of_row > REGISTERS * width
         return {
             "call": 1.0,

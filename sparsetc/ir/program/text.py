@@ -138,8 +138,8 @@ def _parts(p: ir.TileProgram) -> str:
     kept = p.equation.partition("->")[2]
     summed = dict.fromkeys(c for letters in indices.values() for c in letters if not {*c} <= {*kept})
     sums = f"sum over {', '.join(summed)} of " if summed else ""
-    kinds = [s.key.kind for s, _ in p.statements if isinstance(s, ir.Add) and s.key.kind != "row"]
-    row: Sequence[str] = kinds or among(p.letters, kept)
+    kind = p.result.key.kind
+    row = among(p.letters, kept) if kind == "row" else (kind,)
     values = "is sparse" if p.view.values.held else "is sparse, of ones"
     output = f"{p.output}[{', '.join((*row, *p.output_axes))}]"
     return f"{output} = {sums}{product}; X {values}; a part adds its nonzeros' share."
