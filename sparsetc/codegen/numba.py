@@ -19,7 +19,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from sparsetc.codegen.numba_nests import Factor, Lines, Nest, pieces, zeros
+from sparsetc.codegen import Lines
+from sparsetc.codegen.numba_nests import Factor, Nest, pieces, zeros
 from sparsetc.ir.nest.coordinates import Bits, Lookup, Writer
 from sparsetc.ir.nest.nest import ITEM, LEAF, Each, Fibers, Run
 from sparsetc.ir.nest.values import Bitmap, Ones

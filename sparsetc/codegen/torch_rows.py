@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sparsetc.codegen import Lines
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
@@ -38,7 +39,7 @@ def rows_of(program: TileProgram, level: int) -> int:
     return max([axis.level for axis in program.view.loops if axis.level <= level], default=ITEM)
 
 
-class TorchPrinter(Writer):
+class TorchPrinter(Writer, Lines):
     """The text of one tile program as a torch function of chunks, and the rows that a chunk has of each level.
 
     Attributes:
@@ -53,6 +54,7 @@ class TorchPrinter(Writer):
     """
 
     def __init__(self, program: TileProgram, integers: bool = False) -> None:
+        Lines.__init__(self, indent=2)
         self.p, self.device = program, f"{next(iter(program.view.packed), program.output)}.device"
         self.einsum = "integer_einsum" if integers else "torch.einsum"
         self.level, self.column = LEAF, ""
@@ -66,10 +68,6 @@ class TorchPrinter(Writer):
         read = Counter(t.name for s in products for t in s.inputs)
         fresh = {s.out.name for s in gathers} | {s.out.name for s in products if s.accumulate or len(s.inputs) > 1}
         self.spare = {name for name in fresh if read[name] == 1} - self.constants
-        self.out: list[str] = []
-
-    def put(self, text: str) -> None:
-        self.out.append("        " + text)
 
     def offsets(self, level: int) -> str:
         """Return the offsets within the chunk of the rows of a level, for each row above; the last end follows."""

@@ -10,10 +10,10 @@ copy and one vector are at hand.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain, groupby
 from math import prod
 
+from sparsetc.codegen import Lines
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer, word_bits
 from sparsetc.ir.nest.nest import LANE, LEAF
 from sparsetc.ir.plan import F16X3
@@ -25,7 +25,7 @@ ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
 
 
-class TritonPrinter(Writer):
+class TritonPrinter(Writer, Lines):
     """The text of one tile program as a Triton function, and what it says of the axes of the program's tiles.
 
     Attributes:
@@ -52,14 +52,13 @@ class TritonPrinter(Writer):
 
     def __init__(self, program: TileProgram, sums: str, widen: bool) -> None:
         """Set the program, Triton's type of its sums, and whether operands must be widened to it."""
+        Lines.__init__(self)
         self.p = program
         self.acc = sums
         self.widen = f".to({sums})" if widen else ""
         self.halves = program.schedule.precision == F16X3
         self.half = program.half and sums == "tl.float32" and not widen
         self.apart = program.looped | {axis.letter for axis in program.split}
-        self.out: list[str] = []
-        self.indent = 1
         self.copies = 1
         self.copy = ""
         self.vector = 0
@@ -77,18 +76,6 @@ class TritonPrinter(Writer):
         self.in_halves = {s.out for s in program.each(Gather) if s.operand.halves}
         self.narrow = program.narrow if widen and sums == "tl.float32" else frozenset()
         self.written = frozenset(program.result.axes)
-
-    # -- text -------------------------------------------------------------------------------------------------------
-    def put(self, text: str) -> None:
-        self.out.append("    " * self.indent + text)
-
-    @contextmanager
-    def block(self, head: str) -> Iterator[None]:
-        """Put a head, and indent what is put within the ``with`` block."""
-        self.put(head)
-        self.indent += 1
-        yield
-        self.indent -= 1
 
     # -- copies and guards ------------------------------------------------------------------------------------------
     def each(self, level: int) -> Iterator[int]:
