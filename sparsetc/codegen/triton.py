@@ -196,7 +196,7 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
     if not s.accumulate:
         return
     # Of a plain sum with the part Triton would make the dot's accumulator, and matrix units round towards zero.
-    what = f"{printer.p.view.loops[-1].name}s".capitalize()
+    what = f"{printer.p.view.innermost.name}s".capitalize()
     printer.put(f"# {what} are summed outside of the dot, which rounds its sums towards zero.")
     printer.put(f"{name} = tl.fma({part}, 1.0, {name})")
 

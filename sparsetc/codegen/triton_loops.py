@@ -29,7 +29,7 @@ def head(printer: TritonPrinter) -> None:
     """The numbers of the program's item and blocks, the positions of each axis, and the range of the item."""
     p = printer.p
     _numbers(printer)
-    if p.view.loops[-1].lanes:
+    if p.view.innermost.lanes:
         printer.put(f"lane = tl.arange(0, {p.view.lanes})")
     for axis in p.axes:
         _side(printer, axis) if axis.letter in p.letters else dense(printer, axis)

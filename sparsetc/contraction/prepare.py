@@ -51,7 +51,7 @@ class BoundPart:
     @property
     def reads_zeros(self) -> bool:
         """True if the program multiplies positions without a nonzero; an infinity there would give NaN."""
-        return self.packed.view.loops[-1].zeros(self.packed.padded)
+        return self.packed.view.innermost.zeros(self.packed.padded)
 
 
 Prepared = tuple[Plan, Ints, tuple[BoundPart, ...], Executable, Arrays]
@@ -270,7 +270,7 @@ class Preparation:
         """Return True if `deterministic=True` needs a second pass in place of atomics; sums of integers never do."""
         if not self.problem.ordered or all(p.program.result.owned or not p.packed.nnz for p in parts):
             return False
-        if not all(p.packed.view.loops[-1].ordered for p in parts):
+        if not all(p.packed.view.innermost.ordered for p in parts):
             raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
         if any(a.letter not in p.program.output_axes for p in parts for a in p.program.split):
             raise PlanError(

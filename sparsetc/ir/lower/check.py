@@ -127,7 +127,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
     def check_sum(node: Tree, axes: frozenset[str]) -> None:
         """Check that loops are summed from the innermost outwards, dense axes last."""
         dense = among(node.over, inner.dense)
-        if dense and node is not tree and inner.view.loops[-1].lanes:
+        if dense and node is not tree and inner.view.innermost.lanes:
             raise fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")
         left = set(axes)
         for beside, over in turns_of_sums(node.over, looped, in_registers(axes)):

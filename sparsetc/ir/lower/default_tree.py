@@ -106,7 +106,7 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
             matrix = _matrix_product(inner, schedule, inputs) if step and schedule.dot else None
             over = (axis.name, LANES) if lanes and not matrix else (axis.name,)
             inputs = [total(matrix or product(inputs), over), *factors[home]]
-    if reach == LEAF and schedule.dot and not inner.view.loops[-1].lanes:  # a result for each entry
+    if reach == LEAF and schedule.dot and not inner.view.innermost.lanes:  # a result for each entry
         after = [tree for tree in inputs if not _dense(inner, tree) & {*inner.summed}]
         matrix = _matrix_product(inner, schedule, outside(inputs, after))
         inputs = [matrix, *after] if matrix else inputs
@@ -122,7 +122,7 @@ def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
     of two factors is all there is.
     """
     tables = [o for o in inner.operands if {*inner.letters[:1]} <= {*o.rows}]
-    alone = not inner.view.loops[-1].lanes and not inner.view.values.held
+    alone = not inner.view.innermost.lanes and not inner.view.values.held
     if not (alone and schedule.dot and len(tables) == 1 and len(inner.operands) > 2):
         return None
     (x,) = tables

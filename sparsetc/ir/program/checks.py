@@ -45,7 +45,7 @@ def verify(program: ir.TileProgram) -> None:
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
         elif isinstance(statement, ir.Reduce):
             summed = set(statement.source.axes) - set(statement.out.axes)
-            whole = [a.letter for a in program.axes if a.programs == 1 and not program.view.loops[-1].lanes]
+            whole = [a.letter for a in program.axes if a.programs == 1 and not program.view.innermost.lanes]
             if not summed or not summed <= {ir.LANES, *program.letters, *whole}:
                 raise PlanError(
                     f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
@@ -122,7 +122,7 @@ def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
 
 def _verify_value(p: ir.TileProgram, s: ir.Value, loops: list[ir.Loop]) -> None:
     """Raise `PlanError` unless stored values are read in the innermost loop and along all sides of their tile."""
-    operand, over = p.stored(s.operand), p.view.loops[-1].name
+    operand, over = p.stored(s.operand), p.view.innermost.name
     wanted = among(operand.letters, p.along)
     alone = {c for c in wanted if p.axis(c).block == 1} - p.looped  # a position of these is a program's
     turned = [loop.axis.letter for loop in loops if loop.axis.letter]

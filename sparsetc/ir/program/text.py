@@ -181,4 +181,4 @@ def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     stored = stored_of(view, letters)
     tiles = [stored_tiles(stored), *stored.values.scaling(stored)] if stored.letters else []
-    return [*lines, *view.loops[-1].where(stored.values, tiles)]
+    return [*lines, *view.innermost.where(stored.values, tiles)]
