@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.contraction.operands import check_operand
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
 from sparsetc.support import Ints, outside
 from sparsetc.tensor import tables
-from sparsetc.tensor.inputs import CONVERT, as_dense, check_plain, not_sparse
+from sparsetc.tensor.inputs import as_dense, check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS
 
 DTYPES = (torch.float32, torch.float64)
+"""What decompositions compute in, and files of models hold."""
 
 OTHERS = {
     "n_iter_max": ("maxiters",),
@@ -184,10 +186,7 @@ def matrix(given: Any, shape: Ints, x: SparseTensor, what: str) -> Tensor:
         raise DecompositionError(f"{what} must be a torch tensor, found {type(given).__name__}")
     if tuple(given.shape) != shape:
         raise ShapeError(f"{what} must have shape {shape}, found {tuple(given.shape)}")
-    if given.dtype != x.dtype:
-        raise DtypeError(f"{what} has dtype {given.dtype}, x has {x.dtype}; convert one of them: {CONVERT}")
-    if given.device != x.device:
-        raise DeviceError(f"{what} is on {given.device}, x is on {x.device}; move one of them with .to()")
+    check_operand(given, what, x.dtype, x.device, "x")
     if not bool(given.isfinite().all()):
         raise FormatError(f"{what} has values that are infinite or NaN")
     return given.detach().clone(memory_format=torch.contiguous_format)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetc.decomposition.checks import DTYPES
 from sparsetc.errors import (
     DecompositionError,
     DeviceError,
@@ -32,9 +33,6 @@ from sparsetc.io.atomic import replacing
 from sparsetc.support import Ints, Names, memory
 from sparsetc.tensor.coords import check_range
 from sparsetc.tensor.picture import as_html
-
-DTYPES = (torch.float32, torch.float64)
-"""Dtypes of models in files: those that decompositions compute in."""
 
 CHUNK = 1 << 22
 """Elements of an intermediate result at a time: 16 to 32 MB."""
