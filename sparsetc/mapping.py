@@ -31,33 +31,24 @@ KEPT = 64
 _bodies: Lru[Hashable, Body] = Lru(KEPT)
 
 
+class Inputs(Settings, total=False):
+    """What a function is given, and settings."""
+
+    products: Mapping[str, tuple[Table, Table]] | None
+    rows: Mapping[str, Tensor] | None
+    columns: Mapping[str, Tensor] | None
+    entries: Mapping[str, Tensor] | None
+    softmax: bool
+    values: Table | None
+
+
 @overload
 def map_entries(
-    function: Callable[..., Tensor],
-    pattern: Any,
-    *,
-    products: Mapping[str, tuple[Table, Table]] | None = None,
-    rows: Mapping[str, Tensor] | None = None,
-    columns: Mapping[str, Tensor] | None = None,
-    entries: Mapping[str, Tensor] | None = None,
-    softmax: bool = False,
-    values: Table | None = None,
-    output: Literal["dense"] = "dense",
-    **settings: Unpack[Settings],
+    function: Callable[..., Tensor], pattern: Any, *, output: Literal["dense"] = "dense", **inputs: Unpack[Inputs]
 ) -> Tensor: ...
 @overload
 def map_entries(
-    function: Callable[..., Tensor],
-    pattern: Any,
-    *,
-    products: Mapping[str, tuple[Table, Table]] | None = None,
-    rows: Mapping[str, Tensor] | None = None,
-    columns: Mapping[str, Tensor] | None = None,
-    entries: Mapping[str, Tensor] | None = None,
-    softmax: bool = False,
-    values: Table | None = None,
-    output: Literal["sparse"],
-    **settings: Unpack[Settings],
+    function: Callable[..., Tensor], pattern: Any, *, output: Literal["sparse"], **inputs: Unpack[Inputs]
 ) -> SparseTensor: ...
 @entry_point
 def map_entries(

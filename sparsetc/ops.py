@@ -26,7 +26,7 @@ from sparsetc.contraction.operands import as_operand, check_operand
 from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed, without_zeros
 from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
 from sparsetc.options import Auto, ToDense, ToSparse
-from sparsetc.support import memory
+from sparsetc.support import memory, outside
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.groups import groups_of, reduced_groups
@@ -392,9 +392,9 @@ def letters_of(order: int, ranks: int, name: str) -> tuple[str, str]:
     """(one letter a mode, one letter a rank): i, j, k, … and r, s, t, … as far as they go."""
     if order + ranks > len(ascii_letters):
         raise EquationError(f"{name}: {order} modes and {ranks} ranks need more than the 52 letters there are")
-    rest = "".join(c for c in ascii_letters if c not in MODES + RANKS)
+    rest = "".join(outside(ascii_letters, MODES + RANKS))
     modes = (MODES + rest + RANKS)[:order]
-    return modes, "".join(c for c in RANKS + rest + MODES if c not in modes)[:ranks]
+    return modes, "".join(outside(RANKS + rest + MODES, modes))[:ranks]
 
 
 def equation(letters: str, terms: Sequence[str], kept: str) -> str:

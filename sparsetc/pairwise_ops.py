@@ -8,8 +8,6 @@ loaded when one runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,21 +15,16 @@ from torch import Tensor
 
 from sparsetc.contraction.autograd import one_of_batch
 from sparsetc.contraction.kernel import operators
-
-
-def _of_pairwise(name: str) -> Callable[..., Any]:
-    """Return a function of `pairwise`, which is loaded at the first call."""
-    return lambda *arguments: getattr(import_module("sparsetc.pairwise"), name)(*arguments)
-
+from sparsetc.support import later
 
 operators.define("mapped(str key, Tensor[] tensors, Tensor? seed) -> (Tensor, Tensor)")
 operators.define(
     "mapped_gradients(str key, Tensor[] tensors, Tensor? seed, Tensor result, Tensor lse, Tensor? of_result, "
     "Tensor? of_lse, bool[] wanted) -> Tensor[]"
 )
-operators.impl("mapped", _of_pairwise("run_mapped"), "CompositeExplicitAutograd")
-operators.impl("mapped_gradients", _of_pairwise("run_gradients"), "CompositeExplicitAutograd")
-torch.library.register_fake("sparsetc::mapped", _of_pairwise("shapes_of_mapped"), lib=operators)
+operators.impl("mapped", later("pairwise", "run_mapped"), "CompositeExplicitAutograd")
+operators.impl("mapped_gradients", later("pairwise", "run_gradients"), "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetc::mapped", later("pairwise", "shapes_of_mapped"), lib=operators)
 
 
 @torch.library.register_fake("sparsetc::mapped_gradients", lib=operators)
@@ -56,6 +49,9 @@ def _backward(ctx: Any, of_result: Tensor | None, of_lse: Tensor | None) -> tupl
     return None, [next(gradients) if want else None for want in wanted], None
 
 
+_second_gradients = later("pairwise", "second_gradients")
+
+
 def _remember_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.key, tensors, seed, _, _, of_result, of_lse, ctx.wanted = inputs
     ctx.save_for_backward(*tensors, seed, of_result, of_lse)
@@ -63,7 +59,7 @@ def _remember_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor])
 
 def _backward_of_gradients(ctx: Any, upstream: list[Tensor]) -> tuple[Any, ...]:
     *tensors, seed, of_result, of_lse = ctx.saved_tensors
-    derived = _of_pairwise("second_gradients")(ctx.key, tensors, seed, of_result, of_lse, ctx.wanted, upstream)
+    derived = _second_gradients(ctx.key, tensors, seed, of_result, of_lse, ctx.wanted, upstream)
     of_tensors, of_upstream = derived
     return None, of_tensors, None, None, None, *of_upstream, None
 

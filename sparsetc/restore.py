@@ -26,7 +26,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.options import Options, current, with_settings
-from sparsetc.support import memory
+from sparsetc.support import Ints, NamedInts, Names, memory
 from sparsetc.support.records import fits, from_state, misfit, quoted
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
@@ -36,7 +36,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Restored = TypeVar("Restored")
 Reduced = tuple[Callable[..., Restored], tuple[Any, ...]]
-Spelled = tuple[tuple[tuple[str, ...], ...], tuple[str, ...], tuple[int, ...], str, tuple[tuple[str, int], ...]]
+Spelled = tuple[tuple[Names, ...], Names, Ints, str, NamedInts]
 """A `Bound` einsum as plain data."""
 RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
 
@@ -81,7 +81,7 @@ def tensor(pattern: Pattern, values: Tensor) -> SparseTensor:
 
 
 @saved
-def pattern(coords: Tensor, shape: tuple[int, ...], coalesced: bool) -> Pattern:
+def pattern(coords: Tensor, shape: Ints, coalesced: bool) -> Pattern:
     """Restore a Pattern; coordinates are checked to be in range, sorted and unique."""
     if coords.layout != torch.strided or coords.is_quantized:
         raise FormatError(f"a saved Pattern must have plain coordinates, found {coords.layout}; it is damaged")
@@ -95,7 +95,7 @@ def pattern(coords: Tensor, shape: tuple[int, ...], coalesced: bool) -> Pattern:
 
 
 @saved
-def pattern_of_blocks(coords: Tensor, sides: tuple[int, ...], shape: tuple[int, ...], coalesced: bool) -> Pattern:
+def pattern_of_blocks(coords: Tensor, sides: Ints, shape: Ints, coalesced: bool) -> Pattern:
     """Restore a Pattern of blocks, with the same checks."""
     blocks = checked(crd.checked_shape(sides), crd.checked_shape(shape))
     restored = pattern(coords, blocks.grid, coalesced)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.ir.program.tile import Add, TileProgram
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support.compiled import Kept
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class _Part:
         named = part.named(program)
         self.fixed = [_flat(named[name]) if name in named else None for name in program.arrays]
         self.place = program.arrays.index("values") if "values" in program.arrays else None
-        self.owned = all(s.owned for s, _ in program.statements if isinstance(s, Add))
+        self.owned = program.result.owned
         self.last = known.stored if program.view.items.counts else known.items
         self.cuts: dict[int, list[int]] = {}
 

@@ -19,7 +19,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from sparsetc.codegen.numba_nests import Factor, Lines, Nest, pieces, zeros
+from sparsetc.codegen import Lines
+from sparsetc.codegen.numba_nests import Factor, Nest, pieces, zeros
 from sparsetc.ir.nest.coordinates import Bits, Lookup, Writer
 from sparsetc.ir.nest.nest import ITEM, LEAF, Each, Fibers, Run
 from sparsetc.ir.nest.values import Bitmap, Ones
@@ -42,15 +43,14 @@ LINE = 16
 
 def unprinted(program: TileProgram) -> str:
     """Return why a program is left to torch; an empty text where native loops are printed."""
-    view, statements = program.view, [s for s, _ in program.statements]
-    loops = [s.axis for s in statements if isinstance(s, ir.Loop)]
+    view, loops = program.view, [s.axis for s in program.each(ir.Loop)]
     if program.covers:
         return "products of whole tensors are torch's"
     if program.terms or view.values.halves or not program.whole:
         return "pairs of tiles, and values in halves, have no native loops"
     if not all(type(axis) in (Run, Fibers, Each) and axis.lanes <= 1 for axis in loops):
         return "loops of several lanes, and over a tile's side, are not native"
-    if view.items.counts and program.key.level == ITEM and program.key.kind != "row":
+    if view.items.counts and program.result.key.level == ITEM and program.result.key.kind != "row":
         return "results of equal chunks have no native loops"
     return ""
 
@@ -235,7 +235,7 @@ class NumbaPrinter(Writer, Lines):
     @property
     def decodes(self) -> dict[str, ir.Decode]:
         """Return by letter the statement that reads a row's coordinate."""
-        return {s.letter: s for s, _ in self.p.statements if isinstance(s, ir.Decode) and not s.tile}
+        return {s.letter: s for s in self.p.each(ir.Decode) if not s.tile}
 
     def held(self, tile: ir.Tile) -> Factor:
         """Return where a tile of the program is kept: in a number, in registers, or in a local array."""

@@ -6,11 +6,11 @@ those over summed ones; what a loop does not change is multiplied, or loaded, be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from sparsetc.codegen import Lines
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import NamedInts
@@ -98,34 +98,6 @@ class Factor:
                 terms.append(f"{where} * {stride}" if stride != 1 else where)
         terms = [*filter(None, terms)]
         return " + ".join([*terms, *([str(fixed)] if fixed or not terms else [])])
-
-
-class Lines:
-    """The lines of a function in the making, and the names of its variables."""
-
-    def __init__(self) -> None:
-        self.out: list[str] = []
-        self.indent, self.variables = 1, 0
-
-    def put(self, text: str) -> None:
-        self.out.append("    " * self.indent + text)
-
-    @contextmanager
-    def block(self, head: str) -> Iterator[None]:
-        """Print a head and indent the lines of this block; without a head they are not indented."""
-        if head:
-            self.put(head)
-        self.indent += bool(head)
-        yield
-        self.indent -= bool(head)
-
-    def variable(self, called: str, text: str = "") -> str:
-        """Return a new variable name, and print the assignment of `text` to it."""
-        self.variables += 1
-        name = f"{called}{self.variables}"
-        if text:
-            self.put(f"{name} = {text}")
-        return name
 
 
 def zeros(program: TileProgram, piece: Piece) -> str:

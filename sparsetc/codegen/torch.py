@@ -22,7 +22,7 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.support import Names
+from sparsetc.support import Names, among
 
 
 def function(p: TileProgram, integers: bool) -> list[str]:
@@ -172,7 +172,7 @@ def add(printer: TorchPrinter, s: ir.Add) -> None:
     """Print the addition of rows to the output's rows, or their store if nothing else is added there."""
     p, level = printer.p, rows_of(printer.p, s.key.level)
     within = next((kept for t, (*_, kept) in printer.sampled.items() if t.out == s.source), s.source.within)
-    kept = tuple(c for c in p.read_along(s.key.letters) if c in within)
+    kept = among(p.read_along(s.key.letters), within)
     numbers = p.width == 1
     shape = "-1" if numbers else f"-1, {p.width}"
     total = summed(s.source.name, within, (*kept, *s.axes))
@@ -228,7 +228,7 @@ def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool
     functions = ["\n".join(p.lines(integers) if p.covers else function(p, integers)) for p in programs]
     body = "\n\n\n".join(functions)
     called = set(re.findall(r"(?<!\.)\b(\w+)\(", body))
-    used = ", ".join(name for name in CALLS.split() if name in called)
+    used = ", ".join(among(CALLS.split(), called))
     head = [f'"""{header}"""', *(["import torch"] if "torch." in body else [])]
     head += [f"from sparsetc.runtime.calls import {used}"] if used else []
     return "\n\n".join(head) + f"\n\n\n{body}\n"

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sparsetc.codegen import Lines
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
 from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
-from sparsetc.ir.program.tile import Add, Decode, Gather, Product, Tile, TileProgram
-from sparsetc.support import Names
+from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram
+from sparsetc.support import Names, among
 
 if TYPE_CHECKING:
     from sparsetc.codegen.launch import PartArrays
@@ -38,7 +39,7 @@ def rows_of(program: TileProgram, level: int) -> int:
     return max([axis.level for axis in program.view.loops if axis.level <= level], default=ITEM)
 
 
-class TorchPrinter(Writer):
+class TorchPrinter(Writer, Lines):
     """The text of one tile program as a torch function of chunks, and the rows that a chunk has of each level.
 
     Attributes:
@@ -53,14 +54,13 @@ class TorchPrinter(Writer):
     """
 
     def __init__(self, program: TileProgram, integers: bool = False) -> None:
+        Lines.__init__(self, indent=2)
         self.p, self.device = program, f"{next(iter(program.view.packed), program.output)}.device"
         self.einsum = "integer_einsum" if integers else "torch.einsum"
         self.level, self.column = LEAF, ""
-        self.bags, statements = bags(program), [s for s, _ in program.statements]
-        self.sampled, self.unread = sampled(program), unread(program)
-        self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
-        gathers = [s for s in statements if isinstance(s, Gather)]
-        products = [s for s in statements if isinstance(s, Product)]
+        self.bags, self.sampled, self.unread = bags(program), sampled(program), unread(program)
+        self.decodes = {s.letter: s for s in program.each(Decode) if not s.tile}
+        gathers, products = program.each(Gather), program.each(Product)
         self.constants = {s.out.name for s in gathers if not s.operand.rows}
         for s in products:
             if not s.accumulate and self.constants.issuperset(t.name for t in s.inputs):
@@ -68,10 +68,6 @@ class TorchPrinter(Writer):
         read = Counter(t.name for s in products for t in s.inputs)
         fresh = {s.out.name for s in gathers} | {s.out.name for s in products if s.accumulate or len(s.inputs) > 1}
         self.spare = {name for name in fresh if read[name] == 1} - self.constants
-        self.out: list[str] = []
-
-    def put(self, text: str) -> None:
-        self.out.append("        " + text)
 
     def offsets(self, level: int) -> str:
         """Return the offsets within the chunk of the rows of a level, for each row above; the last end follows."""
@@ -181,8 +177,8 @@ def summed(text: str, own: Names, axes: Names) -> str:
     """Return a tile with its axes in the given order, summed over all others."""
     if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
         text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
-    left = [a for a in own if a in axes]
-    if left != list(axes):
+    left = among(own, axes)
+    if left != axes:
         text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
     return text
 
@@ -194,8 +190,8 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
         For each, what gathers those rows, and the axes of the weights: none, or the first of the rows' axes, where rows
         have as many elements for each position of these.
     """
-    gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather)}
-    products = [s for s, _ in program.statements if isinstance(s, Product) and s.accumulate and not s.dot]
+    gathers = {s.out.name: s for s in program.each(Gather)}
+    products = [s for s in program.each(Product) if s.accumulate and not s.dot]
     weights = (
         (s, gathers[t.name], _weight_axes(program, s, t)) for s in products for t in s.inputs if t.name in gathers
     )
@@ -209,13 +205,13 @@ def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, Names]]
     Returns:
         For each product, the two gathers, first that of the mode that is stored first, and the axes that are kept.
     """
-    gathers = {s.out.name: s for s, _ in program.statements if isinstance(s, Gather) and s.operand.rows}
-    stored = {s.source.name: s.axes for s, _ in program.statements if isinstance(s, Add)}
-    ends = {s.letter for s, _ in program.statements if isinstance(s, Decode) and (s.along or s.end)}
+    gathers = {s.out.name: s for s in program.each(Gather) if s.operand.rows}
+    ends = {s.letter for s in program.each(Decode) if s.along or s.end}
     modes = [program.letters[c.mode] for level in program.view.levels for c in level]
-    products = {}
-    for s in [s for s, _ in program.statements if isinstance(s, Product) and not s.accumulate and not s.dot]:
-        axes, kept = s.out.within, stored.get(s.out.name, s.out.within)
+    result, products = program.result, {}
+    for s in [s for s in program.each(Product) if not s.accumulate and not s.dot]:
+        axes = s.out.within
+        kept = result.axes if s.out == result.source else axes
         rows = [gathers[t.name] for t in s.inputs if t.name in gathers and t.within == axes]
         numbers = [t for t in s.inputs if not t.within]
         if len(rows) == 2 and len(rows) + len(numbers) == len(s.inputs) and axes[: len(kept)] == kept != axes:

@@ -28,6 +28,7 @@ from sparsetc.ir.plan import F16
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables, tables_of
+from sparsetc.support import among
 
 
 def signature(head: str, args: list[str], tail: str) -> list[str]:
@@ -195,7 +196,7 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
     if not s.accumulate:
         return
     # Of a plain sum with the part Triton would make the dot's accumulator, and matrix units round towards zero.
-    what = f"{printer.p.view.loops[-1].name}s".capitalize()
+    what = f"{printer.p.view.innermost.name}s".capitalize()
     printer.put(f"# {what} are summed outside of the dot, which rounds its sums towards zero.")
     printer.put(f"{name} = tl.fma({part}, 1.0, {name})")
 
@@ -245,7 +246,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
 
 def slots(printer: TritonPrinter, key: ir.Key, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
     """Return terms and conditions of the slots of a sparse output, stored for each kept position; -1 is no slot."""
-    p, places = printer.p, tuple(c for c in axes if c in key.letters)
+    p, places = printer.p, among(axes, key.letters)
     sizes = [p.axis(c).size for c in key.letters]
     # A loop's number may be a plain one, so that a sum widens it.
     item = "item" if p.index64 else "item.to(tl.int64)"
@@ -332,8 +333,8 @@ def module_source(
     """
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
     for p in programs:
-        for s, _ in p.statements:
-            if isinstance(s, ir.Gather) and s.operand.halves:
+        for s in p.each(ir.Gather):
+            if s.operand.halves:
                 lines += ["", *splitting(p, s), ""]
     functions = [line for p in programs for line in ("", *function(p, sums, widen), "")]
     if "count(" in "".join(functions):

@@ -10,22 +10,22 @@ copy and one vector are at hand.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain, groupby
 from math import prod
 
+from sparsetc.codegen import Lines
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer, word_bits
 from sparsetc.ir.nest.nest import LANE, LEAF
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import LANES, Add, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
-from sparsetc.support import Names
+from sparsetc.ir.program.tile import LANES, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
+from sparsetc.support import Names, among, outside
 
 ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
 
 
-class TritonPrinter(Writer):
+class TritonPrinter(Writer, Lines):
     """The text of one tile program as a Triton function, and what it says of the axes of the program's tiles.
 
     Attributes:
@@ -52,14 +52,13 @@ class TritonPrinter(Writer):
 
     def __init__(self, program: TileProgram, sums: str, widen: bool) -> None:
         """Set the program, Triton's type of its sums, and whether operands must be widened to it."""
+        Lines.__init__(self)
         self.p = program
         self.acc = sums
         self.widen = f".to({sums})" if widen else ""
         self.halves = program.schedule.precision == F16X3
         self.half = program.half and sums == "tl.float32" and not widen
         self.apart = program.looped | {axis.letter for axis in program.split}
-        self.out: list[str] = []
-        self.indent = 1
         self.copies = 1
         self.copy = ""
         self.vector = 0
@@ -67,28 +66,16 @@ class TritonPrinter(Writer):
         self.masked = False
         self.words: tuple[set[str], ...] = (set(), set(), set())
         statements = [s for s, _ in program.statements]
-        self.values = [s for s in statements if isinstance(s, Value)]
-        self.decodes = {s.letter: s for s in statements if isinstance(s, Decode) and not s.tile}
+        self.values = program.each(Value)
+        self.decodes = {s.letter: s for s in program.each(Decode) if not s.tile}
         self.spanned = frozenset(a for s in self.values for a in s.out.axes)
-        self.bf16 = {s.out.name for s in statements if isinstance(s, Gather) and s.operand.rounded}
+        self.bf16 = {s.out.name for s in program.each(Gather) if s.operand.rounded}
         for s in statements:
             sides = (s.left, s.right) if isinstance(s, Product) and s.dot else ()
             self.bf16 -= {*flow(s)[1]} - {side[0].name for side in sides if len(side) == 1}
-        self.in_halves = {s.out for s in statements if isinstance(s, Gather) and s.operand.halves}
+        self.in_halves = {s.out for s in program.each(Gather) if s.operand.halves}
         self.narrow = program.narrow if widen and sums == "tl.float32" else frozenset()
-        self.written = frozenset.intersection(*(frozenset(s.axes) for s in statements if isinstance(s, Add)))
-
-    # -- text -------------------------------------------------------------------------------------------------------
-    def put(self, text: str) -> None:
-        self.out.append("    " * self.indent + text)
-
-    @contextmanager
-    def block(self, head: str) -> Iterator[None]:
-        """Put a head, and indent what is put within the ``with`` block."""
-        self.put(head)
-        self.indent += 1
-        yield
-        self.indent -= 1
+        self.written = frozenset(program.result.axes)
 
     # -- copies and guards ------------------------------------------------------------------------------------------
     def each(self, level: int) -> Iterator[int]:
@@ -195,8 +182,8 @@ class TritonPrinter(Writer):
     def factor(self, tile: Tile, axes: Sequence[str]) -> str:
         """A factor laid out over `axes`."""
         name = self.unfolded(tile, self.named(tile))
-        order = [a for a in axes if a in tile.axes]
-        if tuple(order) != tile.axes:
+        order = among(axes, tile.axes)
+        if order != tile.axes:
             name = f"tl.permute({name}, {tuple([tile.axes.index(a) for a in order])})"
         if len(order) == len(axes) or not order:
             return name
@@ -209,7 +196,7 @@ class TritonPrinter(Writer):
     def summed(self, tile: Tile, left: Sequence[str]) -> tuple[str, list[str]]:
         """Return (text of the tile summed over all axes not in `left`, its remaining axes)."""
         text, axes = self.unfolded(tile, self.named(tile)), list(tile.axes)
-        for axis in [a for a in axes if a not in left]:
+        for axis in outside(axes, left):
             text = f"tl.sum({text}, {axes.index(axis)})"
             axes.remove(axis)
         return text, axes

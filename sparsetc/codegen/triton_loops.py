@@ -29,7 +29,7 @@ def head(printer: TritonPrinter) -> None:
     """The numbers of the program's item and blocks, the positions of each axis, and the range of the item."""
     p = printer.p
     _numbers(printer)
-    if p.view.loops[-1].lanes:
+    if p.view.innermost.lanes:
         printer.put(f"lane = tl.arange(0, {p.view.lanes})")
     for axis in p.axes:
         _side(printer, axis) if axis.letter in p.letters else dense(printer, axis)
@@ -69,10 +69,10 @@ def ahead(printer: TritonPrinter, level: int) -> None:
 
     H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
     """
-    for s, _ in printer.p.statements:
-        if isinstance(s, Add) and s.key.level == level and known_ahead(s.key):
-            at = "item" if level == ITEM else "fiber"
-            printer.put(f"slot = {load(s.key.array, at, printer.guard(level))}")
+    key = printer.p.result.key
+    if key.level == level and known_ahead(key):
+        at = "item" if level == ITEM else "fiber"
+        printer.put(f"slot = {load(key.array, at, printer.guard(level))}")
 
 
 def known_ahead(key: Key) -> bool:

@@ -26,7 +26,7 @@ from sparsetc.support import Names
 
 def head(printer: TritonPrinter) -> None:
     """Numbers that all tiles share."""
-    gathered = [s.out for s, _ in printer.p.statements if isinstance(s, Gather)]
+    gathered = [s.out for s in printer.p.each(Gather)]
     groups = dict.fromkeys(group for tile in gathered if tile.folded for group in sides_of(tile))
     for group in (group for group in groups if len(group) > 1):
         printer.put(f"{flat(group)} = tl.arange(0, {printer.positions(group)})")
@@ -215,7 +215,7 @@ def counted_bits(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[int,
 
 def _before(printer: TritonPrinter, s: Value, stored: Stored) -> Names:
     """Letters of which a step has one position, or a part of them: of the grid, then looped, the outermost first."""
-    loops = (inner.axis.letter for inner, _ in printer.p.statements if isinstance(inner, Loop) and inner.axis.letter)
+    loops = (inner.axis.letter for inner in printer.p.each(Loop) if inner.axis.letter)
     gridded = (a.letter for a in printer.p.split)
     return tuple(c for c in chain(gridded, loops) if c in stored.letters and c not in s.out.axes)
 

@@ -28,6 +28,7 @@ from sparsetc.errors import TransformError
 from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
 from sparsetc.packing.base import Packed, after_zero
+from sparsetc.support import outside
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.kept_values import gradient_taken
@@ -272,7 +273,7 @@ class StepFunction(Multilinear):
         if values is not None:
             values = conjugate(picked(values, step.by_slot))
         upstream = upstream if sparse else step.output.letters_apart(upstream)
-        others = [s for s in sources if s not in e.sparse]
+        others = outside(sources, e.sparse)
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
         pattern = step.slotted if sparse else self.pattern
         if values is None and step.problem.backend == "triton":

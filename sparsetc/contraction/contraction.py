@@ -40,6 +40,7 @@ from sparsetc.contraction.prepare import in_place, problem_of
 from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import Pull, put_back, rewrites_of
 from sparsetc.contraction.step import Step
+from sparsetc.contraction.tuned import tune
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import TransformError
 from sparsetc.explain import Explanation, device_name
@@ -331,8 +332,6 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
 def _tune(step: Step | Pair) -> None:
     """Choose the plan of a step by time, where options ask for that."""
     if step.settings.effective_tune()[0] != "model":
-        from sparsetc.contraction.tuned import tune
-
         tune(step)
 
 

@@ -37,7 +37,7 @@ from sparsetc.join.join import Join, JoinOperand, Roles, prepared
 from sparsetc.join.order import JoinOrder, composed
 from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -105,7 +105,7 @@ def blocks(r: Request) -> Rewrite | None:
             term, summed = cut.term(letters), list[int]()
             if tf32 and like.dtype == torch.float32 and term == distinct(term):
                 summed = [n for n, c in enumerate(term) if cut.sides.get(c, 0) >= LAST and c not in e.output]
-            order = [*(n for n in range(len(term)) if n not in summed), *summed]
+            order = [*outside(range(len(term)), summed), *summed]
             change = partial(_table, cut.sides_of(letters), bound.shape(p), order if summed else None)
             inputs.append(tuple([term[n] for n in order]))
             inner.append(like.expand([sizes[c] for c in inputs[-1]]))
@@ -160,7 +160,7 @@ def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Letterings) -> tupl
     pattern, block_cut = x.pattern.cut(tuple(cut.sides.get(c, 1) for c in modes))
     with lasting():
         masks = x.pattern.blocks.masks(x.coords)
-    positions = tuple(c for c in modes if c in cut.sides)
+    positions = among(modes, cut.sides)
     rows = tuple(cut.blocks.get(c, c) for c in modes)
     return pattern, rows, (*positions, *cut.term(dense)), partial(_cut_values, block_cut, masks, sides, sizes)
 
@@ -195,14 +195,14 @@ def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Patt
         inner_first: the pattern of the first sparse operand in the einsum of blocks.
     """
     e = bound.einsum
-    rows = [tuple(d for d in cut.term([c]) if d in known) for c in e.output]  # two make one coordinate, none is 0
+    rows = [among(cut.term([c]), known) for c in e.output]  # two make one coordinate, none is 0
     del rows[1 + max((n for n, letters in enumerate(rows) if letters), default=0) :]
     sides = []
     for c, letters in zip(e.output, rows, strict=False):
         side = cut.sides.get(c, 1) if len(letters) == 1 else 1
         sides.append(side if letters else max(1, bound.by_index[c]))
     lying = Blocks(tuple(sides), bound.extents(e.output[: len(rows)]))
-    width = tuple(d for d in cut.term(e.output) if d not in known)
+    width = outside(cut.term(e.output), known)
 
     def put(patterns: Patterns, other: Pattern | None, empty: bool) -> tuple[Pattern, Change]:
         """The operand's own pattern where its blocks are the result's, one each; without coordinates one entry."""
@@ -276,8 +276,7 @@ def _entries(r: Request) -> Rewrite | None:
     kept_whole = e.output[: len(coordinates[0])] == coordinates[0] and not _is_empty(sparse[0])
     on_own_rows = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
     output = e.output[len(coordinates[0]) :] if on_own_rows else e.output
-    dense = [e.inputs[p] for p in e.dense]
-    used = {c for t in (output, *dense, *tables) for c in t}
+    used = {c for t in (output, *e.tables, *tables) for c in t}
     letters = distinct(c for t in coordinates for c in t if c in used)
     pattern = _pattern(sparse, coordinates, letters, r.settings)
     if pattern is None:
@@ -285,7 +284,7 @@ def _entries(r: Request) -> Rewrite | None:
     like = r.like
     ones = SparseTensor._make(pattern, like.expand(pattern.nnz))
     values = [like.expand(x._values.shape) for x in sparse]
-    inputs = ((*numbers, *letters), *dense, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
+    inputs = ((*numbers, *letters), *e.tables, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
     einsum = Einsum(inputs, (*numbers, *letters, *output) if on_own_rows else output, (0,), e.text)
     sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
     operands: list[SparseTensor | Tensor] = [ones, *(o for o in r.operands if not isinstance(o, SparseTensor)), *values]
@@ -345,7 +344,7 @@ def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Names], most: int) 
 
     None where there are more than `most`.
     """
-    shared = tuple(c for c in distinct(terms[0]) if c in terms[1])
+    shared = among(distinct(terms[0]), terms[1])
 
     def operand(x: SparseTensor, letters: Names, number: str) -> JoinOperand:
         coords = torch.stack([torch.arange(x.nnz, device=x.device), *x.coords])[:, : 0 if _is_empty(x) else None]
@@ -381,7 +380,7 @@ def parts(r: Request) -> Rewrite | None:
         return None
     (x,), (position,) = r.sparse, e.sparse
     coordinates = e.inputs[position]
-    tables = sorted((e.inputs[p] for p in e.dense), key=lambda table: coordinates[0] not in table)
+    tables = sorted(e.tables, key=lambda table: coordinates[0] not in table)
     rows, columns = (prod(sizes[c] for c in t if c in e.output and c not in coordinates) for t in tables)
     if not x.pattern.ones or columns < COLUMNS:
         return None

@@ -279,15 +279,15 @@ def as_operand(operand: Any, what: str) -> Any:
 
 
 def check_operand(
-    operand: SparseTensor | Tensor, position: int | str, dtype: torch.dtype, device: torch.device
+    operand: SparseTensor | Tensor,
+    position: int | str,
+    dtype: torch.dtype,
+    device: torch.device,
+    other: str = "the sparse operand",
 ) -> None:
-    """Raise unless a dense operand, at a position or of a name, has the sparse operand's dtype and device."""
+    """Raise unless an operand, at a position or of a name, has the dtype and the device that another one has."""
     what = position if isinstance(position, str) else f"operand {position + 1}"
     if operand.dtype != dtype:
-        raise DtypeError(
-            f"{what} has dtype {operand.dtype}, the sparse operand has {dtype}; convert one of them: {CONVERT}"
-        )
+        raise DtypeError(f"{what} has dtype {operand.dtype}, {other} has {dtype}; convert one of them: {CONVERT}")
     if operand.device != device:
-        raise DeviceError(
-            f"{what} is on {operand.device}, the sparse operand is on {device}; move one of them with .to()"
-        )
+        raise DeviceError(f"{what} is on {operand.device}, {other} is on {device}; move one of them with .to()")

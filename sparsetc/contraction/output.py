@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.contraction.operands import check_operand
 from sparsetc.contraction.request import Request
-from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
+from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.support import Ints, memory
+from sparsetc.support import Ints, memory, volume
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -71,7 +72,7 @@ class Output:
         """
         sizes = (*self.kept_shape, *self.width_shape)
         order = self.permutation or tuple(range(len(sizes)))
-        strides = {dim: prod(sizes[n] for n in order[at + 1 :]) for at, dim in enumerate(order)}
+        strides = {dim: volume(sizes, order[at + 1 :]) for at, dim in enumerate(order)}
         count = len(self.kept_shape)
         for dims in (range(count), range(count, len(sizes)))[: 1 + joined]:
             if any(strides[n] != strides[n + 1] * sizes[n + 1] for n in dims[:-1]):
@@ -193,10 +194,7 @@ def check_accumulation(out: Any, shape: Ints, dtype: torch.dtype, device: torch.
         raise DtypeError(f"input must be a SparseTensor or a torch tensor, found {type(out).__name__}")
     if tuple(out.shape) != shape:
         raise ShapeError(f"input must have the result's shape {shape}, found {tuple(out.shape)}")
-    if out.dtype != dtype:
-        raise DtypeError(f"input must have the operands' dtype {dtype}, found {out.dtype}")
-    if out.device != device:
-        raise DeviceError(f"out is on {out.device}, the operands are on {device}")
+    check_operand(out, "input", dtype, device, "the result")
 
 
 def check_scalars(dtype: torch.dtype, **scalars: Any) -> None:

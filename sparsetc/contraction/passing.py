@@ -23,7 +23,7 @@ from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
-from sparsetc.support import Ints
+from sparsetc.support import Ints, among, outside
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import inputs
@@ -146,9 +146,9 @@ class Recipe:
         if len(orders) == 1 or e.dense_contracted or any(len(set(term)) < len(term) for term in e.inputs):
             return None
         tables = []
-        for term in (e.inputs[p] for p in e.dense):
-            letters = [c for c in term if c not in e.free]
-            order = [term.index(c) for c in (*letters, *(c for c in e.free if c in term))]
+        for term in e.tables:
+            letters = outside(term, e.free)
+            order = [term.index(c) for c in (*letters, *among(e.free, term))]
             tables.append(Table("".join(letters), tuple(order), tuple(c in term for c in e.free)))
         at_end = (*e.kept, *e.free)
         order = [at_end.index(c) for c in e.output]

@@ -43,7 +43,7 @@ from sparsetc.planner.paths import Order, Search, checked_order, sparse_order
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Ints, Names, memory
+from sparsetc.support import Ints, Names, among, memory, outside
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.kept_values import kept_with
@@ -254,7 +254,7 @@ class Path(Inspectable):
         """The order of several sparse operands; dense ones are ordered with them only where all are expanded."""
         e = self.bound.einsum
         ordered = range(len(terms)) if self._expanded else e.sparse
-        others = [n for n in range(len(terms)) if n not in ordered]
+        others = outside(range(len(terms)), ordered)
         operands = [terms[n].operand for n in ordered]
         entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for o in operands]
         kept = {*e.output, *(c for n in others for c in terms[n].letters)}
@@ -267,7 +267,7 @@ class Path(Inspectable):
             if number == len(path) - 1:
                 chosen += others
             order.append(tuple(sorted(map(every.index, chosen))))
-            left, every = ([*(n for n in numbers if n not in chosen), len(terms) + number] for numbers in (left, every))
+            left, every = ([*outside(numbers, chosen), len(terms) + number] for numbers in (left, every))
         return tuple(order)
 
     def _linked(
@@ -282,9 +282,9 @@ class Path(Inspectable):
         rows = {
             c for term in (chosen if sparse else rest) for c in term.letters[: getattr(term.operand, "sparse_order", 0)]
         }
-        kept = [c for c in distinct(c for letters in inputs for c in letters) if c in needed]
+        kept = among(distinct(c for letters in inputs for c in letters), needed)
         # Coordinates come first, so that rows need not be moved.
-        output = (*(c for c in kept if c in rows), *(c for c in kept if c not in rows))
+        output = (*among(kept, rows), *outside(kept, rows))
         output = output if rest else self.bound.einsum.output
         e = Einsum(inputs, output, sparse, ",".join(map("".join, inputs)) + "->" + "".join(output))
         bound = Bound.of(e, self.bound.by_index)

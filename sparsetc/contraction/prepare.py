@@ -32,11 +32,11 @@ from sparsetc.packing.deal import PARTITIONS, stored_parts
 from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.runtime.executable import Arrays, Executable, SecondPass, owned
-from sparsetc.support import Ints, memory
+from sparsetc.runtime.executable import Arrays, Executable, SecondPass
+from sparsetc.support import Ints, among, memory, outside
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.coords import linear_key
+from sparsetc.tensor.coords import linear_key, of_modes
 from sparsetc.tensor.sums import accumulator, result_bytes
 
 
@@ -51,7 +51,7 @@ class BoundPart:
     @property
     def reads_zeros(self) -> bool:
         """True if the program multiplies positions without a nonzero; an infinity there would give NaN."""
-        return self.packed.view.loops[-1].zeros(self.packed.padded)
+        return self.packed.view.innermost.zeros(self.packed.padded)
 
 
 Prepared = tuple[Plan, Ints, tuple[BoundPart, ...], Executable, Arrays]
@@ -141,10 +141,10 @@ class Preparation:
         The rows of one part follow those of the part before it; where some parts store rows of the result, all rows of
         it come first.
         """
-        rows, adding = self._row_of_nonzeros(), [not owned(p.program) for p in parts]
+        rows, adding = self._row_of_nonzeros(), [not p.program.result.owned for p in parts]
         first = 0 if all(adding) else self.output.rows
         each = [
-            p.packed.slots(p.program.key.level, rows) if adds else rows[:0]
+            p.packed.slots(p.program.result.key.level, rows) if adds else rows[:0]
             for p, adds in zip(parts, adding, strict=True)
         ]
         ends = list(accumulate((rows_of_part.numel() for rows_of_part in each), initial=first))
@@ -224,7 +224,7 @@ class Preparation:
         if program.slot:
             if partial is not None:
                 slot = torch.arange(partial.start, partial.stop, device=self.device)
-            elif (key := program.key).letters:
+            elif (key := program.result.key).letters:
                 slot = slots_along(packed, problem.kept, key.level, self._rows_of_part(packed))
             else:
                 slot = packed.slots(key.level, self._slot_of_nonzeros())
@@ -241,7 +241,7 @@ class Preparation:
         A letter that is summed before kernels run, or is broadcast, is one of the einsum as written.
         """
         e, written = self.bound.einsum, self.written
-        axes = distinct(c for c in (*written.indices, *e.indices) if c not in e.sparse_indices)
+        axes = distinct(outside((*written.indices, *e.indices), e.sparse_indices))
         for number, part in enumerate(plan.parts):
             for letter, _ in (*part.schedule.blocks, *part.schedule.pieces):
                 if letter not in axes:
@@ -260,7 +260,7 @@ class Preparation:
         generated_programs = Programs(programs, operand_dtype, backend, self.device, folder, plan.fused)
         # Sums that are stored once need not be kept wide: registers hold them, or torch's product of matrices does.
         once = self.problem.backend == "triton" and (backend == "triton" or programs[0].is_product)
-        narrow = once and not partial and all(map(owned, programs)) and operand_dtype.is_floating_point
+        narrow = once and not partial and all(p.result.owned for p in programs) and operand_dtype.is_floating_point
         dtype = operand_dtype if narrow else accumulator(operand_dtype)
         covers = self.output.sparse or (covered[0] and bool(parts[0].packed.items))
         strides = self.output.strides(joined=True) if covered[0] and not self.output.sparse else self._strides
@@ -268,9 +268,9 @@ class Preparation:
 
     def _needs_second_pass(self, plan: Plan, parts: Sequence[BoundPart]) -> bool:
         """Return True if `deterministic=True` needs a second pass in place of atomics; sums of integers never do."""
-        if not self.problem.ordered or all(owned(p.program) or not p.packed.nnz for p in parts):
+        if not self.problem.ordered or all(p.program.result.owned or not p.packed.nnz for p in parts):
             return False
-        if not all(p.packed.view.loops[-1].ordered for p in parts):
+        if not all(p.packed.view.innermost.ordered for p in parts):
             raise PlanError('dense tiles add by atomics, which is not deterministic; take "coo", "fiber" or "rows"')
         if any(a.letter not in p.program.output_axes for p in parts for a in p.program.split):
             raise PlanError(
@@ -290,7 +290,7 @@ class Preparation:
         orders = []
         kernels = self.problem.backend == "triton"
         for p in e.dense:
-            letters = tuple(c for c in (*e.sparse_indices, *e.axes) if c in e.inputs[p])
+            letters = among((*e.sparse_indices, *e.axes), e.inputs[p])
             order = None if letters == e.inputs[p] else tuple(map(e.inputs[p].index, letters))
             strided = kernels and in_runs(e.inputs[p], letters, self.bound.by_index)
             orders.append((self.bound.shape(p), order, strided))
@@ -323,9 +323,7 @@ class Preparation:
         if self.output.sparse:
             return self._slot_of_nonzeros()
         coords = self.operand.coords
-        shape = self.problem.shape
-        kept = self.problem.kept
-        return linear_key((coords[m] for m in kept), [shape[m] for m in kept], coords[0])[0]
+        return linear_key(*of_modes(coords, self.problem.shape, self.problem.kept), coords[0])[0]
 
     def _slot_of_nonzeros(self) -> Tensor:
         """Return (nnz,) the row of a sparse output that each nonzero adds to."""
@@ -343,7 +341,7 @@ class Preparation:
 
         Zeros for a result of 2.7 GB take as long as its rows, and those that are not stored may be one in thousands.
         """
-        storing, adding = ([p.packed for p in parts if owned(p.program) == stores] for stores in (True, False))
+        storing, adding = ([p.packed for p in parts if p.program.result.owned == stores] for stores in (True, False))
         count, sparse = self.output.rows, self.output.sparse
         if not storing or parts[0].program.covers or (sparse and not adding):
             return None

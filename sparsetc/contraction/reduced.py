@@ -19,6 +19,7 @@ from sparsetc.contraction.output import Result, check_form, narrowed, sparse_res
 from sparsetc.contraction.request import Request
 from sparsetc.errors import EquationError
 from sparsetc.options import Options
+from sparsetc.support import outside
 from sparsetc.tensor.coords import sort_keys
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups, sizes_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -60,7 +61,7 @@ def reduced(
     dtype = x.dtype
     x = x.expand_dense().to(accumulator(dtype)).coalesce()
     operands = [x if isinstance(o, SparseTensor) else o.to(x.dtype) for o in operands]
-    kept, free = tuple(own.index(c) for c in e.output if c in own), [c for c in e.output if c not in own]
+    kept, free = tuple(own.index(c) for c in e.output if c in own), outside(e.output, own)
     letters = [*(own[m] for m in kept), *free]
     places = [letters.index(c) for c in e.output]
     groups, shape = groups_of(x.pattern, kept).pattern, bound.extents(letters)

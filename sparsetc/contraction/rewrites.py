@@ -24,7 +24,7 @@ from sparsetc.contraction.operands import Operands, Patterns, Tensors, einsum, r
 from sparsetc.contraction.request import Change, Request, Rewrite, Take
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.equation.rewrite import dense_products
-from sparsetc.support import Ints
+from sparsetc.support import Ints, outside
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -150,7 +150,7 @@ def products(r: Request) -> Rewrite | None:
     first, *gone = positions
     shapes = [r.bound.shape(p) for p in positions]
     change = partial(_multiplied, equation, shapes, r.settings.effective_precision())
-    left = [p for p in range(len(e.inputs)) if p not in gone]
+    left = outside(range(len(e.inputs)), gone)
     take: list[Take] = [((p,), None) if p != first else (positions, change) for p in left]
     operands = [r.operands[p] if p != first else r.like.expand(bound.shape(n)) for n, p in enumerate(left)]
     return Rewrite(f"first {equation}", replace(r, bound=bound, operands=operands), take)

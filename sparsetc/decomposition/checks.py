@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.contraction.operands import check_operand
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
+from sparsetc.support import Ints, outside
 from sparsetc.tensor import tables
-from sparsetc.tensor.inputs import CONVERT, as_dense, check_plain, not_sparse
+from sparsetc.tensor.inputs import as_dense, check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS
 
 DTYPES = (torch.float32, torch.float64)
+"""What decompositions compute in, and files of models hold."""
 
 OTHERS = {
     "n_iter_max": ("maxiters",),
@@ -139,7 +142,7 @@ def level(given: Any, what: str) -> float:
     return float(given)
 
 
-def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> tuple[int, ...]:
+def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> Ints:
     """Return the modes that are not fixed, at least one; negative numbers count from the end."""
     kept = set()
     if fixed is None:
@@ -148,7 +151,7 @@ def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> tuple[int,
         if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
             raise DecompositionError(f"{name}: fixed_modes has {mode!r:.80}, expected modes {-order}..{order - 1}")
         kept.add(mode % order)
-    free = tuple(m for m in range(order) if m not in kept)
+    free = outside(range(order), kept)
     if not free:
         raise DecompositionError(f"{name}: fixed_modes has every mode, so there is nothing to compute")
     return free
@@ -175,7 +178,7 @@ def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str
     return head, [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
 
 
-def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> Tensor:
+def matrix(given: Any, shape: Ints, x: SparseTensor, what: str) -> Tensor:
     """A contiguous copy of a finite dense tensor of this shape, of x's dtype and device; ndarrays are converted."""
     dense = as_dense(given, what)
     given = dense if dense is given or dense.is_complex() else dense.to(x.device, x.dtype)
@@ -183,10 +186,7 @@ def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> Te
         raise DecompositionError(f"{what} must be a torch tensor, found {type(given).__name__}")
     if tuple(given.shape) != shape:
         raise ShapeError(f"{what} must have shape {shape}, found {tuple(given.shape)}")
-    if given.dtype != x.dtype:
-        raise DtypeError(f"{what} has dtype {given.dtype}, x has {x.dtype}; convert one of them: {CONVERT}")
-    if given.device != x.device:
-        raise DeviceError(f"{what} is on {given.device}, x is on {x.device}; move one of them with .to()")
+    check_operand(given, what, x.dtype, x.device, "x")
     if not bool(given.isfinite().all()):
         raise FormatError(f"{what} has values that are infinite or NaN")
     return given.detach().clone(memory_format=torch.contiguous_format)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetc.decomposition.checks import DTYPES
 from sparsetc.errors import (
     DecompositionError,
     DeviceError,
@@ -29,12 +30,9 @@ from sparsetc.errors import (
     printable,
 )
 from sparsetc.io.atomic import replacing
-from sparsetc.support import memory
+from sparsetc.support import Ints, Names, memory
 from sparsetc.tensor.coords import check_range
 from sparsetc.tensor.picture import as_html
-
-DTYPES = (torch.float32, torch.float64)
-"""Dtypes of models in files: those that decompositions compute in."""
 
 CHUNK = 1 << 22
 """Elements of an intermediate result at a time: 16 to 32 MB."""
@@ -53,7 +51,7 @@ class Factored:
 
     KIND: ClassVar[str]
     HEAD: ClassVar[str]
-    NUMBERS: ClassVar[tuple[str, ...]]
+    NUMBERS: ClassVar[Names]
     factors: tuple[Tensor, ...]
     fits: tuple[float, ...]
     stopped: str
@@ -85,7 +83,7 @@ class Factored:
         found: Tensor = getattr(self, self.HEAD)
         return found
 
-    def _ranks(self) -> tuple[int, ...]:
+    def _ranks(self) -> Ints:
         """The number of columns of each factor."""
         raise NotImplementedError
 
@@ -275,7 +273,7 @@ def fortran(tensor: Tensor) -> np.ndarray:
     return np.array(_array(tensor), np.float64, order="F")
 
 
-def _as_coords(given: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def _as_coords(given: Any, shape: Ints, device: torch.device) -> Tensor:
     """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
     try:
         coords = torch.as_tensor(given, device=device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsetc.api import compile, einsum
 from sparsetc.decomposition.linear import signs_of_largest
-from sparsetc.tensor.coords import numbered
+from sparsetc.tensor.coords import numbered, of_modes
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 GRAM = 1024
@@ -92,7 +92,7 @@ def _unfolded(x: SparseTensor, mode: int) -> SparseTensor:
     """(size, distinct fibers) with x's values, the other modes' coordinates numbered."""
     x = x.expand_dense() if x.dense_order else x
     others = [m for m in range(x.order) if m != mode]
-    found = numbered([x.coords[m] for m in others], [x.shape[m] for m in others], x.nnz, x.coords[0])
+    found = numbered(*of_modes(x.coords, x.shape, others), x.nnz, x.coords[0])
     coords = torch.stack((x.coords[mode], found.rank))
     return SparseTensor(coords, x.values, (x.shape[mode], max(1, found.count)), check=False)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.distributed.ranks import Ranks
+from sparsetc.support import Ints
 
 Range = tuple[int, int]
 """Rows from the first to below the second."""
@@ -34,7 +35,7 @@ EVEN = 1.15
 UNEVEN = 1.5
 """The least imbalance for cutting boxes into pieces, with results that are summed over ranks. Not measured."""
 
-Grid = tuple[int, ...]
+Grid = Ints
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class Cut:
         nnz: nonzeros of each rank.
     """
 
-    shape: tuple[int, ...]
-    bounds: tuple[tuple[int, ...], ...]
-    places: tuple[tuple[int, ...], ...]
-    nnz: tuple[int, ...]
+    shape: Ints
+    bounds: tuple[Ints, ...]
+    places: tuple[Ints, ...]
+    nnz: Ints
 
     @property
     def order(self) -> int:
@@ -64,12 +65,12 @@ class Cut:
         return len(self.places)
 
     @property
-    def grid(self) -> tuple[int, ...]:
+    def grid(self) -> Ints:
         """The number of ranges along each mode and, last, of pieces of a box."""
         return (*(len(b) - 1 for b in self.bounds), 1 + max(p[-1] for p in self.places))
 
     @property
-    def modes(self) -> tuple[int, ...]:
+    def modes(self) -> Ints:
         """The modes that are cut."""
         return tuple(m for m, b in enumerate(self.bounds) if len(b) > 2)
 
@@ -82,9 +83,9 @@ class Cut:
         """Return the range of rows of each mode in a rank's box."""
         return tuple((b[at], b[at + 1]) for b, at in zip(self.bounds, self.places[rank], strict=False))
 
-    def sharing(self, modes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    def sharing(self, modes: Iterable[int]) -> tuple[Ints, ...]:
         """Group the ranks that have the same ranges in all these modes."""
-        modes, parts = tuple(modes), dict[tuple[int, ...], list[int]]()
+        modes, parts = tuple(modes), dict[Ints, list[int]]()
         for rank, place in enumerate(self.places):
             parts.setdefault(tuple(place[m] for m in modes), []).append(rank)
         return tuple(tuple(part) for _, part in sorted(parts.items()))
@@ -115,12 +116,12 @@ def ranks_of(size: int) -> str:
     return f"{size:,} rank{'s' if size > 1 else ''}"
 
 
-def _few(numbers: tuple[int, ...]) -> str:
+def _few(numbers: Ints) -> str:
     said = ", ".join(f"{n:,}" for n in numbers[:6])
     return said if len(numbers) <= 6 else f"{said}, … ({len(numbers)} ranges)"
 
 
-def boundaries(counts: Tensor, ranges: int) -> tuple[int, ...]:
+def boundaries(counts: Tensor, ranges: int) -> Ints:
     """Return the (ranges + 1) rows at which a mode is cut into ranges of about equally many nonzeros.
 
     Args:
@@ -207,7 +208,7 @@ def box_of(coords: Tensor, bounds: Sequence[Sequence[int]]) -> Tensor:
     return box
 
 
-def cut_of(shape: Sequence[int], grid: Grid, bounds: tuple[tuple[int, ...], ...], counts: Sequence[int]) -> Cut:
+def cut_of(shape: Sequence[int], grid: Grid, bounds: tuple[Ints, ...], counts: Sequence[int]) -> Cut:
     """The cut by which rank n has the n-th box, or, of boxes in pieces, the n-th piece; pieces are fastest.
 
     Args:

@@ -20,6 +20,7 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import memory
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.parse import parse
+from sparsetc.support import Ints
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -39,8 +40,8 @@ class ShardSource:
         said: what must be the same on every rank.
     """
 
-    shape: tuple[int, ...]
-    modes: tuple[int, ...]
+    shape: Ints
+    modes: Ints
     nonzeros: Nonzeros
     said: dict[str, Any]
 
@@ -88,7 +89,7 @@ def _part(file: PackedFile, ranks: Ranks) -> Nonzeros:
     return file.block(first, last)
 
 
-def modes_to_cut(along: Any, shape: tuple[int, ...], sparse_order: int) -> tuple[int, ...]:
+def modes_to_cut(along: Any, shape: Ints, sparse_order: int) -> Ints:
     """Return the sparse modes that may be cut: the modes given, those kept by an equation, or all."""
     order, every = len(shape), tuple(range(sparse_order))
     if along is None:
@@ -105,7 +106,7 @@ def modes_to_cut(along: Any, shape: tuple[int, ...], sparse_order: int) -> tuple
     return tuple(sorted(modes))
 
 
-def _kept(equation: str, shape: tuple[int, ...], modes: tuple[int, ...]) -> tuple[int, ...]:
+def _kept(equation: str, shape: Ints, modes: Ints) -> Ints:
     """The modes whose letters the result of an equation keeps, each once in the first term."""
     others = [piece.replace("...", "") for piece in equation.split("->")[0].split(",")[1:]]
     shapes = [shape, *((1,) * sum(c.isalpha() for c in piece) for piece in others)]

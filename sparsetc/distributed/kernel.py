@@ -28,7 +28,7 @@ from sparsetc.distributed.share import Share
 from sparsetc.errors import DistributedError, DtypeError, EquationError, TransformError
 from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.options import Form, of_call
-from sparsetc.support import memory
+from sparsetc.support import Ints, memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.inputs import as_dense
@@ -48,8 +48,8 @@ class Explained:
 
     equation: str
     cut: Cut
-    placed: tuple[int, ...]
-    sends: tuple[int, ...]
+    placed: Ints
+    sends: Ints
     local: Any
 
     @property

@@ -6,10 +6,10 @@ rank's share as a SparseTensor of its own, whose coordinates count from where th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -113,8 +113,10 @@ class Sharded:
         values = self.ranks.gathered(local.values.detach(), self.cut.nnz)
         return SparseTensor(coords.T.contiguous(), values, self.shape, check=False)
 
-    # What `sparsetc.einsum`, `sparsetc.compile` and `sparsetc.decomposition.cp_als` ask an operand for. The modules
-    # that answer import this one.
+    # What `sparsetc.einsum`, `sparsetc.compile` and `sparsetc.decomposition.cp_als` ask an operand for.
+    _compiled: ClassVar[Callable[..., Any]]
+    _cp_als: ClassVar[Callable[..., Any]]
+    """`kernel.compiled` and `cp.cp_als`, of modules that import this one: the package puts them here; collective."""
 
     def _einsum(self, args: tuple[Any, ...], **settings: Any) -> Any:
         """`sparsetc.einsum` of arguments with this operand among them; collective.
@@ -122,22 +124,12 @@ class Sharded:
         The kernel is kept with the operand, but ranks ask each other at each call whether they were given the same:
         loops are for `sparsetc.compile`.
         """
-        from sparsetc.distributed.kernel import compiled
-
-        kernel, dense = compiled(self, args, called=True, **settings)
+        kernel, dense = self._compiled(args, called=True, **settings)
         return kernel._called(dense)
 
     def _compile(self, args: tuple[Any, ...], **settings: Any) -> Any:
         """`sparsetc.compile` of arguments with this operand among them; collective."""
-        from sparsetc.distributed.kernel import compiled
-
-        return compiled(self, args, **settings)[0]
-
-    def _cp_als(self, wanted: Any, settings: dict[str, Any]) -> Any:
-        """`sparsetc.decomposition.cp_als` of this operand; collective."""
-        from sparsetc.distributed.cp import cp_als
-
-        return cp_als(self, wanted, settings)
+        return self._compiled(args, **settings)[0]
 
 
 @entry_point

@@ -14,6 +14,7 @@ from torch import Tensor
 from sparsetc.distributed.cut import Box, Cut
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
+from sparsetc.support import Ints, outside
 from sparsetc.support.lru import cached_property
 
 
@@ -40,17 +41,17 @@ class Share:
         return {c: m for m, c in enumerate(own) if m in self.cut.modes and own.count(c) == 1}
 
     @cached_property
-    def whole(self) -> tuple[int, ...]:
+    def whole(self) -> Ints:
         """Modes that are cut although their letter repeats: a diagonal is found by coordinates of the whole."""
-        return tuple(m for m in self.cut.modes if m not in self.modes.values())
+        return outside(self.cut.modes, self.modes.values())
 
     @cached_property
-    def placed(self) -> tuple[int, ...]:
+    def placed(self) -> Ints:
         """The modes by which the result is cut."""
         return tuple(self.modes[c] for c in self.bound.einsum.output if c in self.modes)
 
     @cached_property
-    def summing(self) -> tuple[tuple[int, ...], ...]:
+    def summing(self) -> tuple[Ints, ...]:
         """Group the ranks that compute parts of the sums of the same block of the result."""
         return self.cut.sharing(self.placed)
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Range
 from sparsetc.distributed.ranks import Ranks
+from sparsetc.support import Ints
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import INTEGERS, accumulator, fitted, refuse_wrapped
 
-Place = tuple[Any, tuple[int, ...]]
+Place = tuple[Any, Ints]
 """An index of a tensor, slices or numbers of rows, and the sizes of what lies there."""
 Parts = list[tuple[Any, Tensor]]
 
@@ -44,7 +45,7 @@ class Transfer:
     spans: tuple[Range, ...]
     width: int
     places: tuple[Place, ...]
-    shape: tuple[int, ...]
+    shape: Ints
     adds: bool
     moves: bool = True
     order: Tensor | None = None
@@ -143,7 +144,7 @@ class Transfer:
         return out
 
 
-def sizes(box: Sequence[Range]) -> tuple[int, ...]:
+def sizes(box: Sequence[Range]) -> Ints:
     """The sizes of a box."""
     return tuple(stop - start for start, stop in box)
 

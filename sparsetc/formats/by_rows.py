@@ -25,6 +25,7 @@ from sparsetc.planner.candidate import Candidate, blocked, items_of, rounds
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
 from sparsetc.support import Ints
+from sparsetc.tensor.coords import of_modes
 
 Longs = Callable[[Problem, Counts, Best], Iterable[Candidate]]
 """The plans of long rows."""
@@ -94,7 +95,7 @@ def row_lengths(coords: Tensor, shape: Ints, kept: Ints) -> Tensor:
     nnz = coords.shape[1]
     if not kept or nnz == 0:
         return torch.full((nnz,), nnz, device=coords.device)
-    row = row_numbers((coords[m] for m in kept), [shape[m] for m in kept])
+    row = row_numbers(*of_modes(coords, shape, kept))
     return torch.bincount(row)[row]
 
 

@@ -30,7 +30,7 @@ from sparsetc.planner.pricing import price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import deepened, programs_of, schedule_of
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside
 
 
 @register_format
@@ -117,7 +117,7 @@ def coo(problem: Problem, counts: Counts, also: Ints = ()) -> Candidate:
 
 def _runs(problem: Problem, counts: Counts, shared: Ints, schedule: Schedule, most: int) -> Candidate:
     """Return the candidate of runs of nonzeros that share modes, cut after `most`; 0 never cuts."""
-    leaf = tuple(m for m in range(problem.order) if m not in shared)
+    leaf = outside(range(problem.order), shared)
     # Words of 16 bits are not copied ahead of their use: a loop over entries would wait for each.
     storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton" and schedule.lanes > 0)
     n, longest = counts.nnz, counts.longest(shared)
@@ -145,7 +145,7 @@ def _spreads(
     warps, issued = problem.profile.warps, problem.rules["issued"]
     while True:
         blocks, programs = dict(schedule.blocks), programs_of(problem, schedule)
-        split = max((c for c in blocks if c in problem.bound.einsum.output), key=blocks.__getitem__, default="")
+        split = max(among(blocks, problem.bound.einsum.output), key=blocks.__getitem__, default="")
         last = not schedule.slabs or blocks[split] <= NARROW or 2 * rows * programs >= warps
         if last or 2 * issued * rows * programs >= warps:  # half of the multiprocessors have one
             yield deepened(problem, schedule, rows * programs, longest), 0

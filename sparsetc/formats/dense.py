@@ -30,12 +30,12 @@ from sparsetc.ir.nest.nest import ITEM, Nest, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
 from sparsetc.ir.program.cost import ONE, STORED, Cost, Statistics
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
-from sparsetc.ir.program.tile import Product, Tile, TileProgram
+from sparsetc.ir.program.tile import Add, Key, Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
 from sparsetc.planner.pricing import ROUNDING
 from sparsetc.planner.registry import register_format
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
 MOST = 2**40
@@ -146,13 +146,13 @@ def _products(bound: Bound, stored: Names, operands: Sequence[Operand], matrices
     kept, free = (tuple([c for c in output if (c in stored) == own]) for own in (True, False))
     x, dense = Tile("x", stored, ITEM), [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in operands]
     choices = [_in_turn([x, *order], (*kept, *free)) for order in islice(permutations(dense), MOST_ORDERS)]
-    summed, read = tuple([c for c in stored if c not in kept]), {c for t in dense for c in t.axes}
+    summed, read = outside(stored, kept), {c for t in dense for c in t.axes}
     right, matrix = (*summed, *free), stored in ((*kept, *summed), (*summed, *kept))
     if matrices and dense and matrix and not read & {*kept} and read >= {*right}:
         right_sides = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
         total = Tile("total", (*kept, *free), ITEM, len(kept) if free else 0)
         choices.insert(0, (*right_sides, Product(total, (x,), (right_sides[-1].out if right_sides else dense[0],))))
-    return min(choices, key=lambda own: sum(prod([sizes[c] for c in (*s.out.axes, *s.summed)]) for s in own))
+    return min(choices, key=lambda own: sum(volume(sizes, (*s.out.axes, *s.summed)) for s in own))
 
 
 def _in_turn(tiles: Sequence[Tile], result: Names) -> tuple[Product, ...]:
@@ -189,7 +189,7 @@ class ProductCost(Cost):
     def __init__(self, program: TileProgram) -> None:
         """Count the products; the results of all but the last are intermediates, each written and read once."""
         self.p, self.precision = program, program.schedule.precision
-        products = [s for s, _ in program.statements if isinstance(s, Product)]
+        products = program.each(Product)
         *before, last = products
         of_values = [last] if last.right else products
         self.once = 2 * STORED if program.half else STORED.bytes
@@ -279,9 +279,14 @@ class DenseProduct(TileProgram):
     priced_by: ClassVar[type[ProductCost]] = ProductCost
 
     @cached_property
+    def result(self) -> Add:
+        """The store of the last product, which is all of the result."""
+        return Add(self.each(Product)[-1].out, Key("row", ITEM), self.output_axes, owned=True)
+
+    @cached_property
     def is_product(self) -> bool:
         """True if the body is one product of two matrices, whose sums torch keeps wide and rounds once."""
-        *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
+        *before, last = self.each(Product)
         return bool(last.right) and not before
 
     @cached_property
@@ -301,7 +306,7 @@ class DenseProduct(TileProgram):
             f"def part_{self.number}({names}):",
             "    for _ in chunks:",
         ]
-        *before, last = [s for s, _ in self.statements if isinstance(s, Product)]
+        *before, last = self.each(Product)
         views = [] if last.right else [("values", (*before, last)[0].inputs[0])]
         views += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
         text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in views]
@@ -326,7 +331,7 @@ class DenseProduct(TileProgram):
 def _einsum(called: str, s: Product) -> str:
     """Return the text of a product; multiply and sum if one operand's axes are the last of the other's."""
     left, *others = (t.axes for t in s.inputs)
-    kept = tuple(c for c in left if c in s.out.axes)
+    kept = among(left, s.out.axes)
     if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:
         dims = ", ".join(str(left.index(c)) for c in s.summed)
         return f"({' * '.join(t.name.lower() for t in s.inputs)}).sum(({dims},))"

@@ -282,7 +282,7 @@ def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
         return schedule
     steps = 1 << max(1, -(-counts.nnz // max(1, counts.distinct(problem.kept))) - 1).bit_length()
     e = problem.bound.einsum
-    gathered = sum(any(c in e.sparse_indices for c in e.inputs[p]) for p in e.dense)
+    gathered = sum(any(c in e.sparse_indices for c in table) for table in e.tables)
     short, few = steps <= problem.rules["short_row"] and gathered <= 1, _few_programs(problem, counts, schedule)
     if not schedule.blocks or (short and not few):
         schedule = replace(schedule, warps=problem.rules["row_warps"] // 2)

@@ -52,7 +52,7 @@ from sparsetc.planner.pricing import cheapest, price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import dot_axes, fit, padded_axes
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, outside, volume
 
 
 @register_format
@@ -86,12 +86,12 @@ def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: Te
     Bitmaps take fewer bytes, and longer, since every position is expanded (`benchmarks/results/tile_formats.json`): so
     they are what does not fit the memory limit otherwise, the emptiest tiles first, of which they save most.
     """
-    volume = prod(sides_of(counts.shape))
+    positions = prod(sides_of(counts.shape))
     width = 2 if problem.precision == "bf16" else problem.itemsize  # bytes of a value of a tile
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = torch.where(sizes >= max(1, threshold), histogram // sizes.clamp(min=1), 0)
-    bitmaps = tiles * (volume // 8 + sizes * width)
-    extra = (tiles * volume * width - bitmaps).clamp(min=0)
+    bitmaps = tiles * (positions // 8 + sizes * width)
+    extra = (tiles * positions * width - bitmaps).clamp(min=0)
     more = torch.flip(torch.cumsum(torch.flip(extra, (0,)), 0), (0,))
     return int((more + bitmaps.sum() > problem.memory).sum())
 
@@ -122,7 +122,7 @@ def one_launch(problem: Problem, nnz: int) -> bool:
     """
     if dot_axes(problem.bound):  # a matrix for each kept position
         return False
-    ranks = max([problem.bound.by_index[c] for c in problem.bound.einsum.axes], default=1)
+    ranks = max(problem.bound.extents(problem.bound.einsum.axes), default=1)
     short, few = ranks <= 32, nnz < problem.rules["fuse_below"]
     return short and few if problem.precision == "tf32x3" else short or few
 
@@ -144,7 +144,7 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
         blocks = fit({c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}, list(padded), most)
         return Schedule(rules["sampled_warps"], tuple(blocks.items()), True, problem.precision, stages=2)
     if not groups.first:  # the positions of one letter, by all dense axes, are what a program multiplies and keeps
-        positions = prod(side[c] for c in (*groups.columns, *groups.second))
+        positions = volume(side, (*groups.columns, *groups.second))
         width = 4 if problem.floating and problem.itemsize <= 4 else 8
         limit = max(1, rules["elementwise_bytes"] // (positions * width))
         blocks = fit({c: min(n, rules["ranks"]) for c, n in padded.items()}, list(padded), limit)
@@ -152,16 +152,16 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     sides = []  # the dense axes of what each dot contracts with, in their order, and the positions that it contracts
     for letters in filter(None, (groups.first, groups.second)):
         axes = dict.fromkeys(a for o in operands if set(o.rows) & set(letters) for a in o.axes)
-        sides.append((axes, max(MIN_DOT, prod([side[c] for c in letters]))))
+        sides.append((axes, max(MIN_DOT, volume(side, letters))))
     if groups.second:
         return _chained(problem, sides, padded)
     most = rules["fused_ranks" if fused or problem.precision == "tf32" else "ranks"]
     (rows, deep), *_ = sides
-    beside = [c for c in padded if c not in rows]  # of what the result is multiplied by once it is summed
+    beside = outside(padded, rows)  # of what the result is multiplied by once it is summed
     blocks = {c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}
     most_rows = min(most, max(MIN_DOT, _most_elements(problem, 2 if problem.precision == "tf32" else 4) // deep))
     blocks |= fit({c: blocks[c] for c in rows}, list(rows), most_rows, [rows])
-    ranks = prod([blocks[c] for c in rows])
+    ranks = volume(blocks, rows)
     blocks |= fit({c: blocks[c] for c in beside}, beside, max(1, rules["matrix"] // (MIN_DOT * ranks)))
     matrix = by_precision(rules["fused_matrix"], problem.precision) if fused else rules["matrix"]
     columns = max(MIN_DOT, min(64 if fused else 128, matrix // prod(blocks.values())))

@@ -28,7 +28,8 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
 from sparsetc.planner.schedule import schedule_of
-from sparsetc.tensor.coords import narrow_ranks
+from sparsetc.support import outside
+from sparsetc.tensor.coords import narrow_ranks, of_modes
 
 NAME, PARTITION = "mm-csf", "mixed_mode"
 
@@ -71,7 +72,7 @@ def forest(problem: Problem, share: Counts, along: int) -> Storage:
         pieces = share.distinct(tuple(others)) + share.nnz // rules["fiber_nnz"]
         apart = pieces >= rules["root_blocks"] * rules["dot_lanes"] * share.distinct((root,))
     item = (root,) if apart else ()
-    middle = tuple(m for m in others if m not in item)
+    middle = outside(others, item)
     lanes, longest = (rules["dot_lanes"], rules["fiber_nnz"]) if on_gpu else (1, 0)
     return Storage(item, middle, (along,), lanes, longest, rules["forest_item_nnz"], narrow=on_gpu)
 
@@ -106,7 +107,7 @@ def by_mixed_mode(coords: Tensor, shape: tuple[int, ...]) -> list[Tensor | None]
 
     for along in modes:
         others = [m for m in modes if m != along]
-        of_fibers, fibers = narrow_ranks([coords[m] for m in others], [shape[m] for m in others], coords[0])
+        of_fibers, fibers = narrow_ranks(*of_modes(coords, shape, others), coords[0])
         number.append(of_fibers)
         left.append(torch.zeros(fibers, dtype=of_fibers.dtype, device=coords.device))
         count(along, of_fibers, 1)

@@ -49,9 +49,9 @@ from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import fit, padded_axes, programs_of
 from sparsetc.similarity.groups import Groups, group_rows
-from sparsetc.support import Ints, Names, memory
+from sparsetc.support import Ints, Names, memory, outside
 from sparsetc.support.lru import Lru
-from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, starts_of_runs
+from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, of_modes, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
 """Parameters of a storage of windows, and of the partition that deals by them."""
@@ -108,7 +108,7 @@ def ranked_rows(
 
 def _ranks(coords: Tensor, shape: Ints, modes: Ints) -> tuple[Tensor, int]:
     """Return (nnz,) the number of each nonzero's fiber of these modes, and the number of fibers."""
-    return narrow_ranks((coords[m] for m in modes), [shape[m] for m in modes], coords[0])
+    return narrow_ranks(*of_modes(coords, shape, modes), coords[0])
 
 
 @register_format
@@ -229,7 +229,7 @@ def populations(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many columns, each window has."""
     group = ranked_rows(coords, shape, storage, cache)[0] // storage.param("height")
-    columns, spread = linear_key((coords[m] for m in storage.lane), [shape[m] for m in storage.lane])
+    columns, spread = linear_key(*of_modes(coords, shape, storage.lane))
     nonzeros = torch.bincount(group)
     return group, nonzeros, different(group, columns, spread, nonzeros.numel())
 
@@ -254,7 +254,7 @@ def by_row_similarity(
     """
     if unknown := set(params) - set(PARAMETERS):
         raise PlanError(f"windows have a height, a width, tau and a strip, found {min(unknown)!r}")
-    others = tuple(m for m in range(len(shape)) if m not in kept)
+    others = outside(range(len(shape)), kept)
     if not kept or not others:
         raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
     storage = Storage(item=kept, lane=others, params=tuple(params.items()))

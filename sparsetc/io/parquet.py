@@ -247,6 +247,9 @@ class PackedFile(Table):
             at = end
         return coords, values.to(self.dtype)
 
+    take = block
+    """By this name a stream reads it."""
+
     def rows(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Read the nonzeros whose coordinate of mode 0 is in ``first`` to below ``last``, as `block` returns them.
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
+from sparsetc.support import outside
 from sparsetc.support.records import Record, misfit
 
 PREFERRED = "preferred"
@@ -114,8 +115,8 @@ class Storage(Record):
         if self.order == order:
             fits = not self.sequence or sorted(self.sequence) == self.modes
             return "" if fits else f"the storage's sequence names each of {order} modes once, found {self.sequence}"
-        lacking = [m for m in range(order) if m not in self.modes]
-        beyond = [m for m in self.modes if m not in range(order)]
+        lacking = outside(range(order), self.modes)
+        beyond = outside(self.modes, range(order))
         fault = f"the storage deals {self.order} modes, the tensor has {order}"
         if lacking:
             named = f" ({letters[lacking[0]]!r})" if letters else ""

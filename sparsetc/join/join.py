@@ -31,7 +31,7 @@ from torch import Tensor
 
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.join import loops
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside
 from sparsetc.support.compiled import native, room
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
@@ -68,8 +68,8 @@ class Roles:
         """The roles in ``x,y->output``."""
         return cls(
             tuple(output),
-            tuple(c for c in output if c in x),
-            tuple(c for c in output if c not in x),
+            among(output, x),
+            outside(output, x),
             tuple(c for c in output if c in x and c in y),
             tuple(c for c in distinct(x) if c in y and c not in output),
         )
@@ -77,7 +77,7 @@ class Roles:
     @property
     def free_x(self) -> Names:
         """Letters of the rows that y does not have."""
-        return tuple(c for c in self.kept_x if c not in self.batch)
+        return outside(self.kept_x, self.batch)
 
     @property
     def shared(self) -> Names:

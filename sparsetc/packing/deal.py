@@ -22,7 +22,7 @@ from sparsetc.packing.base import Packed, pack
 from sparsetc.support import Ints
 from sparsetc.support.lru import Lru, given_to, signature_of
 from sparsetc.support.names import check_free, check_label, is_own
-from sparsetc.tensor.coords import linear_key, narrow_ranks, ranked
+from sparsetc.tensor.coords import linear_key, narrow_ranks, of_modes, ranked
 from sparsetc.tensor.pattern import clear_patterns
 
 Deal = Callable[..., list[Tensor | None]]
@@ -136,7 +136,7 @@ def deal(
     if not ordered:  # formats rely on lexicographic order
         parts = [part.sort().values for part in parts]
     if rule.whole_rows and from_outside and sum(part.numel() > 0 for part in parts) > 1:
-        row, _ = narrow_ranks((coords[m] for m in kept), [shape[m] for m in kept], coords[0])
+        row, _ = narrow_ranks(*of_modes(coords, shape, kept), coords[0])
         _check_whole_rows(name, parts, row.long())
     return [None if nnz and part.numel() == nnz else part for part in parts]
 

@@ -57,7 +57,7 @@ def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int
     for axis in view.loops[:-1]:  # each of its positions has a range of those of the next
         by_axis[axis.name] = arrays[f"{axis.name}_ptr"].numel() - 1
         by_axis["fiber"] = by_axis[axis.name] * view.lanes
-    return {**by_axis, view.loops[-1].name: view.values.number(arrays, stored)}
+    return {**by_axis, view.innermost.name: view.values.number(arrays, stored)}
 
 
 def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
@@ -68,7 +68,7 @@ def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
         at, behind = _along(at, axis.name, *above.range(at[above.name], arrays, stored))
         at["lane"] = behind % view.lanes
         at = axis.taken(at, behind // view.lanes, arrays)
-    number = at[view.loops[-1].name]
+    number = at[view.innermost.name]
     has = view.values.places(arrays, view.values.number(arrays, stored), device)[number]
     where, place = torch.nonzero(has, as_tuple=True)
     place_stored = view.values.begins(arrays, number)[where] + (has.cumsum(1) - 1)[where, place]
@@ -107,7 +107,7 @@ def check_arrays(packed: Packed) -> None:
     if "block_ptr" in view.arrays:
         _check_fibers(packed, number["block"])
     if "bits" in view.arrays:
-        _check_bits(packed, number[view.loops[-1].name])
+        _check_bits(packed, number[view.innermost.name])
 
 
 def check_coordinates(packed: Packed) -> None:

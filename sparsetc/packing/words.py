@@ -44,7 +44,7 @@ class Nonzeros:
         """Return all nonzeros, sorted by their modes in another order."""
         if modes == tuple(range(len(shape))):
             return cls(coords, shape)
-        return cls(coords, shape, crd.lexsort((coords[m] for m in modes), [shape[m] for m in modes]))
+        return cls(coords, shape, crd.lexsort(*crd.of_modes(coords, shape, modes)))
 
     def __getitem__(self, mode: int) -> Tensor:
         row = self.coords[mode]

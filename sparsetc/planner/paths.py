@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
-from math import exp, inf, log, log1p, prod
+from math import exp, inf, log, log1p
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside
 
 Order = tuple[Ints, ...]
 """A path in opt_einsum's form: the positions of the operands of each contraction in the list of those left, to whose
@@ -120,9 +120,9 @@ class Search:
             yield Edge(s.terms, None, "pass")
             for size in range(1, len(s.terms)):
                 for group in combinations(s.terms, size):
-                    rest = tuple([t for t in s.terms if t not in group])
+                    rest = outside(s.terms, group)
                     needed = output.union(*(t.letters for t in rest))
-                    kept = tuple([c for c in s.sparse if c in needed])
+                    kept = among(s.sparse, needed)
                     if kept != s.sparse:
                         width = s.dense.union(*(t.letters for t in group)).difference(s.sparse) & needed
                         yield Edge(group, State(kept, width, rest), "pass")
@@ -132,12 +132,11 @@ class Search:
     def _products(self, s: State, output: set[str]) -> Iterator[Edge]:
         """Yield products of two dense terms that share a letter, or have few rows."""
         for pair in combinations(s.terms, 2):
-            rest = tuple([t for t in s.terms if t not in pair])
+            rest = outside(s.terms, pair)
             needed = output.union(s.sparse, s.dense, *(t.letters for t in rest))
             a, b = pair
-            letters = [c for c in dict.fromkeys((*a.letters, *b.letters)) if c in needed]
-            letters.sort(key=lambda c: c not in s.sparse)
-            rows, elements = self._size(c for c in letters if c in s.sparse), self._size(letters)
+            letters = sorted(among(dict.fromkeys((*a.letters, *b.letters)), needed), key=lambda c: c not in s.sparse)
+            rows, elements = self._size(among(letters, s.sparse)), self._size(letters)
             small = len(a.members + b.members) == 2 and rows <= self.nnz / 2 and elements <= self.laws["path_outer"]
             if small or set(a.letters) & set(b.letters):
                 product_term = DenseTerm(tuple(letters), tuple(sorted(a.members + b.members)))
@@ -145,7 +144,7 @@ class Search:
 
     # -- prices -----------------------------------------------------------------------------------------------------
     def _size(self, letters: Iterable[str]) -> int:
-        return prod(self.bound.by_index[c] for c in set(letters))
+        return self.bound.elements(set(letters))
 
     def _count(self, letters: Names) -> int:
         return self.nnz if len(letters) == self.order else self.fibers(tuple([self.modes[c] for c in letters]))
@@ -181,7 +180,7 @@ class Search:
             return inf  # whatever else is counted
         output = self.bound.einsum.output
         out = {*output} if after is None else {*after.sparse, *after.dense}
-        kept = tuple([c for c in s.sparse if c in out])
+        kept = among(s.sparse, out)
         terms = [frozenset(t.letters) for t in edge.taken]
         dense_letters = [t.difference(s.sparse) for t in terms]
         runs, width = self._count(kept), self._size(out.difference(s.sparse))
@@ -324,7 +323,7 @@ class Search:
 
         def contract(taken: Sequence[Ints], result: Ints) -> None:
             order.append(tuple(sorted(map(left.index, taken))))
-            left[:] = [*(one for one in left if one not in taken), result]
+            left[:] = [*outside(left, taken), result]
 
         for s, edge in steps:
             members = [t.members for t in edge.taken]
@@ -389,8 +388,8 @@ def sparse_order(
     @cache
     def kept(members: Ints) -> frozenset[str]:
         """Names of some operands that the output or another operand has too."""
-        outside = frozenset(output).union(*(t for n, t in enumerate(letters) if n not in members))
-        return outside & frozenset().union(*(letters[n] for n in members))
+        read = frozenset(output).union(*(t for n, t in enumerate(letters) if n not in members))
+        return read & frozenset().union(*(letters[n] for n in members))
 
     def contracted(a: _Estimate, b: _Estimate) -> _Estimate:
         members = tuple(sorted(a.members + b.members))
@@ -411,7 +410,7 @@ def sparse_order(
         if not rest:
             return terms[first]
         lefts = [(first, *some) for size in range(len(rest)) for some in combinations(rest, size)]
-        rights = [tuple(n for n in rest if n not in left) for left in lefts]
+        rights = [outside(rest, left) for left in lefts]
         return min(map(contracted, map(best, lefts), map(best, rights)), key=lambda product: product.cost)
 
     left, path = terms, list[Ints]()
@@ -420,5 +419,5 @@ def sparse_order(
         every = combinations(left, 2)
         a, b = map(best, next(pairs)) if pairs else min(every, key=lambda pair: contracted(*pair).tasks)
         path.append(tuple(sorted((left.index(a), left.index(b)))))
-        left = [*(t for t in left if t not in (a, b)), contracted(a, b)]
+        left = [*outside(left, (a, b)), contracted(a, b)]
     return path

@@ -43,7 +43,7 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
     kept = set(problem.kept)
     if not alone:
         return False
-    if padded and view.loops[-1].strays and (problem.sparse_output or LEAF in map(view.level_of, kept)):
+    if padded and view.innermost.strays and (problem.sparse_output or LEAF in map(view.level_of, kept)):
         return False
     shared: set[int] = set()
     for level, coordinates in enumerate(view.levels):
@@ -97,12 +97,11 @@ def seconds_of(
         seconds[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
             seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
-    tables_made = [(ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both])]
-    tables_made.append((HALVING, [part.halves for part, _ in both]))
+    made = {"rounded": ROUNDING, "split": LARGEST, "halves": HALVING}
     if backend == "triton":
-        tables_made.append((2 * both[0][1].itemsize, [part.arranged for part, _ in both]))
-    for nbytes, tables in tables_made:
-        for _, elements in dict.fromkeys(chain(*tables)):  # once, whatever parts read it
+        made["arranged"] = 2 * both[0][1].itemsize
+    for how, nbytes in made.items():
+        for _, elements in dict.fromkeys(chain(*(part.made[how] for part, _ in both))):  # once, whatever parts read it
             seconds[first] += profile.launch + nbytes * elements / profile.memory
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
     if copies > 1:  # summed once, whatever parts add to them
@@ -138,7 +137,7 @@ def views(candidate: Candidate, problem: Problem) -> list[tuple[Nest, bool]]:
 def orderly(candidate: Candidate, problem: Problem) -> bool:
     """Return True if each row has one owner, or a second pass can add the sums of all parts in a fixed order."""
     nests = views(candidate, problem)
-    return all(owned for _, owned in nests) or all(view.loops[-1].ordered for view, _ in nests)
+    return all(owned for _, owned in nests) or all(view.innermost.ordered for view, _ in nests)
 
 
 def costs(candidate: Candidate, problem: Problem) -> list[Cost]:

@@ -21,7 +21,7 @@ from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
 from sparsetc.packing.deal import dealing, row_numbers, shares
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, outside
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.support.memory import available_memory
 from sparsetc.tensor import coords as crd
@@ -164,8 +164,8 @@ class Counts:
         return counted
 
     def _count(self, modes: Ints) -> int:
-        sizes, coords = [self.shape[m] for m in modes], self.coords  # where they are, as most are sorted
-        keys = crd.sort_keys((coords[m] for m in modes), sizes)
+        rows, sizes = crd.of_modes(self.coords, self.shape, modes)  # where they are, as most are sorted
+        keys = crd.sort_keys(rows, sizes)
         span = prod(sizes)
         if len(keys) == 1 and span <= 16 * self.nnz + (1 << 20):
             seen = torch.zeros(span, dtype=torch.bool, device=keys[0].device)
@@ -372,4 +372,4 @@ class Problem:
     @cached_property
     def rest(self) -> Ints:
         """Modes that are summed away."""
-        return tuple([m for m in range(self.order) if m not in self.kept])
+        return outside(range(self.order), self.kept)

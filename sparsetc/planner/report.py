@@ -141,7 +141,7 @@ def _tiles(histogram: Tensor) -> tuple[tuple[int, int, int], ...]:
 
 def tile_einsum(program: TileProgram) -> str:
     """The innermost tile einsum, in letters; n stands for the lanes."""
-    inner = [s for s, _ in program.statements if isinstance(s, Product)]
+    inner = program.each(Product)
     if not inner:
         return "n->n"
     chosen = next((s for s in inner if s.dot), inner[0])

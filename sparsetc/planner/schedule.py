@@ -15,7 +15,7 @@ from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
 from sparsetc.planner.problem import Problem
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside, volume
 
 MOST_WHOLE = 4096
 """Most positions of summed axes for one program, if sums must have an order."""
@@ -39,12 +39,12 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     padded = padded_axes(problem)
     rules = problem.rules
     sizes = {c: bound.by_index[c] for c in padded}
-    output = [c for c in bound.einsum.output if c in sizes]
+    output = among(bound.einsum.output, sizes)
     if problem.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, problem.precision)
-    summed = [c for c in padded if c not in output]
+    summed = outside(padded, output)
     # Programs that share a sum add to it, in no order.
-    whole = summed if problem.ordered and prod(padded[c] for c in summed) <= MOST_WHOLE else []
+    whole = summed if problem.ordered and volume(padded, summed) <= MOST_WHOLE else []
     products = problem.floating and not rows and len(output) > 1
     alone = products and problem.ones and not blocks  # an entry a step, of which nothing but tables is read
     products = products and (bool(problem.rest) or alone)
@@ -58,16 +58,16 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         groups = _axis_groups(bound, once)
         if len(groups) < 2:
             groups = _axis_groups(bound)
-        groups.sort(key=lambda group: -prod(block[c] for c in group))
+        groups.sort(key=lambda group: -volume(block, group))
         apart = (groups[0], set().union(*groups[1:]))  # the sides of a dot: `ir.lower` takes the largest as one
         for side in apart:
             widest = max(side, key=lambda c: block[c])
-            block[widest] *= max(1, MIN_DOT // prod(block[c] for c in side))  # padded to what a dot needs
+            block[widest] *= max(1, MIN_DOT // volume(block, side))  # padded to what a dot needs
         # An axis that is summed, and split, is added by atomics.
-        for shrink in (output, [c for c in block if c not in whole]):
+        for shrink in (output, outside(block, whole)):
             block = fit(block, shrink, 4096, apart)
-        of_dots, formed = set().union(*apart), prod(block[c] for c in apart[1])
-        warps = max(1, min(8, prod(block[c] for c in of_dots) // rules["dot_tile"]))
+        of_dots, formed = set().union(*apart), volume(block, apart[1])
+        warps = max(1, min(8, volume(block, of_dots) // rules["dot_tile"]))
         lanes, unroll = rules["dot_lanes"], 2
         if len(groups) > 2:  # a side is multiplied together from several operands, in registers
             lanes, unroll = max(lanes, min(4 * lanes, rules["formed"] // formed)), 1
@@ -80,7 +80,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
     most = {c: 128 if c in output else 512 for c in padded}
     block = {c: n if c in whole else min(n, most[c]) for c, n in padded.items()}
-    block = fit(block, [c for c in block if c not in whole], 512)
+    block = fit(block, outside(block, whole), 512)
     pieces = _pieces(problem, {c: block[c] for c in output})
     width = prod((block | {c: sum(sizes) for c, sizes in pieces}).values())
     unroll = 4 if width <= 64 else 2
@@ -127,23 +127,23 @@ def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> Names:
     if not shared or beyond or shared & {*e.output} or free[meeting[0]] & free[meeting[1]]:
         return ()
     entries = [p for p in meeting if alone and all(free.values()) and problem.letters[0] in e.inputs[p]]
-    wide = all(2 * prod(sizes[c] for c in free[p]) >= MIN_DOT for p in entries or meeting)
-    deep = prod(sizes[c] for c in shared) <= problem.rules["most_deep"] or (alone and not problem.ordered)
+    wide = all(2 * volume(sizes, free[p]) >= MIN_DOT for p in entries or meeting)
+    deep = volume(sizes, shared) <= problem.rules["most_deep"] or (alone and not problem.ordered)
     return tuple(sorted(shared)) if wide and deep else ()
 
 
 def _of_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> Schedule:
     """The schedule of a matrix product for each few nonzeros, over the lanes and what their blocks have in common."""
     e, rules = problem.bound.einsum, problem.rules
-    output = [c for c in e.output if c in padded]
-    sides = [[c for c in output if c in e.inputs[p]] for p in e.dense]
+    output = among(e.output, padded)
+    sides = [among(output, table) for table in e.tables]
     block = {c: padded[c] for c in deep}
     for side in filter(None, sides):
         fitted = fit({c: padded[c] for c in side}, side, rules["block_side"], [side])
         short = max(1, MIN_DOT // prod(fitted.values()))  # padded to what a dot needs
         block |= fitted | {side[-1]: fitted[side[-1]] * short}
-    lanes = max(2, rules["block_deep"] // prod(block[c] for c in deep))
-    warps = max(1, min(8, prod(block[c] for c in output) // rules["dot_tile"]))
+    lanes = max(2, rules["block_deep"] // volume(block, deep))
+    warps = max(1, min(8, volume(block, output) // rules["dot_tile"]))
     return Schedule(warps, tuple(block.items()), True, problem.precision, stages=1, lanes=lanes)
 
 
@@ -171,11 +171,11 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> 
     e = problem.bound.einsum
     rules = problem.rules
     number = problem.letters[0]
-    terms = sorted([e.inputs[p] for p in e.dense if {*e.inputs[p]} & {*deep}], key=lambda term: number not in term)
+    terms = sorted([t for t in e.tables if {*t} & {*deep}], key=lambda term: number not in term)
     rows, columns = [[c for c in e.output if c in padded and c in term] for term in terms]
     block = fit({c: padded[c] for c in deep}, deep, rules["most_deep"], [deep])
     block |= fit({c: padded[c] for c in rows}, rows, rules["dot_rows"], [rows])
-    high = prod(block[c] for c in rows)
+    high = volume(block, rows)
     share = rules["dot_share"].get(problem.precision, (1, 1))[high >= WARPGROUP]
     room = rules["dot_sums"] // (share * max(1, problem.itemsize // 4))
     doubled = problem.precision == F16X3 and high > WARPGROUP  # eight warps: four have the rows of one instruction
@@ -183,13 +183,13 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> 
     width = max(least, min(rules["dot_columns"], room * (1 + doubled) // max(MIN_DOT, high)))
     block |= fit({c: padded[c] for c in columns}, columns, width, [columns])
     for side in (deep, rows, columns):  # padded to what a dot needs
-        block[side[-1]] *= max(1, MIN_DOT // prod(block[c] for c in side))
+        block[side[-1]] *= max(1, MIN_DOT // volume(block, side))
 
     def fit_in(programs: int, buffers: int) -> bool:
         return programs * buffers * _sides(problem, block, columns)[1] < problem.shared
 
     fewest = 1 + (_sides(problem, block, columns)[0] >= WARPGROUP)  # that the fewer stages hold
-    while (wide := prod(block[c] for c in columns)) > MIN_DOT:
+    while (wide := volume(block, columns)) > MIN_DOT:
         if fit_in(1, 2) and (wide <= WIDE or fit_in(2, fewest)):
             break
         block[max(columns, key=block.__getitem__)] //= 2
@@ -206,7 +206,7 @@ def _sides(problem: Problem, block: Mapping[str, int], columns: Collection[str])
         prod(n for c, n in block.items() if c not in columns and (c in problem.bound.einsum.output) == kept)
         for kept in (True, False)
     )
-    return high, problem.itemsize * deep * (high + prod(block[c] for c in columns))
+    return high, problem.itemsize * deep * (high + volume(block, columns))
 
 
 def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) -> Schedule:
@@ -233,37 +233,37 @@ def _entry_axes(problem: Problem) -> Names:
     Of entries of two modes and two operands, one dot is all there is.
     """
     e, number = problem.bound.einsum, problem.letters[0]
-    tables = [e.inputs[p] for p in e.dense if number in e.inputs[p]]
-    others = {c for p in e.dense for c in e.inputs[p] if e.inputs[p] not in tables}
-    axes = tuple([c for c in tables[0] if c in e.axes]) if len(tables) == 1 and number not in e.output else ()
-    volume = prod(problem.bound.by_index[c] for c in axes)
+    tables = [table for table in e.tables if number in table]
+    others = set[str]().union(*outside(e.tables, tables))
+    axes = among(tables[0], e.axes) if len(tables) == 1 and number not in e.output else ()
     met = [c for c in axes if c in others and c not in e.output]
-    return axes if met and len(axes) > 2 and MIN_DOT <= volume <= problem.rules["dot_entry"] else ()
+    fits = MIN_DOT <= problem.bound.elements(axes) <= problem.rules["dot_entry"]
+    return axes if met and len(axes) > 2 and fits else ()
 
 
 def _of_entries(problem: Problem, padded: dict[str, int], own: Names) -> Schedule:
     """The schedule of one entry a step, which is taken whole; other axes in blocks by the sums there is room for."""
     e = problem.bound.einsum
     block = {c: padded[c] for c in (*own, *e.axes)}
-    others = [c for c in e.axes if c not in own]
-    tables = [{*e.inputs[p]} & {*e.axes} for p in reversed(e.dense) if problem.letters[0] not in e.inputs[p]]
-    tables.sort(key=lambda table: -prod(block[c] for c in table & {*own} - {*e.output}))
+    others = outside(e.axes, own)
+    tables = [{*table} & {*e.axes} for table in reversed(e.tables) if problem.letters[0] not in table]
+    tables.sort(key=lambda table: -volume(block, table & {*own} - {*e.output}))
 
     def kept() -> int:
         """Return the elements that dots leave, one after the other, of an entry and the tables met so far."""
         axes, count = {*own}, 0
         for table in tables:
             axes = {c for c in axes | table if c in e.output or c not in table}
-            count += prod(block[c] for c in axes)
+            count += volume(block, axes)
         return count
 
     while 2 * kept() >= 3 * problem.rules["dot_sums"] and max(block[c] for c in others) > MIN_DOT:
         block[max(reversed(others), key=block.__getitem__)] //= 2
     # In MTTKRP a warp has 16 rows, so that what is summed beside the dot crosses no threads, where its registers hold
     # the entry; of chains four warps are faster than eight (`benchmarks/results/given_blocks_parts.json`).
-    nbytes = problem.itemsize * prod(block[c] for c in own)
+    nbytes = problem.itemsize * volume(block, own)
     most = 8 if all({*others} <= table for table in tables) else 4
-    warps = max(1, min(most, prod(block[c] for c in others) // MIN_DOT), min(8, nbytes // ENTRY))
+    warps = max(1, min(most, volume(block, others) // MIN_DOT), min(8, nbytes // ENTRY))
     stages = STAGES[2 * nbytes < problem.shared]
     return Schedule(warps, tuple(block.items()), True, problem.precision_as_loaded, stages=stages, lanes=0)
 
@@ -290,8 +290,7 @@ def dot_axes(bound: Bound) -> bool:
 def _axis_groups(bound: Bound, once: Collection[str] = ()) -> list[set[str]]:
     """Group the dense axes that share an operand; operands with all sparse letters in `once` do not count."""
     e = bound.einsum
-    inputs = [e.inputs[p] for p in e.dense]
-    met = [i for i in inputs if not once or not set(once) >= {c for c in i if c in e.sparse_indices}]
+    met = [i for i in e.tables if not once or not set(once) >= {c for c in i if c in e.sparse_indices}]
     axes = [{c for c in i if c not in e.sparse_indices} for i in met]
     return [own for own, _ in joined((together, None) for together in axes if together)]
 
@@ -311,7 +310,7 @@ def fit(
     while prod(block.values()) > limit:
         wide = [c for c in shrink if block[c] > MIN_DOT]
         # Where all are short, one axis after the other goes: the sides of a dot are then spread over the others.
-        short = set[str]().union(*(side for side in apart if prod(block[c] for c in side) < 2 * MIN_DOT))
+        short = set[str]().union(*(side for side in apart if volume(block, side) < 2 * MIN_DOT))
         free = wide or [c for c in shrink if block[c] > 1 and c not in short]
         if not free:
             break

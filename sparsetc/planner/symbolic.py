@@ -20,6 +20,7 @@ from sparsetc.ir.plan import Plan
 from sparsetc.ir.program.cost import Statistics, cost_of
 from sparsetc.ir.program.tile import Gather, Loop, Statement, TileProgram
 from sparsetc.planner.pricing import seconds_of
+from sparsetc.support import outside
 
 COUNTED = {"items": "items", "fibers": "fibers", "stored": "nonzeros", "chain": "chain"}
 """The numbers of a part's `Statistics` with a symbol in expressions, and the symbols' names."""
@@ -95,7 +96,7 @@ class SymbolicCost(Mapping[str, Any]):
             PlanError: there is no symbol of a name, or a number is not above 0.
         """
         by_name = {str(symbol): symbol for symbol in self.symbols}
-        if unknown := [name for name in changed if name not in by_name]:
+        if unknown := outside(changed, by_name):
             raise PlanError(f"no symbol is called {unknown[0]!r}; symbols: {', '.join(sorted(by_name))}")
         if wrong := [name for name, number in changed.items() if not isinstance(number, int | float) or not number > 0]:
             raise PlanError(f"{wrong[0]} is a number above 0, found {changed[wrong[0]]!r}")

@@ -20,6 +20,7 @@ from sparsetc.planner.candidate import Candidate, Choice, choice_of, ranked
 from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS, choose, considered, is_shared
+from sparsetc.support import outside
 
 BLOCK = 8
 """Bytes of ``block_ptr`` and ``block_full`` for a block of fibers."""
@@ -118,7 +119,7 @@ def _stored(cost: Cost, sizes: Statistics) -> int:
 def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:
     """The first, the shared ones, the smallest, and of the others the fastest."""
     shared = [o for o in options if is_shared(o.candidate.plan.name)]
-    others = [o for o in options if o not in shared]
+    others = outside(options, shared)
     smallest = min(options, key=lambda o: (o.nbytes, o.seconds))
     worth = {id(o): o for o in (*others[:1], *shared, smallest, *others)}  # each once, in this order
     return list(worth.values())[:most]

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsetc.errors import DtypeError
+from sparsetc.support import among
 from sparsetc.support.entry import matmul_precision as matmul_precision
 from sparsetc.tensor import sums
 from sparsetc.tensor.coords import set_bits
@@ -279,7 +280,7 @@ def _contracted(equation: str, *pair: Tensor) -> Tensor:
 
 def _aligned(own: str, operand: Tensor, letters: list[str]) -> Tensor:
     """Return an operand with a dimension for each letter (size 1 if it lacks the letter), summed over all others."""
-    ordered = torch.einsum(f"{own}->{''.join(c for c in letters if c in own)}", operand)  # of one: diagonals and sums
+    ordered = torch.einsum(f"{own}->{''.join(among(letters, own))}", operand)  # of one: diagonals and sums
     sizes = iter(ordered.shape)
     return ordered.reshape([next(sizes) if c in own else 1 for c in letters])
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
-from sparsetc.ir.program.tile import Add, TileProgram
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Ints
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
@@ -137,10 +137,10 @@ class Executable:
         self.programs = programs
         self.shape = (rows, *width)
         self.dtype = dtype
-        stored = [owned(p) for p in programs.programs]
+        stored = [p.result.owned for p in programs.programs]
         self.stores = any(stored)
         self.zeroes = not (all(stored) and covered)
-        self.copies = max(map(copies, programs.programs), default=1)
+        self.copies = max((p.result.copies for p in programs.programs), default=1)
         self._bound: tuple[Arrays, Call, torch.device] | None = None
 
     def run(
@@ -234,13 +234,3 @@ def _zero(out: Tensor, rows: Tensor | None) -> None:
     """Set these rows to zero."""
     if rows is not None and rows.numel():
         out.index_fill_(0, rows, 0)
-
-
-def copies(program: TileProgram) -> int:
-    """Return the number of copies of its results that a program adds to."""
-    return max((s.copies for s, _ in program.statements if isinstance(s, Add)), default=1)
-
-
-def owned(program: TileProgram) -> bool:
-    """Return True if a program stores every result, being the only one to write there."""
-    return all(s.owned for s, _ in program.statements if isinstance(s, Add))

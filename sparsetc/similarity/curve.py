@@ -20,7 +20,7 @@ from sparsetc.errors import DtypeError, PlanError
 from sparsetc.explain import aligned
 from sparsetc.similarity.groups import Groups, check_options, group_of_nonzeros, group_rows
 from sparsetc.support.progress import bar
-from sparsetc.tensor.coords import histogram, linear_key, numbered, ranked
+from sparsetc.tensor.coords import histogram, linear_key, numbered, of_modes, ranked
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TAUS = tuple(n / 10 for n in range(1, 11))
@@ -149,6 +149,6 @@ def measured(
 def _columns(x: SparseTensor, mode: int) -> Tensor:
     """Return (nnz,) the linear index of all modes but one; its rank among the nonzeros' if it could pass 2**63."""
     others = [m for m in range(x.order) if m != mode]
-    sizes = [x.shape[m] for m in others]
-    key, span = linear_key([x.coords[m] for m in others], sizes, x.coords[mode])
+    rows, sizes = of_modes(x.coords, x.shape, others)
+    key, span = linear_key(rows, sizes, x.coords[mode])
     return ranked(key, span)[0].long() if span < prod(sizes) else key

@@ -19,6 +19,7 @@ from sparsetc.errors import DeviceError, KeywordError, OutOfMemoryError, PlanErr
 from sparsetc.options import Options, of_call
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import StreamCut
+from sparsetc.support import outside
 from sparsetc.support.memory import as_bytes
 from sparsetc.support.names import refused
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -88,7 +89,7 @@ class StreamOptions:
         names = [f.name for f in fields(cls)]
         own = cls(**{name: given[name] for name in names if given.get(name) is not None})
         known = list(dict.fromkeys((*names, *Options.__dataclass_fields__)))
-        if unknown := [name for name in given if name not in known]:
+        if unknown := outside(given, known):
             raise KeywordError(refused(unknown, known))
         settings = of_call({name: value for name, value in given.items() if name not in names})
         return own, replace(settings, precision=settings.effective_precision())

@@ -29,7 +29,6 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.packing.base import get_format
 from sparsetc.planner.registry import choose
-from sparsetc.runtime.executable import copies
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
@@ -61,7 +60,7 @@ class Variant:
     @property
     def copies(self) -> int:
         """The number of copies of the result that programs add to."""
-        return max(map(copies, self.programs))
+        return max(program.result.copies for program in self.programs)
 
 
 class Compiler:

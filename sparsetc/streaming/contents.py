@@ -30,6 +30,7 @@ from sparsetc.packing.words import WORDS
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.cutting import NAMES, Chunk, StoredPart, StreamCut
 from sparsetc.streaming.store import MALFORMED, ChunkFile, ChunkWriter
+from sparsetc.support import Names, outside
 from sparsetc.support.records import misfit
 from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
 from sparsetc.tensor.inputs import NAMED
@@ -146,9 +147,9 @@ def _entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def _index(program: TileProgram) -> list[str]:
+def _index(program: TileProgram) -> Names:
     """Return the names of the arrays that a program reads beside values."""
-    return [name for name in program.arrays if name not in program.view.packed]
+    return outside(program.arrays, program.view.packed)
 
 
 def einsum(file: ChunkFile, settings: Options, target: torch.device) -> tuple[Recipe, Compiler]:
@@ -242,7 +243,7 @@ def _check(made: StreamCut, compiler: Compiler, number: int, buffer: torch.Tenso
         if "block_full" in named:
             within = (named["block_full"] % program.schedule.unroll).any()
             require(not bool(within), "steps of a block end within an unrolling")
-        key = program.key
+        key = program.result.key
         if key.kind == "row":  # of coordinates, which were looked at
             continue
         count = counts(view, named, own.items, own.stored)[view.positions[key.level]]

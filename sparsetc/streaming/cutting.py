@@ -19,6 +19,7 @@ from sparsetc.errors import PlanError
 from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant
 from sparsetc.streaming.sources import Source
 from sparsetc.streaming.store import Sink, host_bytes
+from sparsetc.support import NamedInts
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import At
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -48,7 +49,7 @@ class StoredPart:
     """
 
     items: int
-    arrays: tuple[tuple[str, int], ...]
+    arrays: NamedInts
 
     @classmethod
     def of(cls, arrays: PartArrays, values: Tensor) -> StoredPart:
@@ -73,7 +74,7 @@ class Chunk:
     parts: tuple[StoredPart, ...]
 
     @cached_property
-    def arrays(self) -> tuple[tuple[str, int], ...]:
+    def arrays(self) -> NamedInts:
         """The arrays of all parts."""
         return tuple([array for part in self.parts for array in part.arrays])
 

@@ -52,8 +52,7 @@ class TensorSource:
         self.dtype = x.dtype
         self._order: Tensor | None = None
         if kept is not None and not leading(kept):
-            rows, sizes = x.coords[list(kept)], [x.shape[m] for m in kept]
-            self._order = crd.lexsort(rows, sizes)
+            self._order = crd.lexsort(*crd.of_modes(x.coords, x.shape, kept))
 
     def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Nonzeros by number, as of `Source`."""
@@ -62,20 +61,6 @@ class TensorSource:
             return x.coords[:, start:stop].contiguous(), x.values[start:stop]
         own = self._order[start:stop].sort().values
         return x.coords.index_select(1, own), x.values.index_select(0, own)
-
-
-class FileSource:
-    """The nonzeros of a packed file; only the ranges taken are read."""
-
-    def __init__(self, file: PackedFile) -> None:
-        self.file = file
-        self.shape = file.shape
-        self.nnz = file.nnz
-        self.dtype = file.dtype
-
-    def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Nonzeros by number, as of `Source`; `IOFormatError` where the file is damaged there."""
-        return self.file.block(start, stop)
 
 
 def leading(kept: Sequence[int]) -> bool:
@@ -126,11 +111,12 @@ def source_of(x: SparseTensor | PackedFile | Source, kept: Sequence[int] | None)
     Raises:
         EquationError: a source of the caller's is in no such order.
     """
+    ordered = kept is None or leading(kept)
+    if isinstance(x, PackedFile) and not ordered:
+        x = x.tensor()
     if isinstance(x, SparseTensor):
         return TensorSource(x, kept)
-    if isinstance(x, PackedFile):
-        return FileSource(x) if kept is None or leading(kept) else TensorSource(x.tensor(), kept)
-    if kept is not None and not leading(kept):
+    if not ordered:
         raise EquationError(
             "the result's rows come in order only where it keeps the first modes of what is streamed, which is given "
             "in lexicographic order; give a SparseTensor, or memory for the whole result"

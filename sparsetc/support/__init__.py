@@ -1,8 +1,40 @@
 """Helpers for all of the package: caches, locks, names, files, records, warnings; and short names of types."""
 
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from importlib import import_module
+from math import prod
+from typing import Any, TypeVar
+
 Ints = tuple[int, ...]
 """Sizes, positions or numbers of modes, of any number."""
 Names = tuple[str, ...]
 """Letters of an einsum, or other names."""
 NamedInts = tuple[tuple[str, int], ...]
 """Numbers by letter or name, as what is hashed has them."""
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """Return a function of a module of the package, which is imported at the first call."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(f"sparsetc.{module}"), name)(*args, **kwargs)
+
+    return called
+
+
+T = TypeVar("T")
+
+
+def among(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
+    """Return the things that are among some, in their order."""
+    return tuple([thing for thing in things if thing in some])
+
+
+def outside(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
+    """Return the things that are not among some, in their order."""
+    return tuple([thing for thing in things if thing not in some])
+
+
+def volume(sizes: Mapping[Any, int] | Sequence[int], axes: Iterable[Any]) -> int:
+    """Return the product of the sizes of some axes."""
+    return prod([sizes[axis] for axis in axes])

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, ShapeError
+from sparsetc.support import Ints
 from sparsetc.tensor import coords as crd
 
 T = TypeVar("T")
@@ -28,16 +29,16 @@ T = TypeVar("T")
 class Blocks:
     """The sides of blocks, and the sizes of the modes that they divide."""
 
-    sides: tuple[int, ...]
-    shape: tuple[int, ...]
+    sides: Ints
+    shape: Ints
 
     @property
-    def grid(self) -> tuple[int, ...]:
+    def grid(self) -> Ints:
         """The number of blocks along each mode."""
         return tuple(-(-n // side) for n, side in zip(self.shape, self.sides, strict=True))
 
     @property
-    def ragged(self) -> tuple[int, ...]:
+    def ragged(self) -> Ints:
         """The modes whose last blocks reach past the end."""
         return tuple(m for m, (n, side) in enumerate(zip(self.shape, self.sides, strict=True)) if n % side)
 
@@ -125,11 +126,11 @@ class BlockCut:
 
     blocks: Blocks
     coords: Tensor
-    times: tuple[int, ...]
+    times: Ints
     source: Tensor | None
 
     @classmethod
-    def of(cls, blocks: Blocks, coords: Tensor, coalesced: bool, sides: tuple[int, ...]) -> BlockCut:
+    def of(cls, blocks: Blocks, coords: Tensor, coalesced: bool, sides: Ints) -> BlockCut:
         """Cut blocks into smaller ones; smaller blocks past the end are left out."""
         times = tuple(old // new for old, new in zip(blocks.sides, sides, strict=True))
         smaller = Blocks(sides, blocks.shape)
@@ -176,9 +177,7 @@ def split(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int], first: int
 
 
 @lru_cache(maxsize=1024)
-def _split_shape(
-    whole: tuple[int, ...], sides: tuple[int, ...], sizes: tuple[int, ...], first: int
-) -> tuple[list[int], list[int]]:
+def _split_shape(whole: Ints, sides: Ints, sizes: Ints, first: int) -> tuple[list[int], list[int]]:
     """Return the shape that `split` gives a tensor of a shape, and how it is padded before, as torch says it."""
     shape, padding = list(whole[:first]), [0] * len(whole)
     for n, (side, full) in enumerate(zip(sides, sizes, strict=True), first):
@@ -204,7 +203,7 @@ def joined(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int]) -> Tensor
 
 
 @lru_cache(maxsize=1024)
-def _joined_shape(apart: tuple[int, ...], sides: tuple[int, ...]) -> list[int]:
+def _joined_shape(apart: Ints, sides: Ints) -> list[int]:
     """Return the shape in which each dimension with a side is one with the next."""
     each = iter(apart)
     return [next(each) * next(each) if side else next(each) for side in sides]

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
+from sparsetc.support import Ints
 
 INT32_MAX = 2**31 - 1
 INT64_SIZES = 2**63
 """The number of int64 coordinates: 0 .. 2**63 - 1."""
 
 
-def checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
+def checked_shape(shape: Iterable[object]) -> Ints:
     """``shape`` as a tuple of Python ints >= 0 that int64 can index; ShapeError otherwise."""
     try:
         sizes = list(shape)
@@ -89,6 +90,11 @@ def check_range(coords: Tensor, shape: Sequence[int], what: str = "nonzero") -> 
                 f"but the size of mode {mode} is {size}{' blocks' if what == 'block' else ''} "
                 f"(coordinates are 0-based: 0 <= c < {size})"
             )
+
+
+def of_modes(coords: Tensor, shape: Sequence[int], modes: Sequence[int]) -> tuple[list[Tensor], Ints]:
+    """Return the coordinates in some modes, and the sizes of these modes: what keys are made of."""
+    return [coords[m] for m in modes], tuple([shape[m] for m in modes])
 
 
 def sort_keys(coords: Iterable[Tensor], shape: Sequence[int]) -> list[Tensor]:

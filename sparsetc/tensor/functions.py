@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from string import ascii_letters
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.support import later
 from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic, attempted, elementwise, is_sparse, is_strided, matmul
 from sparsetc.tensor.inputs import as_dense
 
@@ -184,18 +184,12 @@ def _dot(x: Any, y: Any) -> Any:
     return matmul(x, y)
 
 
-def _elsewhere(module: str, name: str) -> Callable[..., Any]:
-    """A function of a module that is loaded where it is called first."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(f"sparsetc.tensor.{module}"), name)(*args, **kwargs)
-
-    return called
+_cat = later("tensor.creation", "cat")
 
 
 def _hstack(tensors: Any) -> Any:
     """Join tensors along the second mode, or the only one."""
-    return import_module("sparsetc.tensor.creation").cat(tensors, min(1, len(tensors[0].shape) - 1))
+    return _cat(tensors, min(1, len(tensors[0].shape) - 1))
 
 
 def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -278,16 +272,18 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         "allclose": _allclose,
         "linalg_norm": _linalg_norm,
         "dropout": _dropout,
-        "block_diag": _elsewhere("creation", "block_diag"),
+        "block_diag": later("tensor.creation", "block_diag"),
     },
     **{name: _comparison(pythons) for pythons, numpys in COMPARISONS.items() for name in (pythons, numpys)},
-    **dict.fromkeys(("cat", "concat", "concatenate"), _elsewhere("creation", "cat")),
-    **{name: _elsewhere("creation", name) for name in ("stack", "kron", "where")},
-    **{"vstack": _elsewhere("creation", "cat"), "hstack": _hstack},
+    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
+    **{name: later("tensor.creation", name) for name in ("stack", "kron", "where")},
+    **{"vstack": _cat, "hstack": _hstack},
     **dict.fromkeys(("swapaxes", "swapdims"), _method("transpose")),
     "moveaxis": _method("movedim"),
     **{
-        prefix + name: _elsewhere("softmax", name) for name in ("softmax", "log_softmax") for prefix in ("", "_sparse_")
+        prefix + name: later("tensor.softmax", name)
+        for name in ("softmax", "log_softmax")
+        for prefix in ("", "_sparse_")
     },
     **dict.fromkeys(("mm", "_sparse_mm", "smm", "hspmm"), _of_orders(2, 2)),
     **{"bmm": _of_orders(3, 3), "mv": _of_orders(2, 1), "dot": _of_orders(1, 1)},

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError
+from sparsetc.support import Ints, volume
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sums import LONG, in_pieces, wide
@@ -40,11 +41,11 @@ class Groups(NamedTuple):
     number: int
 
 
-def groups_of(pattern: Pattern, kept: tuple[int, ...]) -> Groups:
+def groups_of(pattern: Pattern, kept: Ints) -> Groups:
     """The groups by some modes; found once for a pattern."""
 
     def made() -> Groups:
-        rows, shape = [pattern.coords[m] for m in kept], tuple(pattern.shape[m] for m in kept)
+        rows, shape = crd.of_modes(pattern.coords, pattern.shape, kept)
         distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
         coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
         found = Pattern(coords, shape, True)
@@ -63,7 +64,7 @@ def check_reduction(kind: str, dtype: torch.dtype) -> None:
 
 
 def reduced_groups(
-    values: Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str, positions: int = 0, dims: tuple[int, ...] = ()
+    values: Tensor, pattern: Pattern, kept: Ints, kind: str, positions: int = 0, dims: Ints = ()
 ) -> Tensor:
     """Reduce the (nnz, *sizes) values of entries to (groups, *sizes), one for each group.
 
@@ -92,7 +93,7 @@ def reduced_groups(
     return _extrema(values, pattern, kept, kind, absent, dims)
 
 
-def _over(values: Tensor, kind: str, dims: tuple[int, ...]) -> Tensor:
+def _over(values: Tensor, kind: str, dims: Ints) -> Tensor:
     """Reduce dimensions of values, and leave them with size 1."""
     if kind != "prod":
         kind = kind if values.numel() else "sum"  # entries of no elements give 0
@@ -102,9 +103,7 @@ def _over(values: Tensor, kind: str, dims: tuple[int, ...]) -> Tensor:
     return values
 
 
-def _extrema(
-    values: Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str, absent: Tensor | None, dims: tuple[int, ...]
-) -> Tensor:
+def _extrema(values: Tensor, pattern: Pattern, kept: Ints, kind: str, absent: Tensor | None, dims: Ints) -> Tensor:
     """The largest or least values of groups, of which `absent` zeros are.
 
     Gradients are shared by all that are equal to it, absent zeros among them, as those of torch's dense extrema are.
@@ -121,13 +120,13 @@ def _extrema(
     equal = fixed == gathered(most, rows)
     ties = added(_over(equal.to(values.dtype), "sum", dims), pattern, kept)
     if absent is not None:
-        ties = ties + absent * prod(values.shape[at] for at in dims) * (most == 0)
+        ties = ties + absent * volume(values.shape, dims) * (most == 0)
     shares = values.where(equal, 0) / gathered(ties.to(values.dtype), rows)
     of_ties = added(_over(shares, "sum", dims), pattern, kept)
     return of_ties + torch.where(of_ties == most, 0, most - of_ties).detach()  # by which equal shares were rounded
 
 
-def _products(values: Tensor, pattern: Pattern, kept: tuple[int, ...]) -> Tensor:
+def _products(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     """Multiply the values of each group; with gradients, by a tree of products of neighbours."""
     if not followed([values]):
         return _reduced(values, pattern, kept, "prod")
@@ -141,13 +140,13 @@ def _products(values: Tensor, pattern: Pattern, kept: tuple[int, ...]) -> Tensor
     return found
 
 
-def sizes_of(pattern: Pattern, kept: tuple[int, ...]) -> Tensor:
+def sizes_of(pattern: Pattern, kept: Ints) -> Tensor:
     """(groups,) int64: how many entries each has; made once."""
     _, rows, count = groups_of(pattern, kept)
     return pattern._once(("sizes of", kept), lambda: crd.histogram(rows, count))
 
 
-def _largest(pattern: Pattern, kept: tuple[int, ...]) -> int:
+def _largest(pattern: Pattern, kept: Ints) -> int:
     """Count the entries of the largest group, once."""
     each = sizes_of(pattern, kept)
     return pattern._once(("largest of", kept), lambda: int(each.max()) if each.numel() else 0)
@@ -161,7 +160,7 @@ def gathered(source: Tensor, rows: Tensor) -> Tensor:
     return source.reshape(-1).gather(0, places).view(rows.numel(), *source.shape[1:])
 
 
-def added(values: Tensor, pattern: Pattern, kept: tuple[int, ...]) -> Tensor:
+def added(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     """(groups, *sizes): sums of the values of each group; in float64 where a group is large."""
     _, rows, count = groups_of(pattern, kept)
     if not kept:
@@ -184,7 +183,7 @@ def _places(values: Tensor, rows: Tensor) -> Tensor | None:
     return (rows[:, None] * width + torch.arange(width, device=rows.device)).reshape(-1)
 
 
-def _reduced(values: Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str) -> Tensor:
+def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
     """Reduce groups by an extremum or a product: in pieces if these beat a scatter and its slow gradients."""
     _, rows, count = groups_of(pattern, kept)
     in_pieces = values.is_floating_point() and values.numel() and not transforming()
@@ -200,7 +199,7 @@ def _reduced(values: Tensor, pattern: Pattern, kept: tuple[int, ...], kind: str)
     return found.reshape(-1, *values.shape[1:])
 
 
-def _pieces(pattern: Pattern, kept: tuple[int, ...], most: int) -> tuple[Tensor | None, list[Tensor]]:
+def _pieces(pattern: Pattern, kept: Ints, most: int) -> tuple[Tensor | None, list[Tensor]]:
     """Return the entries sorted by groups (None if they are), and the lengths of pieces, level by level."""
 
     def made() -> tuple[Tensor | None, list[Tensor]]:

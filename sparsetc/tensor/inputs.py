@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
+from sparsetc.support import Ints
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import coords as crd
@@ -234,7 +235,7 @@ def _outside_int64(coordinate: int) -> FormatError:
     return FormatError(f"coordinates must be from 0 to 2**63 - 1, found {coordinate}")
 
 
-def as_shape(shape: Any, coords: Tensor, values: Tensor) -> tuple[int, ...]:
+def as_shape(shape: Any, coords: Tensor, values: Tensor) -> Ints:
     """``shape`` checked against coords and values, or inferred as the largest coordinate + 1."""
     dense = tuple(values.shape[1:])
     if shape is None:
@@ -289,7 +290,7 @@ def _of_coordinates(own: tuple[Tensor, ...]) -> tuple[Tensor, None]:
     return own[0].to(torch.int64).contiguous(), None
 
 
-def _as_blocks(shape: Any, order: int, block: tuple[int, ...]) -> Blocks:
+def _as_blocks(shape: Any, order: int, block: Ints) -> Blocks:
     """Return the blocks of `order` modes from the tensor's shape and a block's shape, both with dense modes."""
     if len(block) < order or 0 in block[:order]:
         raise FormatError(
@@ -341,7 +342,7 @@ def coalescing_bytes(shape: Sequence[int], n: int, values: Tensor) -> int:
     return n * (8 * len(shape) + 64 + 16 * (math.prod(shape).bit_length() // 48) + sums)
 
 
-def coalesced(coords: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Merge | None]:
+def coalesced(coords: Tensor, shape: Ints) -> tuple[Tensor, Merge | None]:
     """Coordinates sorted and unique, and how values follow; themselves and None if they are so already."""
     keys = crd.sort_keys(coords, shape[: coords.shape[0]])
     if crd.is_sorted_unique(keys):
@@ -387,7 +388,7 @@ class Reading:
     versions: tuple[int | None, ...]
     coords: Tensor
     number: Tensor | None
-    sizes: tuple[int, ...]
+    sizes: Ints
     blocks: Blocks | None
     uses: Uses = field(default_factory=Uses)
 
@@ -434,7 +435,7 @@ class Reading:
 
 def reading(
     kind: object,
-    shape: tuple[int, ...],
+    shape: Ints,
     indices: Sequence[Tensor],
     memory: Sequence[object],
     numbered: Numbered,
@@ -470,7 +471,7 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _read(given: Sequence[Tensor], shape: tuple[int, ...], numbered: Numbered, blocks: Blocks | None) -> Reading:
+def _read(given: Sequence[Tensor], shape: Ints, numbered: Numbered, blocks: Blocks | None) -> Reading:
     versions, indices = _versions(given), tuple(i.detach().clone() for i in given)
     coords, number = numbered(indices)
     sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
@@ -106,12 +107,7 @@ class Pattern:
     uses: Uses
 
     def __init__(
-        self,
-        coords: Tensor,
-        shape: tuple[int, ...],
-        coalesced: bool,
-        blocks: Blocks | None = None,
-        uses: Uses | None = None,
+        self, coords: Tensor, shape: Ints, coalesced: bool, blocks: Blocks | None = None, uses: Uses | None = None
     ) -> None:
         """Take int64 contiguous coordinates (order, nnz); in range, and sorted and unique if `coalesced`.
 
@@ -140,7 +136,7 @@ class Pattern:
         return self._coords
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Ints:
         """The sizes of the sparse modes; of a tensor in blocks, the sizes of the grid of blocks."""
         return self._shape
 
@@ -219,13 +215,13 @@ class Pattern:
             made = make()
         return made if key is None else self.cache.put(key, made)  # type: ignore[no-any-return]
 
-    def permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, Tensor | None]:
+    def permuted(self, modes: Ints) -> tuple[Pattern, Tensor | None]:
         """Return the pattern with modes reordered, made once, and the old number of each entry (None if unchanged)."""
         if modes == tuple(range(self.order)):
             return self, None
         return self._once(("permuted", modes), lambda: self._permuted(modes))
 
-    def _permuted(self, modes: tuple[int, ...]) -> tuple[Pattern, Tensor | None]:
+    def _permuted(self, modes: Ints) -> tuple[Pattern, Tensor | None]:
         coords = self._coords[list(modes)]
         shape = tuple(self._shape[m] for m in modes)
         order = None
@@ -254,7 +250,7 @@ class Pattern:
         pattern, entries = self._once(("distinct", first), lambda: self._distinct(first, modes))
         return self if pattern is None else pattern, entries
 
-    def _distinct(self, first: tuple[int, ...], modes: tuple[int, ...]) -> tuple[Pattern | None, Tensor | None]:
+    def _distinct(self, first: Ints, modes: Ints) -> tuple[Pattern | None, Tensor | None]:
         coords, shape = self._coords, tuple(self._shape[m] for m in modes)
         entries = crd.on_diagonal(first, coords)
         if entries is not None:
@@ -266,7 +262,7 @@ class Pattern:
             coords, entries = coords[:, order], order if entries is None else entries[order]
         return Pattern(coords.contiguous(), shape, self._coalesced), entries
 
-    def expanded(self, sizes: tuple[int, ...]) -> Pattern:
+    def expanded(self, sizes: Ints) -> Pattern:
         """Return the pattern with dense modes of these sizes as coordinates, made once."""
         if not sizes:
             return self
@@ -276,7 +272,7 @@ class Pattern:
 
         return self._once(("expanded", sizes), made)
 
-    def cut(self, sides: tuple[int, ...]) -> tuple[Pattern, BlockCut]:
+    def cut(self, sides: Ints) -> tuple[Pattern, BlockCut]:
         """The coordinates of blocks cut into smaller ones, as entries, and how values follow; made once."""
 
         def made() -> tuple[Pattern, BlockCut]:
@@ -288,13 +284,13 @@ class Pattern:
 
         return self._once(("cut", sides), made)
 
-    def divided(self, sides: tuple[int, ...]) -> Pattern:
+    def divided(self, sides: Ints) -> Pattern:
         """Return the pattern with each mode that has a side split in two: blocks, and positions within; made once."""
         if not any(sides):
             return self
         return self._once(("divided", sides), lambda: self._divided(sides))
 
-    def _divided(self, sides: tuple[int, ...]) -> Pattern:
+    def _divided(self, sides: Ints) -> Pattern:
         rows: list[Tensor] = []
         shape: list[int] = []
         for row, size, side in zip(self._coords, self._shape, sides, strict=True):
@@ -308,7 +304,7 @@ class Pattern:
         pattern.labels = self.labels if labels is None else labels
         return pattern
 
-    def values_shape(self, dense: Sequence[int]) -> tuple[int, ...]:
+    def values_shape(self, dense: Sequence[int]) -> Ints:
         """Return the shape of the values of a tensor with these dense modes."""
         sides = () if self._blocks is None else self._blocks.sides
         return (self.nnz, *sides, *dense)

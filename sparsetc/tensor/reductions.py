@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
-from sparsetc.support import memory
+from sparsetc.support import memory, outside, volume
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.arithmetic import at_entries
 from sparsetc.tensor.blocks import without_blocks
@@ -206,7 +206,7 @@ class Reductions:
         """
         x: Any = self
         dim, keepdim = _named(dim, keepdim, numpys)
-        size = prod(x.shape[m] for m in _modes(x.order, dim))
+        size = volume(x.shape, _modes(x.order, dim))
         counts = x.count_nonzero(dim, keepdim, output=output if size else "dense")
         return counts == size if isinstance(counts, Tensor) else counts.map(lambda number: number == size)
 
@@ -231,7 +231,7 @@ class Reductions:
         check_reduction("variance", x.dtype)
         wide = without_blocks(x.to(accumulator(x.dtype)))
         gone = _modes(x.order, dim)
-        positions = prod(x.shape[m] for m in gone)
+        positions = volume(x.shape, gone)
         mean = wide.mean(gone, True, output="dense")
         apart = wide.with_values((wide._values - at_entries(mean, wide, "the mean")).abs().square())
         absent = positions - wide.map(torch.ones_like).abs().sum(gone, True, output="dense")
@@ -314,7 +314,7 @@ def _reduced(
         return x.from_dense(nothing) if output == "sparse" and nothing.ndim else nothing
     order, pattern = x.sparse_order, x._pattern
     dense = tuple(m - order + 1 for m in gone if m >= order)
-    kept = tuple(m for m in range(order) if m not in gone)
+    kept = outside(range(order), gone)
     positions = 0 if entries else prod(pattern.shape[m] for m in range(order) if m in gone)
     reduced = partial(reduced_groups, pattern=pattern, kept=kept, kind=kind, positions=positions, dims=dense)
     values = x._values.to(accumulator(x.dtype))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError
+from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
@@ -70,7 +71,7 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
     return SparseTensor._make(x.pattern, found.to(x.dtype))
 
 
-def _over_groups(values: Tensor, pattern: Pattern, kept: tuple[int, ...], log: bool) -> Tensor:
+def _over_groups(values: Tensor, pattern: Pattern, kept: Ints, log: bool) -> Tensor:
     """Return (nnz, *dense sizes) values normalised within each group of entries that agree in the kept modes."""
     group = groups_of(pattern, kept).of_entry
     most = reduced_groups(values.detach(), pattern, kept, "amax")  # what is subtracted changes no result, nor gradient
@@ -82,7 +83,7 @@ def _over_groups(values: Tensor, pattern: Pattern, kept: tuple[int, ...], log: b
     return shifted - gathered(sums.log(), group) if log else raised / gathered(sums, group)
 
 
-def log_sums(values: Tensor, pattern: Pattern, kept: tuple[int, ...]) -> Tensor:
+def log_sums(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     """Return (groups, *dense sizes) logarithms of the sums of the exponentials of entries that agree in some modes."""
     group = groups_of(pattern, kept).of_entry
     most = reduced_groups(values.detach(), pattern, kept, "amax")

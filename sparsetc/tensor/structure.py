@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
-from sparsetc.support import memory
+from sparsetc.support import memory, outside, volume
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.arithmetic import IN_PLACE, where_holds
 from sparsetc.tensor.blocks import without_blocks
@@ -241,7 +241,7 @@ class Structure:
         """
         sources, places = ([s] if isinstance(s, int) else list(s) for s in (source, destination))
         moved = {mode_of(self.ndim, p): mode_of(self.ndim, s) for s, p in zip(sources, places, strict=True)}
-        others = iter([m for m in range(self.ndim) if m not in moved.values()])
+        others = iter(outside(range(self.ndim), moved.values()))
         return self.permute([moved[p] if p in moved else next(others) for p in range(self.ndim)])
 
     # -- shapes ---------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class Structure:
         """
         mode, x = mode_of(self.ndim, mode), _untyped(self).expand_dense()
         others = [m for m in range(self.ndim) if m != mode]
-        return x.permute(mode, *others).reshape(x.shape[mode], prod(x.shape[m] for m in others))  # type: ignore[no-any-return]
+        return x.permute(mode, *others).reshape(x.shape[mode], volume(x.shape, others))  # type: ignore[no-any-return]
 
     def unsqueeze(self, dim: int) -> SparseTensor:
         """Insert a mode of size 1 before mode ``dim``.

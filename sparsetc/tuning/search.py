@@ -21,7 +21,7 @@ from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, Schedule, verify
 from sparsetc.planner.candidate import Candidate
-from sparsetc.support import NamedInts
+from sparsetc.support import NamedInts, among, outside
 from sparsetc.support.entry import on_gpu
 
 Run = TypeVar("Run", bound=Callable[[], Tensor])
@@ -66,7 +66,7 @@ def shortlist(candidates: Sequence[Candidate], proposed: Sequence[Candidate] = (
     first, least = candidates[0], candidates[0].total or 0.0
     near = [c for c in candidates[1:] if c.total is not None and c.total <= NEAR * least]
     best = {c.plan.name: c for c in reversed([first, *near])}
-    by_name = [c for c in near if c in best.values()]
+    by_name = among(near, best.values())
     return list(dict.fromkeys((first, *proposed[: MOST // 2], *by_name, *near)))[:MOST]
 
 
@@ -205,12 +205,12 @@ class Search(Generic[Run]):
         """
         root = best.candidate
         seen = {best.candidate.plan}
-        around = list(neighbours(best.candidate.plan, threads))
-        while (around := [plan for plan in dict.fromkeys(around) if plan not in seen]) and self.left:
+        around = tuple(neighbours(best.candidate.plan, threads))
+        while (around := outside(dict.fromkeys(around), seen)) and self.left:
             few = around[:THREADS]
             seen.update(few)
             before, *others = self.timed([best.candidate, *(price(root, plan) for plan in few)]) or [best]
             better = [t for t in others if t.timing.beats(before.timing, GAIN)]
             if better:
                 best = min(better, key=lambda t: t.timing.median)
-                around = list(neighbours(best.candidate.plan, threads))
+                around = tuple(neighbours(best.candidate.plan, threads))

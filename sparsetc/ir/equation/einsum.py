@@ -28,7 +28,7 @@ from math import prod
 from string import ascii_letters
 from typing import TypeVar
 
-from sparsetc.support import Ints, NamedInts, Names
+from sparsetc.support import Ints, NamedInts, Names, among, outside
 from sparsetc.support.lru import cached_property
 
 N = TypeVar("N")
@@ -81,7 +81,12 @@ class Einsum:
     @cached_property
     def dense(self) -> Ints:
         """The positions of the dense operands, ascending."""
-        return tuple(p for p in range(len(self.inputs)) if p not in self.sparse)
+        return outside(range(len(self.inputs)), self.sparse)
+
+    @cached_property
+    def tables(self) -> tuple[Names, ...]:
+        """The indices of each dense operand."""
+        return tuple([self.inputs[p] for p in self.dense])
 
     @cached_property
     def indices(self) -> Names:
@@ -96,17 +101,17 @@ class Einsum:
     @cached_property
     def kept(self) -> Names:
         """The sparse indices of the output, in its order."""
-        return tuple(i for i in self.output if i in self.sparse_indices)
+        return among(self.output, self.sparse_indices)
 
     @cached_property
     def free(self) -> Names:
         """The dense indices of the output, in its order."""
-        return tuple(i for i in self.output if i not in self.sparse_indices)
+        return outside(self.output, self.sparse_indices)
 
     @cached_property
     def contracted(self) -> Names:
         """The indices that are summed, in order of first appearance."""
-        return tuple(i for i in self.indices if i not in self.output)
+        return outside(self.indices, self.output)
 
     @property
     def plain_sum(self) -> bool:
@@ -116,7 +121,7 @@ class Einsum:
     @cached_property
     def dense_contracted(self) -> Names:
         """The dense indices that are summed."""
-        return tuple(i for i in self.contracted if i not in self.sparse_indices)
+        return outside(self.contracted, self.sparse_indices)
 
     @cached_property
     def axes(self) -> Names:
@@ -126,7 +131,7 @@ class Einsum:
         output come first, then the summed.
         """
         left, ordered = [*self.free, *self.dense_contracted], list[str]()
-        terms = [self.free, *(self.inputs[p] for p in self.dense)]
+        terms = self.free, *self.tables
 
         def follows(index: str) -> bool:
             return any({*term[: term.index(index)]} & {*left} for term in terms if index in term)
@@ -137,9 +142,9 @@ class Einsum:
         return tuple(ordered)
 
     @property
-    def spare(self) -> list[str]:
+    def spare(self) -> Names:
         """The letters that are none of its indices."""
-        return [c for c in ascii_letters if c not in self.indices]
+        return outside(ascii_letters, self.indices)
 
     def holders(self, index: str) -> Ints:
         """The positions of the operands that have ``index``."""

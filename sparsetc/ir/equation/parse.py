@@ -29,7 +29,7 @@ from typing import Any
 
 from sparsetc.errors import EquationError, ShapeError, point_at
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, outside
 
 ELLIPSIS = "..."
 LABEL = re.compile(r"\.\.\.|[^ ]")
@@ -215,7 +215,7 @@ def _ellipsis_letters(text: str, terms: Sequence[_ParsedTerm], count: int) -> Na
     if len(used) + count > len(ascii_letters):
         message = f"found {len(used)} indices and an ellipsis of {count} dimensions; expected at most 52 together"
         raise EquationError(point_at(text, text.index(ELLIPSIS), message, 3))
-    return tuple([i for i in ascii_letters if i not in used])[:count]
+    return outside(ascii_letters, used)[:count]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, joined
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, among, outside
 
 UPSTREAM = -1
 """Among the sources of a gradient: the gradient of the output, which is not an operand."""
@@ -91,7 +91,7 @@ def dense_products(b: Bound, nonzeros: int = 0, least: int = 0, sampled: int = 1
 def _pair_result(e: Einsum, pair: Ints) -> Names:
     """Return the indices of a contracted pair that are still needed, sparse ones first."""
     indices = _indices(e, pair)
-    names = (*[i for i in e.sparse_indices if i in indices], *[i for i in indices if i not in e.sparse_indices])
+    names = (*among(e.sparse_indices, indices), *outside(indices, e.sparse_indices))
     return tuple(i for i in names if i in e.output or any(p not in pair for p in e.holders(i)))
 
 
@@ -138,7 +138,7 @@ def _pays(b: Bound, pair: Ints, nonzeros: int, least: int, sampled: int) -> bool
     folds = any(result == set(e.inputs[p]) for p in pair)
     sizes = [b.elements(e.inputs[p]) for p in pair]
     # A table over several sparse modes is the sparse operand's own space, of which a sampled product reads little.
-    spanned = [i for i in result if i in e.sparse_indices]
+    spanned = among(result, e.sparse_indices)
     if nonzeros and len(e.dense) == 2 and e.output == e.sparse_indices and len(spanned) == len(result) > 1:
         return False  # a product that is sampled, or read where it is sampled: plan "dense" does that
     if len(spanned) > 1 and any(b.by_index[i] >= nonzeros > 0 for i in spanned):
@@ -155,7 +155,7 @@ def _contracted(b: Bound, positions: Ints, result: Names) -> tuple[str, Bound]:
     """Return the equation of one step, and the einsum that is left after it."""
     e, (first, *gone) = b.einsum, positions
     terms = ",".join("".join(e.inputs[p]) for p in positions)
-    order = [p for p in range(len(e.inputs)) if p not in gone]
+    order = outside(range(len(e.inputs)), gone)
     inputs = tuple(result if p == first else e.inputs[p] for p in order)
     sparse = tuple(order.index(p) for p in e.sparse)
     return f"{terms}->{''.join(result)}", Bound.of(Einsum(inputs, e.output, sparse, e.text), b.by_index)

@@ -34,7 +34,7 @@ from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import LANES, Gather, Key, Product, Tile, TileProgram, Value
-from sparsetc.support import Names
+from sparsetc.support import Names, among, outside, volume
 
 
 class WholeLowering(Lowering):
@@ -101,7 +101,7 @@ class WholeLowering(Lowering):
         needed = self.inner.keyed.union(*(axes for name, axes in self.axes.items() if name not in inside))
         axes = self._within(tiles)
         sums = ({*axes} - needed) & self.inner.sides.keys() or not any({*axes} <= {*t.axes} for t in tiles)
-        kept = tuple([a for a in axes if a in needed]) if sums else axes
+        kept = among(axes, needed) if sums else axes
         left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
         if right:
             rows, kept = self._within(left), (*self._within(left), *self._within(right))
@@ -115,8 +115,8 @@ class WholeLowering(Lowering):
         groups = [g for g in joined((t.within, t) for t in tiles) if g[0]]
         if len(groups) < 2:
             return tuple(tiles), ()
-        axes, largest = max(groups, key=lambda g: prod([self.sizes[a] for a in g[0]]))
-        sides = tuple(largest), tuple([t for t in tiles if t not in largest])
+        axes, largest = max(groups, key=lambda g: volume(self.sizes, g[0]))
+        sides = tuple(largest), outside(tiles, largest)
         if any(all(map(self._is_constant, side)) for side in sides):
             return tuple(tiles), ()  # a side without rows has nothing that is summed over them
         return sides if self._within(tiles)[0] in axes else sides[::-1]

@@ -15,6 +15,7 @@ from sparsetc.ir.lower.inner import Inner
 from sparsetc.ir.nest.nest import ITEM, Axis
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.tile import LANES
+from sparsetc.support import among
 
 
 def home(around: Sequence[Axis], over: Collection[str]) -> int:
@@ -103,8 +104,8 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
         for axis in node.over:
             if node.over.count(axis) > 1 or any(axis not in part for part in parts):
                 raise fail(node, f"cannot sum over {axis}: it does not depend on it, or sums it twice")
-            outside = Counter(tree.factors) - Counter(node.factors)
-            if late := [name for name in outside if axis in inner.axes(name)]:
+            others = Counter(tree.factors) - Counter(node.factors)
+            if late := [name for name in others if axis in inner.axes(name)]:
                 raise fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
         if node.kind == "dot":
             check_dot(node, *parts)
@@ -125,8 +126,8 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
 
     def check_sum(node: Tree, axes: frozenset[str]) -> None:
         """Check that loops are summed from the innermost outwards, dense axes last."""
-        dense = [axis for axis in node.over if axis in inner.dense]
-        if dense and node is not tree and inner.view.loops[-1].lanes:
+        dense = among(node.over, inner.dense)
+        if dense and node is not tree and inner.view.innermost.lanes:
             raise fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")
         left = set(axes)
         for beside, over in turns_of_sums(node.over, looped, in_registers(axes)):
@@ -135,7 +136,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
                 continue
             # What is summed over loops depends on no loop inside, and its sum lives where a loop of the view ends.
             first = min(map(looped.index, over))
-            if inside := [axis for axis in looped[first:] if axis in left]:
+            if inside := among(looped[first:], left):
                 raise fail(node, f"sums over {over[0]} before {inside[0]}, whose loop lies inside")
             level = home(around, over)
             if sum([axis.level <= level for axis in around]) > first:

@@ -46,7 +46,7 @@ from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP, named_operands, printed_sizes
 from sparsetc.ir.program.tile import LANES, Operand
-from sparsetc.support import Ints, NamedInts, Names
+from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def by_pairs(inner: Inner, schedule: Schedule) -> Schedule:
     """
     x, y = map(factor, inner.stored)
     loops = tuple(axis.name for axis in inner.view.loops)
-    over = tuple(c for c in inner.sides if c not in inner.output_axes)
+    over = outside(inner.sides, inner.output_axes)
     if schedule.dot:
         take = tuple((c, max(side, MIN_DOT)) for c, side in inner.sides.items())
         return replace(schedule, tree=total(dot(x, y, over), loops), take=take)
@@ -95,10 +95,10 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
         factors[LEAF] += map(factor, inner.stored)
     for name in sorted(inner.operand, key=inner.levels.__getitem__):
         factors[max(inner.levels[name], reach)].append(factor(name))
-    inputs, outside = factors[LEAF], [axis.level for axis in inner.view.loops]
+    inputs, around = factors[LEAF], [axis.level for axis in inner.view.loops]
     for axis in reversed(inner.view.loops):
-        outside.pop()
-        home = max(outside, default=ITEM)
+        around.pop()
+        home = max(around, default=ITEM)
         if home >= reach:
             # Lanes are summed with the outermost loop that has them.
             lanes = axis.lanes > 0 and not inner.view.beside[home]
@@ -106,13 +106,13 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
             matrix = _matrix_product(inner, schedule, inputs) if step and schedule.dot else None
             over = (axis.name, LANES) if lanes and not matrix else (axis.name,)
             inputs = [total(matrix or product(inputs), over), *factors[home]]
-    if reach == LEAF and schedule.dot and not inner.view.loops[-1].lanes:  # a result for each entry
+    if reach == LEAF and schedule.dot and not inner.view.innermost.lanes:  # a result for each entry
         after = [tree for tree in inputs if not _dense(inner, tree) & {*inner.summed}]
-        matrix = _matrix_product(inner, schedule, [tree for tree in inputs if tree not in after])
+        matrix = _matrix_product(inner, schedule, outside(inputs, after))
         inputs = [matrix, *after] if matrix else inputs
     tree = product(inputs)
     contracted = {a for node in tree.dots for a in node.over}
-    return replace(schedule, tree=total(tree, (a for a in inner.summed if a not in contracted)))
+    return replace(schedule, tree=total(tree, outside(inner.summed, contracted)))
 
 
 def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
@@ -122,18 +122,18 @@ def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
     of two factors is all there is.
     """
     tables = [o for o in inner.operands if {*inner.letters[:1]} <= {*o.rows}]
-    alone = not inner.view.loops[-1].lanes and not inner.view.values.held
+    alone = not inner.view.innermost.lanes and not inner.view.values.held
     if not (alone and schedule.dot and len(tables) == 1 and len(inner.operands) > 2):
         return None
     (x,) = tables
     side = {c: schedule.block(c) for c in x.axes}
-    others = tuple([replace(o, rows=_of(o.axes, side), axes=_not_of(o.axes, side)) for o in inner.operands if o != x])
+    others = tuple([replace(o, rows=among(o.axes, side), axes=outside(o.axes, side)) for o in inner.operands if o != x])
     if any(inner.levels[o.name] < LEAF for o in others) or any(n < inner.sizes[c] for c, n in side.items()):
         return None
     groups = _divided(tuple(side.items()), tuple(inner.sizes.items()), inner.output_axes, others, True, True)
     if not groups.first or groups.gridded:
         return None
-    dense = _not_of(inner.dense, side)
+    dense = outside(inner.dense, side)
     tiles = replace(inner, operands=others, stored={x.name: x.axes}, kept=inner.output_axes, dense=dense)
     return _tree(tiles, groups, ())
 
@@ -144,12 +144,12 @@ def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -
     if len(lanes) * inner.view.lanes >= MIN_DOT and (halves := _matrix_halves(inner, schedule, factors, frozenset())):
         return dot(product(halves[0]), product(halves[1]), (LANES,))
     names = {name for tree in factors for name in tree.factors}
-    outside = {a for o in inner.operands if o.name not in names for a in o.axes}
-    halves = _matrix_halves(inner, schedule, factors, frozenset(inner.summed) - outside)
+    beside = {a for o in inner.operands if o.name not in names for a in o.axes}
+    halves = _matrix_halves(inner, schedule, factors, frozenset(inner.summed) - beside)
     if halves is None:
         return None
     left, right = map(product, halves)
-    over = [c for c in inner.summed if c not in outside and c in _dense(inner, left) & _dense(inner, right)]
+    over = [c for c in outside(inner.summed, beside) if c in _dense(inner, left) & _dense(inner, right)]
     if not lanes:
         left, right = _as_loaded(inner, schedule, left, right, over)
     deep = inner.view.lanes * prod(map(schedule.block, over))
@@ -187,14 +187,6 @@ def _matrix_halves(
     right, left = sized[0][1], [t for g in (*(g for g in groups if not g[0]), *sized[1:]) for t in g[1]]
     sides = [prod(map(schedule.block, axes)) for axes in (set().union(*(g[0] for g in sized[1:])), sized[0][0])]
     return (left, right) if min(sides) >= MIN_DOT else None
-
-
-def _of(letters: Iterable[str], some: Collection[str]) -> Names:
-    return tuple([c for c in letters if c in some])
-
-
-def _not_of(letters: Iterable[str], some: Collection[str]) -> Names:
-    return tuple([c for c in letters if c not in some])
 
 
 def _dense(inner: Inner, tree: Tree) -> set[str]:
@@ -287,12 +279,12 @@ class Division:
         self.sizes = sizes
         self.letters = tuple(side)
         self.kept = self._ordered(output)
-        self.summed = tuple([c for c in self.letters if c not in output])
+        self.summed = outside(self.letters, output)
         self.operands, self.output = operands, output
         self.inner = tuple([o for o in operands if set(o.rows) & set(self.summed)])
         tied = {c for o in self.inner for c in o.rows if c in self.kept}
         self.gridded = self._ordered(tied)
-        self.free = tuple([c for c in self.kept if c not in tied])
+        self.free = outside(self.kept, tied)
         classes = joined((set(o.rows) & set(self.summed), o) for o in self.inner)
         self.classes = sorted(classes, key=lambda c: -max(map(self.letters.index, c[0])))  # of equals, the last first
 
@@ -309,15 +301,15 @@ class Division:
 
     def _ordered(self, letters: Collection[str]) -> Names:
         """Return the letters with sides, in the order of the sides."""
-        return tuple([c for c in self.letters if c in letters])
+        return among(self.letters, letters)
 
     def positions(self, letters: Iterable[str]) -> int:
         """Return the number of positions of a tile along these letters."""
-        return prod([self.side[c] for c in letters])
+        return volume(self.side, letters)
 
     def width(self, operands: Sequence[Operand]) -> int:
         """Return the number of elements over all dense axes of these operands."""
-        return prod([self.sizes[a] for a in {a for o in operands for a in o.axes}])
+        return volume(self.sizes, {a for o in operands for a in o.axes})
 
     def _joint(self, classes: Iterable[tuple[set[str], list[Operand]]]) -> tuple[Names, list[Operand]]:
         """Return the letters and the operands of some classes."""
@@ -334,7 +326,7 @@ class Division:
         gridded = self.free[: len(self.free) - len(columns)]
         for chosen in _subsets(self.classes, len(self.classes) if axes else 0):
             first, operands = self._joint(chosen)
-            spread = tuple([c for c in self.summed if c not in first])
+            spread = outside(self.summed, first)
             wide = self.positions((*columns, *spread))
             if {a for o in operands for a in o.axes} != axes or wide < 2 or (not columns and wide < MIN_DOT):
                 continue
@@ -350,11 +342,11 @@ class Division:
         apart = [own for _, own in joined((axes, c) for axes, c in zip(axes, self.classes, strict=True) if axes)]
         for chosen in _subsets(apart, len(apart) - 1):
             first, one = self._joint(chain(*chosen))
-            second, two = self._joint(chain(*(classes for classes in apart if classes not in chosen)))
+            second, two = self._joint(chain(*outside(apart, chosen)))
             m, n = self.width(one), self.width(two)
             deep, wide = max(MIN_DOT, self.positions(first)), max(MIN_DOT, self.positions(second))
             formed = (deep * m if len(one) > 1 else 0) + (wide * n if len(two) > 1 else 0)
-            spread = tuple([c for c in self.summed if c not in (*first, *second)])
+            spread = outside(self.summed, (*first, *second))
             cost = (formed + m * wide * (deep + n) // MATRIX_RATE) * self.positions((*spread, *self.kept))
             yield cost, TileGroups(first, second, spread, self.free, self.gridded)
 
@@ -377,7 +369,7 @@ class Division:
         """Return the groups without a dot: positions of a kept letter, else of a summed one, lie side by side."""
         letters = self.kept or self.letters
         vector = (max(letters, key=self.side.__getitem__),) if letters else ()
-        gridded, spread = (tuple([c for c in own if c not in vector]) for own in (self.kept, self.summed))
+        gridded, spread = (outside(own, vector) for own in (self.kept, self.summed))
         return TileGroups((), () if self.kept else vector, spread, vector if self.kept else (), gridded)
 
 
@@ -415,7 +407,7 @@ def _tree(inner: Inner, g: TileGroups, turns: Sequence[str]) -> Tree:
         tree = dot(tree, _rows(within, g.second), g.second) if g.second else tree
     spread = sorted(g.spread, key=turns.__contains__)  # what is in registers is summed first
     tree = total(tree, (*spread, *loops, *(() if g.first else g.second)))
-    return total(product([tree, *_factors(o for o in inner.operands if o not in within)]), inner.summed)
+    return total(product([tree, *_factors(outside(inner.operands, within))]), inner.summed)
 
 
 def _factors(operands: Iterable[Operand]) -> list[Tree]:
@@ -442,7 +434,7 @@ def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
     def pad(letters: Sequence[str], columns: Sequence[str] = ()) -> None:
         """Take more positions of the last letter if there are too few for a dot."""
         if letters:
-            block[letters[-1]] *= max(1, MIN_DOT // prod([block[c] for c in (*columns, *letters)]))
+            block[letters[-1]] *= max(1, MIN_DOT // volume(block, (*columns, *letters)))
 
     if g.first:
         pad(g.first)
@@ -450,6 +442,6 @@ def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
     if g.first and g.second:
         fill(g.columns, min(schedule.columns, MOST_SUMS * schedule.warps // prod(map(schedule.block, inner.dense))))
     elif g.first:
-        fill(g.spread, schedule.columns // prod([block[c] for c in g.columns]))
+        fill(g.spread, schedule.columns // volume(block, g.columns))
         pad(g.columns, g.spread)
     return block

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program.operands import named_operands, printed_sizes
 from sparsetc.ir.program.tile import Key, Operand
-from sparsetc.support import Ints, NamedInts, Names
+from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
 X = "X"
@@ -134,7 +133,7 @@ class Inner:
         level = self.levels[factor]
         around = {*self.loops(level), *self.view.beside[level]}
         if factor in self.stored:
-            return frozenset({*around, *(c for c in self.stored[factor] if c in self.sides)})
+            return frozenset({*around, *among(self.stored[factor], self.sides)})
         o = self.operand[factor]
         return frozenset({*around, *o.axes, *self.along(o.rows)})
 
@@ -147,16 +146,16 @@ class Inner:
     @cached_property
     def summed(self) -> Names:
         """The dense axes that the output lacks."""
-        return tuple(c for c in self.dense if c not in self.output_axes)
+        return outside(self.dense, self.output_axes)
 
 
 def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
     """Return the key of results; it is known at the level that has all letters of the output."""
     level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
-        return Key("row", level, kept, tuple([prod([sizes[d] for d in kept[n + 1 :]]) for n in range(len(kept))]))
+        return Key("row", level, kept, tuple([volume(sizes, kept[n + 1 :]) for n in range(len(kept))]))
     sides = {letters[mode] for mode in view.sided}
     if target.in_operand_order and not sides and len(kept) == len(letters):
         return Key("position", LEAF)
-    along = tuple([c for c in view.read_along(letters, kept) if c in sides])
+    along = among(view.read_along(letters, kept), sides)
     return Key("slot", level, along, array=f"{LEVELS[level]}_slot")

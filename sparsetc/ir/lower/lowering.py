@@ -30,7 +30,7 @@ from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, Scale, Statement, Tile, Value
-from sparsetc.support import Names
+from sparsetc.support import Names, among, outside
 from sparsetc.support.lru import cached_property
 
 
@@ -58,7 +58,7 @@ class Lowering:
         self.dense = tuple(map(self._dense, inner.dense))
         self.operand = {o.name: replace(o, rounded=o.name in schedule.rounded) for o in inner.operands}
         gathered = [o.name for o in inner.operands if o.rows]
-        if beside := [name for name in schedule.rounded if name not in gathered]:
+        if beside := outside(schedule.rounded, gathered):
             read = f"rows are gathered of {', '.join(gathered) or 'nothing'}"
             raise PlanError(f'"{inner.equation}": {beside[0]!r} is rounded, and {read}')
         self.split = self._split()
@@ -72,7 +72,7 @@ class Lowering:
             [ir.DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
-        unrolled, turned = len(inner.stored) == 1, (c for c in schedule.turns if c in inner.sides)
+        unrolled, turned = len(inner.stored) == 1, among(schedule.turns, inner.sides)
         turns = (Turns(c, size=inner.sides[c], take=self.take.get(c, 1), unrolled=unrolled) for c in turned)
         self.around = (*self.view.loops, *turns)
         verify_tree(inner, schedule, self.around)
@@ -173,8 +173,8 @@ class Lowering:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
         over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.take])
-        rows = tuple([c for c in axes if c not in over])
-        columns = tuple([c for c in axes if c in over])
+        rows = outside(axes, over)
+        columns = among(axes, over)
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
         out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
         return ir.Value(out, name.lower())
@@ -183,14 +183,14 @@ class Lowering:
         """Return the statement that gathers rows of a dense operand: one for each lane if lanes determine them."""
         o = self.operand[name]
         level = self.inner.depth(o.rows)
-        lanes, along = self.view.beside[level], tuple([c for c in self.inner.along(o.rows) if c in self.take])
+        lanes, along = self.view.beside[level], among(self.inner.along(o.rows), self.take)
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         axes, folded = (*lanes, *o.axes, *along), 0
         over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
         if over and len(axes) > 2 and {*over} < {*axes} == {*o.axes}:
             # A side of a dot is a matrix as it is loaded; what is summed beside the dot lies before what is kept.
-            rows = sorted([c for c in axes if c not in over], key=lambda c: c not in self.summed)
-            axes, folded = (*rows, *[c for c in axes if c in over]), len(rows)
+            rows = sorted(outside(axes, over), key=lambda c: c not in self.summed)
+            axes, folded = (*rows, *among(axes, over)), len(rows)
         return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
     def decodes(self, level: int) -> list[ir.Decode]:
@@ -237,7 +237,7 @@ class Lowering:
     def stored_order(self) -> Names:
         """Return positions in the order of a dot's side: letters summed outside dots, kept, contracted by dots."""
         summed = self.summed
-        beside = sorted([c for c in self.inner.sides if c in summed], key=lambda c: c not in self.schedule.turns)
+        beside = sorted(among(self.inner.sides, summed), key=lambda c: c not in self.schedule.turns)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)
 
@@ -277,7 +277,7 @@ class Lowering:
     def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
         """The product of tiles, which sums no axis: the axes of a dot stay together, and come first."""
         axes = [a for t in factors if t.folded for a in t.axes]
-        axes += [a for a in self._axes(factors) if a not in axes]
+        axes += outside(self._axes(factors), axes)
         level = max([t.level for t in factors])
         return self.make(Product(Tile(self.called(name), tuple(axes), level), tuple(factors)))
 
@@ -291,7 +291,7 @@ class Lowering:
     def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
         """Return a tile summed over these axes; the tile itself if it has none of them."""
         summed = set(over)
-        axes = tuple([a for a in tile.axes if a not in summed])
+        axes = outside(tile.axes, summed)
         return self.make(Reduce(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
 
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
@@ -316,11 +316,11 @@ class Lowering:
     def _axes(self, tiles: Sequence[Tile]) -> Names:
         """The axes that tiles have together; one alone keeps the order of its own."""
         present = {a for t in tiles for a in t.axes}
-        return tuple([a for a in self.order if a in present]) if len(tiles) > 1 else tiles[0].axes
+        return among(self.order, present) if len(tiles) > 1 else tiles[0].axes
 
     def _free(self, side: Sequence[Tile], over: set[str]) -> list[str]:
         """The axes of a dot's side that are not summed, positions of a stored tile before dense ones."""
-        return sorted([a for a in self._axes(side) if a not in over], key=self.inner.dense.__contains__)
+        return sorted(outside(self._axes(side), over), key=self.inner.dense.__contains__)
 
     # -- the tree ---------------------------------------------------------------------------------------------------
     def run(self) -> Tile:

@@ -297,10 +297,15 @@ class Nest:
         """Modes of the operand."""
         return sum(map(len, self.levels))
 
+    @property
+    def innermost(self) -> Axis:
+        """The loop over nonzeros, or over tiles."""
+        return self.loops[-1]
+
     @cached_property
     def lanes(self) -> int:
         """Fibers of a block; for runs, nonzeros of a step, on which nothing stored depends."""
-        return self.loops[-1].lanes or 1
+        return self.innermost.lanes or 1
 
     @cached_property
     def blocks(self) -> bool:
@@ -433,8 +438,8 @@ class Nest:
         for level, coordinates in enumerate(self.levels[1:], 1):
             if coordinates and all(axis.level != level for axis in self.loops):
                 raise FormatError(f"no {LEVELS[level]} shares mode {coordinates[0].mode}; use blocks of fibers")
-        lanes = self.loops[-1].lanes
-        if lanes & (lanes - 1) or (not lanes and isinstance(self.loops[-1], Fibers)):
+        lanes = self.innermost.lanes
+        if lanes & (lanes - 1) or (not lanes and isinstance(self.innermost, Fibers)):
             raise FormatError(f"lanes must be a power of two, found {lanes}")
         if self.values.sides and len(self.values.sides) != self.order:
             raise FormatError(f"tiles have a side for each mode, found {self.values.sides} of {self.order} modes")
@@ -492,7 +497,7 @@ class Nest:
         nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
         values = "" if self.values.held else ", no values"
         levels = " | ".join([",".join([str(c.mode) for c in coordinates]) or "-" for coordinates in self.levels])
-        steps = f"{self.loops[-1].lanes} lanes" if self.loops[-1].lanes else "one at a time"
+        steps = f"{self.innermost.lanes} lanes" if self.innermost.lanes else "one at a time"
         return f"{nesting}, {steps}, modes {levels}{values}"
 
 

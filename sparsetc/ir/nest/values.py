@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Names, volume
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import set_bits
 
@@ -94,7 +94,7 @@ class Values:
     def strides(self) -> Ints:
         """Return the distance in storage between two neighbouring positions of a tile, by mode."""
         place = {mode: n for n, mode in enumerate(self.sequence)}
-        return tuple(prod(self.sides[m] for m in self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
+        return tuple(volume(self.sides, self.sequence[place[mode] + 1 :]) for mode in range(len(self.sides)))
 
     def begins(self, arrays: Mapping[str, Tensor], tiles: Tensor) -> Tensor:
         """Return the begin of the values of tiles, or nonzeros, by id."""

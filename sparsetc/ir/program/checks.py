@@ -13,6 +13,7 @@ from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.text import line
+from sparsetc.support import among, outside
 
 MOST_ELEMENTS = 1 << 20
 """Elements of the largest tensor that a Triton program may have."""
@@ -31,8 +32,7 @@ def verify(program: ir.TileProgram) -> None:
                 inputs += (statement.out.name,)
             left, right = ({a for t in side for a in t.axes} for side in (statement.left, statement.right))
             brought = left | right
-            if not brought >= {*statement.out.axes}:
-                unknown = [a for a in statement.out.axes if a not in brought]
+            if unknown := outside(statement.out.axes, brought):
                 raise PlanError(f"{statement.out}: no factor has axis {', '.join(unknown)}")
             summed = brought - {*statement.out.axes}
             if statement.dot and not program.whole and (summed != left & right or not statement.out.folded):
@@ -45,7 +45,7 @@ def verify(program: ir.TileProgram) -> None:
                 raise PlanError(f"add of {statement.source}: it has no axis {', '.join(sorted(missing))}")
         elif isinstance(statement, ir.Reduce):
             summed = set(statement.source.axes) - set(statement.out.axes)
-            whole = [a.letter for a in program.axes if a.programs == 1 and not program.view.loops[-1].lanes]
+            whole = [a.letter for a in program.axes if a.programs == 1 and not program.view.innermost.lanes]
             if not summed or not summed <= {ir.LANES, *program.letters, *whole}:
                 raise PlanError(
                     f"{statement.out}: a sum of {statement.source} is over the lanes, or a tile's positions"
@@ -56,7 +56,7 @@ def verify(program: ir.TileProgram) -> None:
                 raise PlanError(f"decode {statement.letter}: the view has no array {lacking[0]!r}")
             letters = [program.letters[mode] for mode in c.modes]
             inputs = tuple([program.read.get(letter, names.at(letter)) for letter in letters])
-        if unknown := [name for name in inputs if not any(name in scope for scope in scopes)]:
+        if unknown := outside(inputs, set[str]().union(*scopes)):
             raise PlanError(f"{line(program, statement).strip()}: {', '.join(unknown)} is not made before it")
         scopes[depth].add(output)
     if adds != 1:
@@ -122,8 +122,8 @@ def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
 
 def _verify_value(p: ir.TileProgram, s: ir.Value, loops: list[ir.Loop]) -> None:
     """Raise `PlanError` unless stored values are read in the innermost loop and along all sides of their tile."""
-    operand, over = p.stored(s.operand), p.view.loops[-1].name
-    wanted = [c for c in operand.letters if c in p.along]
+    operand, over = p.stored(s.operand), p.view.innermost.name
+    wanted = among(operand.letters, p.along)
     alone = {c for c in wanted if p.axis(c).block == 1} - p.looped  # a position of these is a program's
     turned = [loop.axis.letter for loop in loops if loop.axis.letter]
     read_along = dict.fromkeys((*s.out.within, *turned, *alone))

@@ -27,7 +27,7 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -195,6 +195,14 @@ LONGEST, REGISTERS = 16, 16
 """Elements of the longest vector of native loops, and vectors of sums that are in registers; more are in memory."""
 
 
+BEFORE = {
+    "rounded": "reads {} in bfloat16, cast before the launch",
+    "split": "splits {} into float16 halves, scaled by its largest element",
+    "halves": "reads {} as float16 halves, split before the launch",
+}
+"""What a reader is told of what is made before."""
+
+
 class Cost:
     """The resources that a program uses, counted in symbols, and the time they take on a device.
 
@@ -216,10 +224,9 @@ class Cost:
         lane: threads that a lane has which stores a row of its own; 0 where lanes do not.
         sparse: True if the result has the rows alone to which something is added.
         turn: flops of dots in one turn of a program over a tile; None where there are no tiles.
-        rounded: the operands that are rounded before the program runs, and how many elements each has.
-        split: the operands whose largest magnitude is found before the program runs, and how many elements each has.
-        halves: the operands of which halves are made before the program runs, and how many elements each has.
-        arranged: the operands that are copied in another order before, and how many elements each has.
+        made: the operands that something is made of before the program runs, and how many elements each has, by the
+            attribute of `Operand` that says so: they are rounded, their largest magnitude is found, halves are made of
+            them, or they are copied in another order.
     """
 
     multiply = outer = dot = staged = converted = halved = expanded = registers = added_rows = added_bytes = ZERO
@@ -229,10 +236,7 @@ class Cost:
     met = 0
     lane = 0.0
     sparse = False
-    rounded: NamedInts = ()
-    split: NamedInts = ()
-    halves: NamedInts = ()
-    arranged: NamedInts = ()
+    made: Mapping[str, NamedInts] = dict.fromkeys(("rounded", "split", "halves", "arranged"), ())
 
     def __init__(self, program: ir.TileProgram) -> None:
         """Count what is stored, then each statement as often as the loops around it turn."""
@@ -253,11 +257,9 @@ class Cost:
         self.precision = ROUNDED if program.schedule.precision == F16 else program.schedule.precision  # of one rate
         tiles = "tile" in [axis.name for axis in program.view.loops]
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
-        elements = [(o, (o.name, o.nrows * o.width)) for o in program.operands]
-        self.rounded = tuple([of_operand for o, of_operand in elements if o.rounded])
-        self.split = tuple([of_operand for o, of_operand in elements if o.split])
-        self.halves = tuple([of_operand for o, of_operand in elements if o.halves])
-        self.arranged = tuple([of_operand for o, of_operand in elements if o.arranged])
+        self.made = {
+            how: tuple([(o.name, o.nrows * o.width) for o in p.operands if getattr(o, how)]) for how in self.made
+        }
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:
@@ -318,7 +320,7 @@ class Cost:
     @cached_property
     def _brought(self) -> set[ir.Tile]:
         """Return the gathered tiles that dots in bfloat16 must cast first."""
-        gathered = {s.out for s, _ in self.p.statements if isinstance(s, ir.Gather) and not s.operand.rounded}
+        gathered = {s.out for s in self.p.each(ir.Gather) if not s.operand.rounded}
         dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
 
@@ -354,10 +356,10 @@ class Cost:
             return
         self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
         # Of what is not stored in halves, they are made.
-        not_stored = {*s.inputs} - {v.out for v, _ in self.p.statements if isinstance(v, ir.Value)}
+        not_stored = {*s.inputs} - {v.out for v in self.p.each(ir.Value)}
         self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in not_stored]))
         # What is gathered by lanes is multiplied into the sides, and stored for the dot to read.
-        if not self.sides and self.p.view.loops[-1].lanes:
+        if not self.sides and self.p.view.innermost.lanes:
             rows = visits * sum([self._cells(t.axes) for t in s.inputs])
             self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
 
@@ -397,9 +399,7 @@ class Cost:
         written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else f"R*{width}w"
         lines = [f"streams {self.stream} bytes, writes {written} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
-        lines += [f"reads {name} in bfloat16, cast before the launch" for name, _ in self.rounded]
-        lines += [f"splits {name} into float16 halves, scaled by its largest element" for name, _ in self.split]
-        lines += [f"reads {name} as float16 halves, split before the launch" for name, _ in self.halves]
+        lines += [text.format(name) for how, text in BEFORE.items() for name, _ in self.made[how]]
         lines.append(f"{'stores' if self.owned else 'adds to'} {self.added_rows} rows of the result")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
         return lines
@@ -450,7 +450,7 @@ class Cost:
         width = int(dense[-1]) or 1
         of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two
         vectors = (self.multiply + self.dot).at(at) / 2 * of_row / width
-        sums = [s.out.within for s, _ in self.p.statements if isinstance(s, ir.Product) and s.accumulate]
+        sums = [s.out.within for s in self.p.each(ir.Product) if s.accumulate]
         kept = max(map(self.p.elements, sums), default=0) * of_row > REGISTERS * width
         return {
             "call": 1.0,
@@ -504,7 +504,7 @@ class Cost:
             each["add"] *= law["added_from_tiles"]
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         alone = 0.0
-        if self.dot != ZERO and self.turn is None and not self.p.view.loops[-1].lanes:
+        if self.dot != ZERO and self.turn is None and not self.p.view.innermost.lanes:
             by = {"tf32": law["entries_tf32"], "tf32x3": law["entries_tf32x3"]}
             slower = by.get(self.precision, law["entries"])
             each |= {name: slower * each[name] for name in ("l2", "dot")}

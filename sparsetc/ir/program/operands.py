@@ -18,7 +18,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.program.names import most, rounded
-from sparsetc.support import Ints, NamedInts, Names
+from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def printed_sizes(bound: Bound) -> dict[str, int]:
 def operand_names(bound: Bound) -> tuple[str, Names]:
     """Names of the output and the dense operands: capital letters the equation leaves free (A, then B, C, D, …)."""
     letters = set(bound.einsum.indices)
-    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVW" if c not in letters]  # X, Y and Z are sparse ones
+    free = outside("ABCDEFGHIJKLMNOPQRSTUVW", letters)  # X, Y and Z are sparse ones
     names = [*free, *(f"operand_{n}" for n in range(len(bound.einsum.inputs) + 1))]
     return names[0], tuple(names[1 : 1 + len(bound.einsum.dense)])
 
@@ -171,13 +171,13 @@ def named_operands(bound: Bound, as_given: bool = False) -> tuple[str, tuple[Ope
         letters = e.inputs[position]
         if len(set(letters)) != len(letters):
             raise PlanError(f"operand {position + 1} repeats a letter; take its diagonal first")
-        rows = tuple([c for c in e.inputs[sparse] if c in letters])
-        axes = tuple([c for c in e.axes if c in letters])
-        width = prod([sizes[c] for c in axes])
+        rows = among(e.inputs[sparse], letters)
+        axes = among(e.axes, letters)
+        width = volume(sizes, axes)
         written, read = ([c for c in order if sizes[c] > 1] for order in (letters, (*rows, *axes)))
         extents = tuple([sizes[c] for c in rows])
         strided = as_given and in_runs(letters, (*rows, *axes), sizes)
-        at = {c: prod([sizes[d] for d in letters[n + 1 :]]) for n, c in enumerate(letters)}
+        at = {c: volume(sizes, letters[n + 1 :]) for n, c in enumerate(letters)}
         strides = tuple([at[c] for c in (*rows, *axes)]) if strided else ()
         operands.append(
             Operand(name, rows, extents, axes, width, arranged=written != read and not strided, strides=strides)

@@ -16,6 +16,7 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import Stored, stored_of
+from sparsetc.support import among, outside
 
 LEGEND = "N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value."
 """The symbols of costs."""
@@ -68,7 +69,7 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     if isinstance(s, ir.Zero):
         return f"{s.out} = 0"
     if isinstance(s, ir.Reduce):
-        return f"{s.out} = sum {', '.join(a for a in s.source.axes if a not in s.out.axes)} of {s.source.name}"
+        return f"{s.out} = sum {', '.join(outside(s.source.axes, s.out.axes))} of {s.source.name}"
     if isinstance(s, ir.Product):
         spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         factors = ", ".join(t.name for t in s.inputs)
@@ -137,8 +138,8 @@ def _parts(p: ir.TileProgram) -> str:
     kept = p.equation.partition("->")[2]
     summed = dict.fromkeys(c for letters in indices.values() for c in letters if not {*c} <= {*kept})
     sums = f"sum over {', '.join(summed)} of " if summed else ""
-    kinds = [s.key.kind for s, _ in p.statements if isinstance(s, ir.Add) and s.key.kind != "row"]
-    row: Sequence[str] = kinds or [c for c in p.letters if c in kept]
+    kind = p.result.key.kind
+    row = among(p.letters, kept) if kind == "row" else (kind,)
     values = "is sparse" if p.view.values.held else "is sparse, of ones"
     output = f"{p.output}[{', '.join((*row, *p.output_axes))}]"
     return f"{output} = {sums}{product}; X {values}; a part adds its nonzeros' share."
@@ -180,4 +181,4 @@ def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
         lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     stored = stored_of(view, letters)
     tiles = [stored_tiles(stored), *stored.values.scaling(stored)] if stored.letters else []
-    return [*lines, *view.loops[-1].where(stored.values, tiles)]
+    return [*lines, *view.innermost.where(stored.values, tiles)]

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.coordinates import Expression
@@ -197,6 +197,7 @@ class Add:
     copies: int = 1
 
 
+S = TypeVar("S")
 Statement = Decode | Value | Scale | Gather | Zero | Product | Reduce | Loop | Add
 
 
@@ -267,10 +268,14 @@ class TileProgram:
         """Every statement with its loop depth, outermost first."""
         return tuple(walk(self.body))
 
+    def each(self, kind: type[S]) -> list[S]:
+        """Return the statements of a kind."""
+        return [s for s, _ in self.statements if isinstance(s, kind)]
+
     @cached_property
-    def key(self) -> Key:
-        """Return the key of the program's addition."""
-        return next(s.key for s, _ in self.statements if isinstance(s, Add))
+    def result(self) -> Add:
+        """The addition to the output, which every program has one of."""
+        return self.each(Add)[0]
 
     @cached_property
     def split(self) -> tuple[DenseAxis, ...]:
@@ -284,7 +289,7 @@ class TileProgram:
     @cached_property
     def looped(self) -> frozenset[str]:
         """Letters of a tile whose positions a loop takes."""
-        return frozenset([s.axis.letter for s, _ in self.statements if isinstance(s, Loop) and s.axis.letter])
+        return frozenset([s.axis.letter for s in self.each(Loop) if s.axis.letter])
 
     @cached_property
     def along(self) -> frozenset[str]:
@@ -294,7 +299,7 @@ class TileProgram:
     @cached_property
     def read(self) -> dict[str, str]:
         """Return the name of the coordinate read for each letter: a nonzero's or a tile's, from which others follow."""
-        return {s.letter: s.name for s, _ in self.statements if isinstance(s, Decode) and not s.along}
+        return {s.letter: s.name for s in self.each(Decode) if not s.along}
 
     def read_along(self, letters: Iterable[str]) -> Names:
         """The axes along which the coordinates of letters vary, as `Nest.read_along` gives them."""
@@ -327,13 +332,12 @@ class TileProgram:
     @cached_property
     def ends(self) -> dict[str, int]:
         """Sizes of the modes whose coordinates may reach them, by letter."""
-        return {s.letter: s.end for s, _ in self.statements if isinstance(s, Decode) and s.end}
+        return {s.letter: s.end for s in self.each(Decode) if s.end}
 
     @cached_property
     def dots(self) -> tuple[Product, ...]:
         """The matrix products."""
-        products = (s for s, _ in self.statements if isinstance(s, Product))
-        return tuple(s for s in products if (s.out.folded if self.whole else s.dot))
+        return tuple([s for s in self.each(Product) if (s.out.folded if self.whole else s.dot)])
 
     @cached_property
     def narrow(self) -> frozenset[str]:
@@ -354,7 +358,7 @@ class TileProgram:
     @cached_property
     def half(self) -> bool:
         """True if values are stored in bfloat16: values of tiles that dots would cast to it anyway."""
-        stored = {s.out for s, _ in self.statements if isinstance(s, Value) and s.out.within}
+        stored = {s.out for s in self.each(Value) if s.out.within}
         return not self.terms and self.schedule.precision == ROUNDED and any(stored & {*d.inputs} for d in self.dots)
 
     def __repr__(self) -> str:
