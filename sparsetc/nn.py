@@ -24,7 +24,7 @@ from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
 from sparsetc.message_passing import fuse
 from sparsetc.options import Settings, current, of_call
-from sparsetc.pairwise import computed
+from sparsetc.pairwise import traceable
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked, without_blocks
@@ -474,7 +474,7 @@ def _of_heads(
     """Return the (targets, heads * width) sums that a body gives by head, with a bias."""
     pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
     seed = torch.randint(1 << 31, (1,), device=pattern.device) if body.dropout else None
-    sums: Tensor = computed(body, pairs, tensors, settings, name, seed).transpose(0, 1)
+    sums: Tensor = traceable(body, pairs, tensors, settings, name, seed).transpose(0, 1)
     return sums.flatten(1).to(bias.dtype) + bias
 
 

@@ -7,7 +7,6 @@ windows are cut. What was generated is kept with the row tiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +39,6 @@ UNEVEN = 1.5
 """Windows are cut if the longest has more than this many times its share."""
 DOT_PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 """The kind of float32 dot, by ``precision=``."""
-
-
-_HERE = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -221,8 +217,8 @@ class WalkKernel:
             self.fixed[f"{table}_head"] = tensor.stride(0)
             if tensor.ndim == 3:
                 self.fixed[f"{table}_row"] = tensor.stride(1)
-        self.foreign = {*tensors} - {*self.walk.targets, *self.walk.sums, "lse_out", "lse"}  # maybe not at 16 bytes
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
+        self.run = self._cut if self.slots else self.launch
         if self.slots:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
             self.combine = self._bound(module.combine, self.source.combine, cut)
@@ -241,30 +237,32 @@ class WalkKernel:
         """Return a launch function of the tensors that are not fixed, by name."""
         arguments = [fixed.get(name) for name in names]
         places = [(n, name) for n, name in enumerate(names) if name not in fixed]
-        foreign = [n for n, name in places if name in self.foreign]
         options = self.options_for(machine_of(self.device))
-        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, foreign, options)
+        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, [n for n, _ in places], options, arguments)
 
         def run(tensors: Mapping[str, Tensor]) -> None:
             filled = [*arguments]
             for place, name in places:
                 filled[place] = tensors[name]
-            launch(*filled)
+            launch(filled)
 
         return run
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Launch, with inputs and results by name."""
+        """Launch, with inputs and results by name, of any modes of heads whose strides are those of one mode."""
         if self.idle:
             return
-        elsewhere = self.device.type == "cuda" and self.device.index != torch.cuda.current_device()
-        with torch.cuda.device(self.device) if elsewhere else _HERE:  # Triton launches on the current device
-            if not self.slots:
-                self.launch(tensors)
-                return
-            partial = self._slots()
-            self.launch({**tensors, **partial})
-            self.combine({**tensors, **partial})
+        if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
+            with torch.cuda.device(self.device):  # Triton launches on the current device
+                self.run(tensors)
+        else:
+            self.run(tensors)
+
+    def _cut(self, tensors: Mapping[str, Tensor]) -> None:
+        """Launch, and combine the partial sums of windows that are cut."""
+        whole = {**tensors, **self._slots()}
+        self.launch(whole)
+        self.combine(whole)
 
     def _slots(self) -> dict[str, Tensor]:
         """Return memory for the partial sums of windows that are cut."""
