@@ -82,8 +82,8 @@ class Kernels:
     Attributes:
         refusal: why there are none; empty where there are.
         lead: sizes of the modes of heads.
-        copied: of which inputs kernels take copies, since their heads, or the elements of a row, lie apart, or they are
-            of 16 bits on a CPU.
+        copied: of which inputs kernels take copies, since heads lie in more groups than kernels read, or the elements
+            of a row apart, or they are of 16 bits on a CPU.
     """
 
     def __init__(self, task: Task, tensors: Tensors) -> None:
@@ -96,20 +96,15 @@ class Kernels:
         self.refusal = _unfit_for_kernels(task, tensors)
         if self.refusal:
             return
-        flat = flattened(body, tensors)
         self.task = task.backend, task.precision, task.cache_dir, task.name
-        native = task.backend == "torch"  # which computes nothing in 16 bits, not even sums of a result
-        self.copied = [
-            one.data_ptr() != t.data_ptr() or rows_whole(one) is not one or (native and t.dtype.itemsize < 4)
-            for one, t in zip(flat, tensors, strict=True)
-        ]
+        self.copied = [self._copied(name, t) for name, t in zip(body.inputs, tensors, strict=True)]
         if any(self.copied):
             return
-        named = dict(zip(body.inputs, flat, strict=True))
+        named = dict(zip(body.inputs, tensors, strict=True))
         numbered = body.stored or "entries" in body.vectors.values()
         self.heads = _heads(pairs, body, named)
         self.lead = lead_of(body, pairs, tensors)
-        if native:
+        if task.backend == "torch":
             self.refusal = _unfit_for_tiles(pairs, body)
             sides: Sequence[Sides | None] = [Sides(pairs.side, pairs.side, 0, 0)] * 2
         else:
@@ -136,21 +131,28 @@ class Kernels:
         ]
 
     def like(self, upstream: Tensor, result: Tensor) -> Tensor:
-        """Return the gradient of a result as kernels take it: with heads that are evenly apart, and whole rows."""
-        if upstream.stride() == result.stride():
-            return upstream
-        flat = _by_head(upstream, self._own_modes(RESULT))
-        return upstream if rows_whole(flat).data_ptr() == upstream.data_ptr() else upstream.contiguous()
+        """Return the gradient of a result as kernels take it."""
+        apart = upstream.stride() != result.stride() and self._copied(RESULT, upstream)
+        return upstream.contiguous() if apart else upstream
+
+    def _copied(self, name: str, tensor: Tensor) -> bool:
+        own_modes, native = self._own_modes(name), self.task[0] == "torch"
+        if native and tensor.dtype.itemsize < 4:  # it computes nothing in 16 bits, not even sums of a result
+            return True
+        most = 1 if native else own_modes
+        return len(_groups(tensor, own_modes)) > most or rows_whole(tensor) is not tensor
 
     def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> Kernel:
         """Return the kernel of a walk; inputs among the tensors have one mode of heads, or as many as `lead`."""
         backend, precision, cache_dir, name = self.task
         if backend == "torch":
             kernel = TorchWalk(walk, self.tiles[number], self.heads, precision)
-            return lambda tensors: kernel(self._flat(tensors))
+            return lambda tensors: kernel(self._grouped(tensors))
         kind = f"{name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
         sides = self.sides[number > 0]
-        return WalkKernel(walk, self.tiles[number], self._flat(tensors), self.heads, sides, precision, cache_dir, kind)
+        return WalkKernel(
+            walk, self.tiles[number], self._grouped(tensors), self.heads, sides, precision, cache_dir, kind
+        )
 
     def reports(self) -> tuple[TileReport, ...]:
         """Return what `explain` says of the tiles of each walk."""
@@ -165,9 +167,9 @@ class Kernels:
             reports.append(TileReport(kind, tiles.height, tiles.width, tiles.gathered, full, part, share, path))
         return tuple(reports)
 
-    def _flat(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors with one mode of heads."""
-        return {name: _by_head(tensor, self._own_modes(name)) for name, tensor in tensors.items()}
+    def _grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return views of the tensors with a mode for each of the groups that their heads lie in."""
+        return {name: _in_groups(tensor, self._own_modes(name)) for name, tensor in tensors.items()}
 
     def _own_modes(self, name: str) -> int:
         """Return how many modes behind those of heads a tensor of kernels has."""
@@ -218,15 +220,31 @@ class Kernels:
         return [self._kernel(n, walk, whole) for n, walk in enumerate(walks, 1) if walk.targets], targets
 
 
-def _by_head(tensor: Tensor, own_modes: int) -> Tensor:
-    """Return a tensor with one mode of heads in front of its other modes."""
+def _groups(tensor: Tensor, own_modes: int) -> list[tuple[int, int]]:
+    """Return the sizes and strides of modes of heads, neighbouring ones joined where their heads are evenly apart."""
+    groups: list[tuple[int, int]] = []
     heads = tensor.ndim - own_modes
-    return tensor if heads == 1 else tensor.reshape(prod(tensor.shape[:heads]), *tensor.shape[heads:])
+    for size, stride in zip(tensor.shape[:heads], tensor.stride()[:heads], strict=True):
+        if groups and groups[-1][1] == size * stride:
+            groups[-1] = groups[-1][0] * size, stride
+        elif size > 1:
+            groups.append((size, stride))
+    return groups or [(1, 0)]
+
+
+def _in_groups(tensor: Tensor, own_modes: int) -> Tensor:
+    sizes = [size for size, _ in _groups(tensor, own_modes)]
+    return tensor.view(*sizes, *tensor.shape[tensor.ndim - own_modes :])
 
 
 def flattened(body: Body, tensors: Tensors) -> list[Tensor]:
     """Return inputs of a body with one mode of heads."""
-    return [_by_head(t, 1 + (name in body.tables)) for name, t in zip(body.inputs, tensors, strict=True)]
+    flat = []
+    for name, tensor in zip(body.inputs, tensors, strict=True):
+        heads = tensor.ndim - 1 - (name in body.tables)
+        whole = (prod(tensor.shape[:heads]), *tensor.shape[heads:])
+        flat.append(tensor if heads == 1 else tensor.reshape(whole))
+    return flat
 
 
 def lead_of(body: Body, pairs: Pairs, tensors: Tensors) -> Ints:
@@ -252,11 +270,12 @@ def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> Ints:
 
 def _heads(pairs: Pairs, body: Body, named: Mapping[str, Tensor]) -> Heads:
     """Return the heads of a body's tensors."""
-    of_columns = [named[name].shape[0] for name, mode in body.tables.items() if mode]
-    of_columns += [named[name].shape[0] for name, side in body.vectors.items() if side == "columns"]
-    parts = [named[name].shape[0] * pairs.patterns for name, side in body.vectors.items() if side == "entries"]
-    of_rows = [named[name].shape[0] for name, mode in body.tables.items() if not mode]
-    of_rows += [named[name].shape[0] for name, side in body.vectors.items() if side == "rows"]
+    counts = {name: prod(t.shape[: t.ndim - 1 - (name in body.tables)]) for name, t in named.items()}
+    of_columns = [counts[name] for name, mode in body.tables.items() if mode]
+    of_columns += [counts[name] for name, side in body.vectors.items() if side == "columns"]
+    parts = [counts[name] * pairs.patterns for name, side in body.vectors.items() if side == "entries"]
+    of_rows = [counts[name] for name, mode in body.tables.items() if not mode]
+    of_rows += [counts[name] for name, side in body.vectors.items() if side == "rows"]
     count = max(*of_rows, *of_columns, *parts, 1)
     return Heads(count, count // max(of_columns, default=count), pairs.patterns, pairs.fastest)
 

@@ -174,8 +174,9 @@ class WalkKernel:
         Args:
             walk: what is computed.
             tiles: that it goes along, of these sides.
-            tensors: by name: tables (heads, rows, size), vectors (heads, rows) or (heads, entries), and results; of the
-                sizes and strides of every call. Rows of tables are contiguous, and results whole.
+            tensors: by name: tables (heads, rows, size) or (batches, heads, rows, size), vectors (heads, rows) or
+                (heads, entries), and results; of the sizes and strides of every call. Rows of tables are contiguous,
+                and results whole.
             heads: of them.
             sides: of the tiles, and options of the launch.
             precision: ``highest``, ``high`` or ``medium``, of float32.
@@ -200,12 +201,13 @@ class WalkKernel:
             numbered=tiles.part_base is not None,
             ordered=tiles.order is not None,
             cut=self.slots > 0,
-            wide=any(t.shape[1] * t.stride(1) >= ADDRESS64 for t in tensors.values() if t.ndim == 3),
+            wide=any(t.shape[-2] * t.stride(-2) >= ADDRESS64 for t in tensors.values() if t.ndim > 2),
             sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
             precision=DOT_PRECISIONS[precision],
             stages=IN_RUNS.get(sides, sides.stages) if tiles.in_runs else sides.stages,
             group=heads.group,
             stacked=heads.patterns > 1,
+            apart=tuple([name for name, t in tensors.items() if t.ndim == 4]),
         )
         self.source = self.source_for(machine_of(self.device))
         module, self.path = cache.load(self.source.text, cache_dir, name)
@@ -214,9 +216,12 @@ class WalkKernel:
         self.fixed |= {"items": self.items, "item_count": len(self.items), "rows": tiles.rows, "columns": tiles.columns}
         self.fixed |= {"windows": tiles.windows, **heads.steps()}
         for table, tensor in tensors.items():
-            self.fixed[f"{table}_head"] = tensor.stride(0)
-            if tensor.ndim == 3:
-                self.fixed[f"{table}_row"] = tensor.stride(1)
+            if tensor.ndim > 2:
+                self.fixed[f"{table}_row"] = tensor.stride(-2)
+            if tensor.ndim == 4:
+                self.fixed[f"{table}_batch"] = tensor.stride(0)
+                self.fixed[f"{table}_heads"] = tensor.shape[1]
+            self.fixed[f"{table}_head"] = tensor.stride(int(tensor.ndim == 4))
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
         self.run = self._cut if self.slots else self.launch
         if self.slots:
@@ -249,7 +254,7 @@ class WalkKernel:
         return run
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Launch, with inputs and results by name, of any modes of heads whose strides are those of one mode."""
+        """Launch, with inputs and results by name, of any modes of heads that lie as those that it was made for."""
         if self.idle:
             return
         if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
