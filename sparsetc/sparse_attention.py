@@ -140,7 +140,7 @@ def attention(
     """
     if isinstance(q, Tensor) and q.is_nested:
         inside, offsets = within_sequences(pattern, q, k, v, is_causal)
-        results = attention(
+        results: Any = attention(  # type: ignore[call-overload]
             q.values(),
             k.values(),
             v.values(),
@@ -149,10 +149,12 @@ def attention(
             bias=bias,
             dropout_p=dropout_p,
             enable_gqa=enable_gqa,
-            return_lse=True,
+            return_lse=return_lse,
             **settings,
         )
-        nested = [nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in results]
+        nested = [
+            nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in (results if return_lse else [results])
+        ]
         return (nested[0], nested[1]) if return_lse else nested[0]
     for one in (q, k, v):
         if not isinstance(one, Tensor) or one.layout != torch.strided:
