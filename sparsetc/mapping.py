@@ -6,9 +6,7 @@ differentiable. Attention is one case of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
-from math import prod
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -20,7 +18,8 @@ from sparsetc.maps.body import SIDES, Body, Side
 from sparsetc.maps.trace import told_apart
 from sparsetc.meeting import pairs_of, parts_of
 from sparsetc.options import Settings
-from sparsetc.pairwise import computed, entries_of
+from sparsetc.pairwise import computed, of_entries
+from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -113,17 +112,17 @@ def map_entries(
     heads, shape = inputs.heads(), inputs.shape(pattern)
     pairs = pairs_of(pattern, heads, shape, inputs.first.device, False)
     if inputs.vectors["entries"] or output == "sparse":
-        pairs = replace(pairs, given=entries_of(pairs))
+        pairs = of_entries(pairs)
     if pairs.patterns == 1:
-        heads = torch.broadcast_shapes(heads, *[t.shape[:-1] for t in inputs.vectors["entries"].values()])
+        heads = _broadcast([heads, *[tuple(t.shape[:-1]) for t in inputs.vectors["entries"].values()]])
     elif output == "sparse":
         raise ShapeError("map_entries: a sparse result takes one pattern for all heads")
     body = inputs.body(function, softmax, output == "sparse")
-    flat = inputs.flat(heads, parts_of(pairs, heads))
-    result: Tensor = computed(body, pairs, flat, settings, "map_entries")
+    tensors = inputs.of_heads(heads, parts_of(pairs, heads))
+    result: Tensor = computed(body, pairs, tensors, settings, "map_entries")
     if output == "sparse":
-        return SparseTensor._make(pairs.given, result.T.reshape(-1, *heads))  # type: ignore[arg-type]
-    return result.reshape(*heads, *result.shape[1:])
+        return SparseTensor._make(pairs.given, result.movedim(-1, 0))  # type: ignore[arg-type]
+    return result
 
 
 class _Inputs:
@@ -158,14 +157,11 @@ class _Inputs:
         if len({table.dtype for table, _ in self.tables}) > 1:
             raise DtypeError(f"map_entries takes tables of one dtype, found {', '.join(map(str, kinds))}")
 
-    def heads(self) -> tuple[int, ...]:
+    def heads(self) -> Ints:
         """Return the sizes in front of rows and columns."""
-        leads = [table.shape[:-2] for table, _ in self.tables]
-        leads += [t.shape[:-1] for side in ("rows", "columns") for t in self.vectors[side].values()]
-        try:
-            return tuple(torch.broadcast_shapes(*leads))
-        except RuntimeError:
-            raise ShapeError(f"map_entries: sizes in front do not broadcast: {', '.join(map(str, leads))}") from None
+        leads = [tuple(table.shape[:-2]) for table, _ in self.tables]
+        leads += [tuple(t.shape[:-1]) for side in SIDES for t in self.vectors[side].values()]
+        return _broadcast(leads)
 
     def shape(self, pattern: Any) -> tuple[int, int]:
         """Return the numbers of rows and columns, on which all tensors agree."""
@@ -181,26 +177,40 @@ class _Inputs:
 
     def body(self, function: Callable[..., Tensor], softmax: bool, stored: bool) -> Body:
         """Return the body, kept for functions of the same code and constants."""
-        products = {f"s{n}": (f"l{n}", f"r{n}") for n in range(len(self.products))}
-        sides = [side for side, named in self.vectors.items() for _ in named]
-        vectors = {f"v{n}": side for n, side in enumerate(sides)}
-        names = dict(zip([*products, *vectors], self.names, strict=True))
         table = None if self.values is None else "values"
         if stored and (softmax or table):
             raise KeywordError("map_entries: a sparse result is the function's own, without softmax and values")
         if softmax and table is None:
             raise KeywordError("map_entries: softmax takes values; without them, take stc.softmax of a sparse result")
+        sides = tuple([side for side, named in self.vectors.items() for _ in named])
+        kept_names = tuple(self.names)
 
-        def mapped(**inputs: Tensor) -> Tensor:
-            return function(**{names[name]: tensor for name, tensor in inputs.items()})
+        def made() -> Body:
+            products = {f"s{n}": (f"l{n}", f"r{n}") for n in range(len(kept_names) - len(sides))}
+            vectors = {f"v{n}": side for n, side in enumerate(sides)}
+            names = dict(zip([*products, *vectors], kept_names, strict=True))
 
-        key = told_apart(function), tuple(names.items()), tuple(sides), softmax, table, stored
-        return _bodies.once(key, lambda: Body(products, vectors, mapped, softmax, table, stored))
+            def mapped(**inputs: Tensor) -> Tensor:
+                return function(**{names[name]: tensor for name, tensor in inputs.items()})
 
-    def flat(self, heads: tuple[int, ...], parts: tuple[int, ...]) -> list[Tensor]:
-        """Return tables (heads, n, size) and vectors (heads, n)."""
-        tables = [t.expand(*heads, *t.shape[-2:]).reshape(prod(heads), *t.shape[-2:]) for t, _ in self.tables]
+            return Body(products, vectors, mapped, softmax, table, stored)
+
+        return _bodies.once((told_apart(function), kept_names, sides, softmax, table, stored), made)
+
+    def of_heads(self, heads: Ints, parts: Ints) -> list[Tensor]:
+        """Return tables (*heads, n, size) and vectors (*heads, n)."""
+        tensors = [t if t.shape[:-2] == heads else t.expand(*heads, *t.shape[-2:]) for t, _ in self.tables]
         for side, named in self.vectors.items():
             lead = parts if side == "entries" else heads
-            tables += [t.expand(*lead, t.shape[-1]).reshape(prod(lead), t.shape[-1]) for t in named.values()]
-        return tables
+            tensors += [t if t.shape[:-1] == lead else t.expand(*lead, t.shape[-1]) for t in named.values()]
+        return tensors
+
+
+def _broadcast(leads: Sequence[Ints]) -> Ints:
+    """Return the sizes that sizes in front of rows and columns broadcast to; `torch.broadcast_shapes` is slow."""
+    if len({*leads}) == 1:
+        return leads[0]
+    try:
+        return tuple(torch.broadcast_shapes(*leads))
+    except RuntimeError:
+        raise ShapeError(f"map_entries: sizes in front do not broadcast: {', '.join(map(str, leads))}") from None

@@ -179,6 +179,7 @@ def sliding_window(before: int, after: int | None = None) -> Mask:
     return _band(-after, before)
 
 
+@lru_cache(maxsize=64)
 def _band(low: int, high: int) -> Mask:
     """Return the mask of pairs with ``low <= i - j <= high``."""
     return Mask(

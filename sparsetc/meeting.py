@@ -44,7 +44,9 @@ def pairs_of(pattern: Any, heads: Ints, shape: tuple[int, int], device: torch.de
     if pattern is None:
         pattern = masks.causal() if causal else masks.everything()
     if isinstance(pattern, masks.Mask):
-        return Pairs(pattern & masks.causal() if causal else pattern, shape, device)
+        if causal and pattern is not masks.causal():
+            pattern = masks.kept.once(("causal", pattern), lambda: pattern & masks.causal())
+        return Pairs(pattern, shape, device)
     if type(pattern).__name__ == "BlockMask":
         found: tuple[Any, Ints] = _of_block_mask(pattern, shape, device)
     elif isinstance(pattern, Tensor) and pattern.dtype == torch.bool and pattern.layout == torch.strided:
@@ -169,6 +171,9 @@ def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool
 
 def _of_sparse(given: Any, shape: Ints, device: torch.device) -> tuple[Pattern, Ints]:
     """Return a coalesced pattern of two modes (three for a stack), and the sizes of its leading modes."""
+    if isinstance(given, Pattern) and given.is_coalesced and given.blocks is None and given.order == 2:
+        _check(given.shape, given.device, shape, device)  # as most; no tensor is made of it
+        return given, ()
     if isinstance(given, tuple) and len(given) in (2, 4):
         operand: Any = _of_rows(given, shape)
     elif isinstance(given, Pattern):

@@ -24,12 +24,13 @@ from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
 from sparsetc.message_passing import fuse
 from sparsetc.options import Settings, current, of_call
-from sparsetc.pairwise import computed
+from sparsetc.pairwise import traceable
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked, without_blocks
 from sparsetc.tensor.creation import block_diag
 from sparsetc.tensor.graphs import graph_matrix
+from sparsetc.tensor.groups import gathered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
@@ -363,37 +364,13 @@ class GATConv(nn.Module):
         by_source = (of_sources.to(wide) * self.of_source).sum(-1).T
         by_target = (of_targets.to(wide) * self.of_target).sum(-1).T
         tensors = [of_sources.transpose(0, 1), by_target, by_source]
-        if self.edge_dim is not None:
-            tensors.append(self._by_edge(graph, graph.values if edge_attr is None else edge_attr, wide).T)
-        elif edge_attr is not None:
-            raise ShapeError("GATConv reads features of edges if it is made with edge_dim=, the number of features")
-        body = _gat(self.negative_slope, self.dropout if self.training else 0.0, self.edge_dim is not None)
+        features = _of_edges(graph, edge_attr, self.edge_dim, "GATConv")
+        if features is not None:
+            heads = self.edge_linear.weight.unflatten(0, self.of_edge.shape).to(wide) * self.of_edge[:, :, None]
+            scores = features.to(wide) @ heads.sum(1).T
+            tensors.append((_with_means(graph, scores) if self.add_self_loops else scores).T)
+        body = _gat(self.negative_slope, self.dropout if self.training else 0.0, features is not None)
         return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
-
-    def _by_edge(self, graph: SparseTensor, features: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return (entries, heads) terms of scores, of the entries that are attended to."""
-        if features.ndim == 1:
-            features = features[:, None]
-        if features.shape != (graph.nnz, self.edge_dim):
-            raise ShapeError(
-                f"GATConv of {graph.nnz:,} edges takes features ({graph.nnz}, {self.edge_dim}) of edges, found "
-                f"{tuple(features.shape)}"
-            )
-        heads = self.edge_linear.weight.unflatten(0, self.of_edge.shape).to(dtype) * self.of_edge[:, :, None]
-        scores = features.to(dtype) @ heads.sum(1).T
-        if not self.add_self_loops:
-            return scores
-        rows, columns = graph.pattern.coords
-        others = (rows != columns).to(dtype)
-        total, count = (
-            SparseTensor._make(graph.pattern, values).sum(1, output="dense")
-            for values in (scores * others[:, None], others)
-        )
-        pattern, order = _with_loops(graph.pattern)
-        scores = torch.cat((scores, scores.new_zeros(pattern.nnz - graph.nnz, scores.shape[1])))[order]
-        rows, columns = pattern.coords
-        means = total / count.clamp(min=1)[:, None]
-        return torch.where((rows == columns)[:, None], means[rows], scores)
 
     def _mixed(self, x: Tensor) -> Tensor:
         """Return the (nodes, heads, out_channels) products with the weight."""
@@ -401,7 +378,7 @@ class GATConv(nn.Module):
 
 
 class GATv2Conv(nn.Module):
-    """Apply graph attention with scores ``a @ leaky_relu(W1 x_i + W2 x_j)`` (Brody et al. 2022).
+    """Apply graph attention with scores ``a @ leaky_relu(W1 x_i + W2 x_j + W3 e_ij)`` (Brody et al. 2022).
 
     Computes the same numbers as PyG's GATv2Conv with the same weights, if no edge is given twice.
 
@@ -412,6 +389,8 @@ class GATv2Conv(nn.Module):
         negative_slope: of the leaky ReLU.
         dropout: share of weights set to 0 in training, as for `GATConv`.
         add_self_loops: add an edge from node i to node i wherever it is missing, as `GATConv` does.
+        edge_dim: features of an edge, if scores depend on them, as for `GATConv`. Scores are computed in steps then,
+            with ``heads * out_channels`` numbers for each edge in memory.
         settings: of `einsum`.
 
     Examples:
@@ -427,10 +406,14 @@ class GATv2Conv(nn.Module):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         add_self_loops: bool = True,
+        edge_dim: int | None = None,
         **settings: Unpack[Settings],
     ) -> None:
         super().__init__()
         self.of_source, self.of_target = (nn.Linear(in_channels, heads * out_channels) for _ in range(2))
+        self.edge_dim = edge_dim
+        if edge_dim is not None:
+            self.edge_linear = nn.Linear(edge_dim, heads * out_channels, bias=False)
         self.score = nn.Parameter(torch.empty(heads, out_channels))
         self.bias = nn.Parameter(torch.zeros(heads * out_channels))
         self.negative_slope = negative_slope
@@ -439,17 +422,64 @@ class GATv2Conv(nn.Module):
         self.settings = _known(settings)
         nn.init.xavier_uniform_(self.score)
 
-    def forward(self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], edge_attr: Tensor | None = None
+    ) -> Tensor:
         """Apply the layer; returns (targets, heads * out_channels). Arguments and errors as for `GATConv.forward`."""
         graph, *nodes = _of_graph(adjacency, x, self.of_source.in_features, "GATv2Conv")
         pattern = _with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
         source, target = (
-            linear(one).unflatten(1, self.score.shape).transpose(0, 1)
+            linear(one).unflatten(1, self.score.shape)
             for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
         )
-        tensors = [target, source, self.score]
-        body = _gat2(self.negative_slope, self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        features = _of_edges(graph, edge_attr, self.edge_dim, "GATv2Conv")
+        if features is None:
+            tensors = [target.transpose(0, 1), source.transpose(0, 1), self.score]
+            body = _gat2(self.negative_slope, dropout)
+        else:
+            wide = accumulator(source.dtype)
+            if self.add_self_loops:
+                features = _with_means(graph, features.to(wide)).to(features.dtype)
+            by_edge = self.edge_linear(features)
+            rows, columns = pattern.coords
+            terms = gathered(target, rows) + gathered(source, columns) + by_edge.view(-1, *self.score.shape)
+            scores = functional.leaky_relu(terms, self.negative_slope).to(wide) * self.score
+            tensors = [source.transpose(0, 1), scores.sum(-1).T]
+            body = _of_scores(dropout)
         return _of_heads(body, pattern, tensors, self.settings, "GATv2Conv", self.bias)
+
+
+def _of_edges(graph: SparseTensor, features: Tensor | None, width: int | None, name: str) -> Tensor | None:
+    """Return (edges, width) features of edges, those of the adjacency by default; None for a layer that reads none."""
+    if width is None and features is not None:
+        raise ShapeError(f"{name} reads features of edges if it is made with edge_dim=, the number of features")
+    if width is None:
+        return None
+    features = graph.values if features is None else features
+    if features.ndim == 1:
+        features = features[:, None]
+    if features.shape != (graph.nnz, width):
+        raise ShapeError(
+            f"{name} of {graph.nnz:,} edges takes features ({graph.nnz}, {width}) of edges, found "
+            f"{tuple(features.shape)}"
+        )
+    return features
+
+
+def _with_means(graph: SparseTensor, features: Tensor) -> Tensor:
+    """Return (entries, width) features of edges and of all self loops, which have the mean of a node's other edges."""
+    rows, columns = graph.pattern.coords
+    others = (rows != columns).to(features.dtype)
+    total, count = (
+        SparseTensor._make(graph.pattern, values).sum(1, output="dense")
+        for values in (features * others[:, None], others)
+    )
+    pattern, order = _with_loops(graph.pattern)
+    whole = torch.cat((features, features.new_zeros(pattern.nnz - graph.nnz, features.shape[1])))[order]
+    rows, columns = pattern.coords
+    means = total / count.clamp(min=1)[:, None]
+    return torch.where((rows == columns)[:, None], means[rows], whole)
 
 
 def _of_graph(
@@ -474,7 +504,7 @@ def _of_heads(
     """Return the (targets, heads * width) sums that a body gives by head, with a bias."""
     pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
     seed = torch.randint(1 << 31, (1,), device=pattern.device) if body.dropout else None
-    sums: Tensor = computed(body, pairs, tensors, settings, name, seed).transpose(0, 1)
+    sums: Tensor = traceable(body, pairs, tensors, settings, name, seed).transpose(0, 1)
     return sums.flatten(1).to(bias.dtype) + bias
 
 
@@ -489,6 +519,12 @@ def _gat(slope: float, dropout: float = 0.0, with_edges: bool = False) -> Body:
         return functional.leaky_relu(sum(terms.values()), slope)  # type: ignore[arg-type]
 
     return Body({}, sides, score, True, "features", dropout=dropout)
+
+
+@lru_cache(maxsize=64)
+def _of_scores(dropout: float) -> Body:
+    """Return attention by given scores as a body."""
+    return Body({}, {"logit": "entries"}, lambda logit: logit, True, "features", dropout=dropout)
 
 
 @lru_cache(maxsize=64)

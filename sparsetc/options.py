@@ -111,7 +111,8 @@ class Options:
         Those of ``numba`` are programs of torch, of which some are printed as native loops.
         """
         usual = "torch" if device.type == "cpu" else "triton"
-        return {"auto": usual, "numba": "torch"}.get(self.named_backend, self.named_backend)
+        named = self.named_backend
+        return {"auto": usual, "numba": "torch"}.get(named, named)
 
     def effective_native(self, device: torch.device) -> str:
         """Return the torch programs to run as native loops: ``none``, ``price`` (those priced lower) or ``all``.

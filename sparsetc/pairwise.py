@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,10 +24,11 @@ from sparsetc.contraction.autograd import following
 from sparsetc.errors import TransformError
 from sparsetc.explain import MapReport, device_name, watched
 from sparsetc.maps.body import LOG2E, Body
-from sparsetc.maps.fused import Kernels, Task, fused, gradients_by, gradients_of_steps, result_shape, rows_whole
+from sparsetc.maps.fused import Kernels, Task, flattened, fused, gradients_by, gradients_of_steps, lead_of, result_shape
 from sparsetc.maps.pairs import Pairs
 from sparsetc.maps.saved import described, read
 from sparsetc.options import Options, Settings, in_force, of_call
+from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes, without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
@@ -53,46 +53,46 @@ def computed(
     seed: Tensor | None = None,
     with_lse: bool = False,
 ) -> Any:
-    """Return the result of a body, (heads, rows, size), (heads, rows) or (heads, entries), and maybe rows' log-sums.
+    """Return the result of a body, (*heads, rows, size), (*heads, rows) or (*heads, entries), and maybe rows' log-sums.
 
     Args:
         body: what is computed.
         pairs: of which.
-        tensors: as `Body.inputs` says, tables of one dtype; those of columns may have a head for several of rows.
+        tensors: as `Body.inputs` says, tables of one dtype, with any modes of heads; those of columns may have a head
+            for several of rows.
         settings: of `einsum`; kernels take precision and cache_dir.
         name: for the log and for files.
         seed: (1,) int64, of random numbers, where the body drops weights.
-        with_lse: whether the logarithms of the sums of rows are returned too, (heads, rows).
+        with_lse: whether the logarithms of the sums of rows are returned too, (*heads, rows).
     """
-    if is_dynamo_compiling():
-        return in_steps(body, pairs, settings, seed, with_lse, *tensors)
-    return _computed(body, pairs, tensors, settings, name, seed, with_lse)
-
-
-@entry_point
-def _computed(
-    body: Body,
-    pairs: Pairs,
-    tensors: Sequence[Tensor],
-    settings: Settings,
-    name: str,
-    seed: Tensor | None,
-    with_lse: bool,
-) -> Any:
     options = of_call(settings)
     if traced_by_modes() and not transforming():
         key, coords = _key_and_coords(Traced(body, pairs, options, name))
         if key:
-            result, lse = torch.ops.sparsetc.mapped(key, [*tensors, *coords], seed)
-            return (result, lse) if with_lse else result
+            result, lse = torch.ops.sparsetc.mapped(key, [*flattened(body, tensors), *coords], seed)
+            lead = lead_of(body, pairs, tensors)
+            return (_with_lead(result, lead), _with_lead(lse, lead)) if with_lse else _with_lead(result, lead)
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)
     kernels, ready = kernels_of(body, pairs, tensors, options, name)
     if kernels is None:
         return steps(*tensors)
-    computed_by_kernels = fused(kernels, steps, ready, seed, with_lse)
-    if with_lse:
-        return computed_by_kernels[0].to(tensors[0].dtype), computed_by_kernels[1]
-    return computed_by_kernels.to(tensors[0].dtype)
+    results = fused(kernels, steps, ready, seed, with_lse)
+    dtype = tensors[0].dtype
+    if ready[0].dtype == dtype:
+        return results
+    return (results[0].to(dtype), results[1]) if with_lse else results.to(dtype)
+
+
+_opaque = entry_point(computed)
+
+
+def traceable(
+    body: Body, pairs: Pairs, tensors: Sequence[Tensor], settings: Settings, name: str, seed: Tensor | None = None
+) -> Any:
+    """Return what `computed` does, for callers that Dynamo looks into: in a graph that it traces, the steps."""
+    if is_dynamo_compiling():
+        return in_steps(body, pairs, settings, seed, False, *tensors)
+    return _opaque(body, pairs, tensors, settings, name, seed)
 
 
 class Traced(NamedTuple):
@@ -125,21 +125,22 @@ def _key_and_coords(traced: Traced) -> tuple[str, list[Tensor]]:
         return key_of(traced), []
     if not isinstance(traced.pairs.given, Pattern) and (text := described(*traced)):
         return text, []
-    given = traced.pairs.given if isinstance(traced.pairs.given, Pattern) else entries_of(traced.pairs)
-    return described(*traced._replace(pairs=replace(traced.pairs, given=given))), [given.coords]
+    pairs = traced.pairs if isinstance(traced.pairs.given, Pattern) else of_entries(traced.pairs)
+    return described(*traced._replace(pairs=pairs)), [pairs.given.coords]  # type: ignore[union-attr]
 
 
 def kernels_of(
     body: Body, pairs: Pairs, tensors: Sequence[Tensor], options: Options, name: str
 ) -> tuple[Kernels | None, Sequence[Tensor]]:
     """Return the kernels for these tensors and the tensors in the kernels' layout; None if there are no kernels."""
-    reason, kernels = _unfit(tensors, options), None
+    reason, kernels = _unfit(options), None
     if not reason:
         backend = options.effective_backend(pairs.device)
-        if backend == "torch":  # which computes nothing in 16 bits, not even sums of a result and its gradient
-            tensors = [t.to(accumulator(t.dtype)) for t in tensors]
-        tensors = [*map(rows_whole, tensors)]
-        kernels = Task(body, pairs, options.effective_precision(), options.cache_dir, name, backend).kernels(tensors)
+        task = Task(body, pairs, options.effective_precision(), options.cache_dir, name, backend)
+        kernels = task.kernels(tensors)
+        if kernels.copied and any(kernels.copied):
+            tensors = kernels.taken(tensors)
+            kernels = task.kernels(tensors)
         reason = kernels.refusal
     reports = watched.get()
     if reports is not None:
@@ -165,30 +166,15 @@ def _report(pairs: Pairs, options: Options, name: str, reason: str, kernels: Ker
     )
 
 
-def _unfit(tensors: Sequence[Tensor], options: Options) -> str:
-    """Return the reason why kernels cannot run on such tensors, for any body; empty if they can."""
-    first = tensors[0]
+def _unfit(options: Options) -> str:
+    """Return the reason why kernels cannot run here and now; empty if they can."""
     if transforming() or forward_ad._current_level >= 0:
         return "forward mode, or a transform of torch.func"
     if exporting():
         return "an exported program has einsums, which any process runs"
-    native = options.effective_backend(first.device) == "torch"
-    if (native and first.is_cuda) or not (native or _has_triton()):
-        return "kernels are Triton's, which does not run here"
     if options.plan != "auto" or options.tune is not None:
         return "a plan or a search of plans was asked for"
-    if min(t.numel() for t in tensors) == 0:
-        return "an operand has no elements"
-    if first.dtype not in (torch.float16, torch.bfloat16, torch.float32, *([torch.float64] if native else [])):
-        return f"operands are {first.dtype}"
-    if first.dtype == torch.bfloat16 and not (first.is_cuda or native):
-        return "Triton's interpreter has no products of matrices in bfloat16"
     return ""
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 # -- in steps ---------------------------------------------------------------------------------------------------------
@@ -198,6 +184,23 @@ def in_steps(
     body: Body, pairs: Pairs, settings: Settings, seed: Tensor | None, with_lse: bool, *tensors: Tensor
 ) -> Any:
     """Return what `computed` does, entry by entry."""
+    results = _in_steps(body, pairs, settings, seed, with_lse, flattened(body, tensors))
+    if body.stored and pairs.patterns > 1:
+        return results[0]
+    lead = lead_of(body, pairs, tensors)
+    result, *log_of_rows = [_with_lead(one, lead) for one in results]
+    return (result, log_of_rows[0]) if with_lse else result
+
+
+def _with_lead(one: Tensor, lead: Ints) -> Tensor:
+    """Return a tensor with these modes in place of its first one."""
+    return one if len(lead) == 1 else one.reshape(*lead, *one.shape[1:])
+
+
+def _in_steps(
+    body: Body, pairs: Pairs, settings: Settings, seed: Tensor | None, with_lse: bool, tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the result, and maybe the logarithms of rows' sums, of tensors with one mode of heads."""
     pattern = entries_of(pairs)
     dtype = tensors[0].dtype
     wide = accumulator(tensors[0].dtype)
@@ -231,7 +234,7 @@ def in_steps(
     if seed is not None:
         weights = weights * kept(body.dropout, seed, pattern, pairs, heads)
     if body.stored:
-        return weights.T.to(dtype)
+        return [weights.T.to(dtype)]
     if body.table is None:
         result = _of_rows(added(weights, pattern, (*range(pattern.order - 1),)), pattern, pairs, 0.0)
     else:
@@ -240,8 +243,8 @@ def in_steps(
         result = _by_head(einsum(equation, weighted, inputs[body.table], output="dense", **settings), pairs)
     result = result.to(dtype)
     if log_of_rows is None:
-        return result
-    return result, _of_rows(log_of_rows, pattern, pairs, -torch.inf)
+        return [result]
+    return [result, _of_rows(log_of_rows, pattern, pairs, -torch.inf)]
 
 
 def _named(body: Body, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
@@ -302,6 +305,12 @@ def entries_of(pairs: Pairs) -> Pattern:
         return Pattern(torch.cat(stacked, 1), (len(each), *pairs.shape), True)
 
     return pairs.kept(("stacked", pairs.shape), made)
+
+
+def of_entries(pairs: Pairs) -> Pairs:
+    """Return the pairs as a pattern of single entries, whose numbers inputs or results are given by."""
+    pattern = entries_of(pairs)
+    return pairs if pattern is pairs.given else replace(pairs, given=pattern)
 
 
 def single(pattern: Pattern) -> Pattern:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Any, Literal, overload
@@ -31,7 +30,7 @@ from sparsetc.maps.pairs import Pairs
 from sparsetc.maps.trace import told_apart
 from sparsetc.meeting import pairs_of, parts_of, within_sequences
 from sparsetc.options import Settings, latest, of_call
-from sparsetc.pairwise import Traced, computed, entries_of, key_of
+from sparsetc.pairwise import Traced, computed, key_of, of_entries
 from sparsetc.support.entry import entry_point, exporting
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.pattern import Pattern
@@ -141,7 +140,7 @@ def attention(
     """
     if isinstance(q, Tensor) and q.is_nested:
         inside, offsets = within_sequences(pattern, q, k, v, is_causal)
-        results = attention(
+        results: Any = attention(  # type: ignore[call-overload]
             q.values(),
             k.values(),
             v.values(),
@@ -150,10 +149,12 @@ def attention(
             bias=bias,
             dropout_p=dropout_p,
             enable_gqa=enable_gqa,
-            return_lse=True,
+            return_lse=return_lse,
             **settings,
         )
-        nested = [nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in results]
+        nested = [
+            nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in (results if return_lse else [results])
+        ]
         return (nested[0], nested[1]) if return_lse else nested[0]
     for one in (q, k, v):
         if not isinstance(one, Tensor) or one.layout != torch.strided:
@@ -177,11 +178,13 @@ def attention(
     numbers = float(scale), float(dropout_p)
     if is_dynamo_compiling():
         return _traced(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
-    return _attention(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
+    return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
     """Return True if sizes of operands fit together."""
+    if q.ndim >= 2 and q.shape == k.shape == v.shape:
+        return True
     if q.ndim < 2 or k.ndim != q.ndim or k.shape[-1] != q.shape[-1] or v.shape[:-1] != k.shape[:-1]:
         return False
     heads, fewer = q.shape[:-2], k.shape[:-2]
@@ -205,23 +208,20 @@ def _attention(
     pairs = pairs_of(pattern, tuple(heads), (rows, columns), q.device, is_causal)
     if pairs.patterns > 1 and k.shape[-3] < heads[-1]:  # heads that share keys may have patterns of their own
         k, v = (one.repeat_interleave(heads[-1] // one.shape[-3], -3) for one in (k, v))
-    tensors = [one.reshape(prod(one.shape[:-2]), *one.shape[-2:]) for one in (q, k, v)]  # one mode of heads
+    tensors = [q, k, v]
     scale, dropout = numbers
     body = _body(scale, isinstance(bias, Tensor), dropout)
     if isinstance(bias, Tensor):
-        pairs = replace(pairs, given=entries_of(pairs))
+        pairs = of_entries(pairs)
         tensors.append(_bias(bias, parts_of(pairs, tuple(heads)), pairs.given.nnz))  # type: ignore[union-attr]
     elif callable(bias):
         body = _scores.once((told_apart(bias), scale, dropout), lambda: _scored(bias, scale, dropout))
-        fewer = tensors[1].shape[0]
+        fewer = prod(k.shape[:-2])
         tensors += pairs.kept(("positions", tuple(heads), fewer), lambda: _positions(tuple(heads), fewer, pairs))
     elif bias is not None:
         raise ShapeError(f"attention: bias is a tensor or a function of (score, b, h, i, j), found {bias!r:.80}")
     seed = torch.randint(1 << 31, (1,), device=q.device) if dropout else None
-    result = computed(body, pairs, tensors, settings, "attention", seed, return_lse)
-    if not return_lse:
-        return result.reshape(*heads, rows, v.shape[-1])
-    return result[0].reshape(*heads, rows, v.shape[-1]), result[1].reshape(*heads, rows)
+    return computed(body, pairs, tensors, settings, "attention", seed, return_lse)
 
 
 _opaque = entry_point(_attention)
@@ -301,7 +301,7 @@ def _key(
             return ""
         pairs = pairs_of(pattern, tuple(heads), (rows, columns), device, is_causal)
         if nnz is not None:
-            pairs = replace(pairs, given=entries_of(pairs))
+            pairs = of_entries(pairs)
             if pairs.given.nnz != nnz:  # type: ignore[union-attr]
                 raise ShapeError(f"attention: bias must be of {pairs.given.nnz} entries, found {nnz}")  # type: ignore[union-attr]
         if pairs.patterns > 1 and (nnz is not None or not own_keys):

@@ -82,7 +82,7 @@ def test_forms_by_matrices_of_windows(
     with caplog.at_level(logging.DEBUG, "sparsetc"):
         found = both()
     assert "attention runs in one kernel" in caplog.text
-    monkeypatch.setattr(pairwise, "_unfit", lambda tensors, options: "asked for")
+    monkeypatch.setattr(pairwise, "_unfit", lambda options: "asked for")
     for one, other in zip(found, both(), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
@@ -636,6 +636,8 @@ def test_what_attention_refuses() -> None:
             stc.attention(q, k, v, pattern, bias=bad)
     found = stc.attention(q, k, v, pattern, bias=lambda score, b, h, i, j: score + table[i, j])
     torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v, table))
+    with pytest.raises(stc.DeviceError, match="must be on cpu"):
+        stc.attention(q, k.to("meta"), v.to("meta"), stc.masks.everything())
     with pytest.raises(stc.FormatError, match=r"a mask_mod becomes one by FlexAttention's create_block_mask"):
         stc.attention(q, k, v, lambda b, h, i, j: i >= j)
     with pytest.raises(stc.FormatError, match="no pattern"):

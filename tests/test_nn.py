@@ -497,6 +497,7 @@ def test_the_numbers_of_pyg(targets: int, sources: int, twice: bool, loops: bool
         torch.testing.assert_close(layer(adjacency, x[0]), theirs(x[0], edges))
     if targets <= sources:  # PyG has no means for targets that are no sources
         edge_features(adjacency, tuple(x), edges, loops)
+        edge_features_in_the_middle(adjacency, tuple(x), edges, loops)
     second = GATv2Conv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
     layer2 = stc.nn.GATv2Conv(5, 4, heads=3, negative_slope=0.3, add_self_loops=loops).double()
     names = {"of_source": "lin_l", "of_target": "lin_r"}
@@ -537,6 +538,30 @@ def edge_features(adjacency: stc.SparseTensor, x: Any, edges: torch.Tensor, loop
         layer(graph, x, graph.values[:, :1])
     with pytest.raises(stc.ShapeError, match="made with edge_dim="):
         stc.nn.GATConv(5, 4).double()(graph, x, graph.values)
+
+
+def edge_features_in_the_middle(adjacency: stc.SparseTensor, x: Any, edges: torch.Tensor, loops: bool) -> None:
+    """The same of GATv2Conv, which takes them before its leaky ReLU."""
+    from torch_geometric.nn import GATv2Conv
+
+    theirs = GATv2Conv(5, 4, heads=3, edge_dim=2, add_self_loops=loops).double()
+    layer = stc.nn.GATv2Conv(5, 4, heads=3, edge_dim=2, add_self_loops=loops).double()
+    state = {f"of_source.{name}": one for name, one in theirs.lin_l.named_parameters()}
+    state |= {f"of_target.{name}": one for name, one in theirs.lin_r.named_parameters()}
+    state |= {"edge_linear.weight": theirs.lin_edge.weight, "score": theirs.att[0], "bias": theirs.bias}
+    layer.load_state_dict(state)
+    features = torch.randn(edges.shape[1], 2, dtype=torch.float64).requires_grad_()
+    graph = stc.SparseTensor(edges.flip(0), features, (*adjacency.shape, 2))
+    found, expected = layer(graph, x), theirs(x, edges, features)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(found.shape, dtype=torch.float64)
+    own = [features, layer.edge_linear.weight, layer.score, layer.of_source.weight]
+    other = [features, theirs.lin_edge.weight, theirs.att, theirs.lin_l.weight]
+    both = torch.autograd.grad(found, own, weights), torch.autograd.grad(expected, other, weights)
+    for one, two in zip(*both, strict=True):
+        torch.testing.assert_close(one, two.view_as(one))
+    with pytest.raises(stc.ShapeError, match="takes features"):
+        layer(graph, x, graph.values[:, :1])
 
 
 @pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])

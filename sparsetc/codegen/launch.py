@@ -51,7 +51,7 @@ _HERE = nullcontext()
 
 Values = Sequence[Tensor | split_float16.InHalves | None]
 """Packed values, one a part; None of a pattern, which stores none."""
-Split = tuple[Callable[..., None], int]
+Split = tuple[Callable[[list[Any]], None], int]
 """The launch that splits a dense operand into halves, and its number of parts."""
 Call = Callable[[Values, Sequence[Tensor], Tensor], None]
 """Programs bound to the arrays of storages: a function of values, tables and output."""
@@ -188,9 +188,9 @@ class Programs:
                 if not grid:
                     continue
                 varied = [*places, *range(len(arguments), len(arguments) + len(numbers) + 1)]
-                launch = launch_of(launch, grid, varied, self._options(group, self.machine))
+                launch = launch_of(launch, grid, varied, self._options(group, self.machine), arguments)
             else:
-                launch = partial(launch, chunks(*parts[group[0]]))
+                launch = partial(_of_list, launch, chunks(*parts[group[0]]))
             launches.append((launch, arguments, places, numbers))
         plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
         splits = {
@@ -207,7 +207,8 @@ class Programs:
                     filled = [*arguments]
                     for place, number in places.items():
                         filled[place] = stored[number]
-                    launch(*filled, *(dense if plain else [tables[n] for n in numbers]), out)
+                    filled += [*(dense if plain else [tables[n] for n in numbers]), out]
+                    launch(filled)
 
         return call if triton or not threads else _by_threads(call, threads)
 
@@ -285,6 +286,10 @@ def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
     return wanted and not any(map(numba_source.unprinted, programs)) and usable()
 
 
+def _of_list(function: Callable[..., None], rows_at_once: Any, arguments: list[Any]) -> None:
+    function(rows_at_once, *arguments)
+
+
 def _by_threads(call: Call, most: int) -> Call:
     def run(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
         threads = torch.get_num_threads()
@@ -297,26 +302,39 @@ def _by_threads(call: Call, most: int) -> Call:
     return run
 
 
-def launch_of(kernel: Any, grid: int, varied: Sequence[int], options: Mapping[str, int]) -> Callable[..., None]:
+def launch_of(
+    kernel: Any, grid: int, varied: Sequence[int], options: Mapping[str, int], constant: Sequence[Any] = ()
+) -> Callable[[list[Any]], None]:
     """Return a launch of one kernel on one grid, on the current device; it returns before the kernel has run.
 
     Triton decides by arguments' types and alignment which of a kernel's compiled forms runs, which takes most of a
-    call's time. So the form that it found for tensors of one kind is kept for others that are aligned alike.
+    call's time. So the form that it found for tensors of one kind is kept for others that are aligned alike, and is
+    given addresses in place of tensors, which it would ask the driver about one by one.
 
     Args:
         kernel: of a generated module.
         grid: its programs.
         varied: places of the arguments that are not the same at each call: stored values, tables and, last, the output.
         options: what Triton is told beside arguments.
+        constant: the arguments, of which tensors are the same at each call.
+
+    Returns:
+        A function of the list of all arguments, which it may change.
     """
     forms: dict[Any, Any] = {}
+    fixed = [(n, one.data_ptr()) for n, one in enumerate(constant) if isinstance(one, Tensor)]
 
-    def launch(*arguments: Any) -> None:
+    def launch(arguments: list[Any]) -> None:
         out = arguments[-1]
-        form = (out.device, out.dtype, *[arguments[n].data_ptr() % split_float16.ALIGNED for n in varied])
+        addresses = [arguments[n].data_ptr() for n in varied]
+        form = (out.device, out.dtype, *[address % split_float16.ALIGNED for address in addresses])
         run = forms.get(form)
         if run is not None:
-            run(*arguments)
+            for n, address in fixed:
+                arguments[n] = address
+            for n, address in zip(varied, addresses, strict=True):
+                arguments[n] = address
+            run(arguments)
             return
         if out.device.type == "cpu" and not is_interpreted(kernel):
             raise DeviceError(
@@ -328,10 +346,27 @@ def launch_of(kernel: Any, grid: int, varied: Sequence[int], options: Mapping[st
         with bar(None, f"Triton compiles {name}"):
             compiled = kernel[(grid,)](*arguments, **options)
         if compiled is not None:  # Triton's interpreter compiles nothing
-            forms[form] = compiled[grid, 1, 1]
+            forms[form] = _start_of(compiled, grid, out.device)
             log_since(start, logging.DEBUG, "Triton made %s ready", name)
 
     return launch
+
+
+def _start_of(compiled: Any, grid: int, device: torch.device) -> Callable[[Sequence[Any]], None]:
+    """Return a launch of what Triton compiled, which prepares what profilers are told only where one listens."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    start, function, about = compiled.run, compiled.function, compiled.packed_metadata
+    stream_on, told = driver.active.get_current_stream, knobs.runtime
+
+    def run(arguments: Sequence[Any]) -> None:
+        if told.launch_enter_hook.calls or told.launch_exit_hook.calls:
+            compiled[grid, 1, 1](*arguments)
+        else:
+            start(grid, 1, 1, stream_on(device.index), function, about, None, None, None, *arguments)
+
+    return run
 
 
 # -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------
@@ -415,12 +450,12 @@ def _as_read(dense: Sequence[Tensor], every: Sequence[tuple[int, str]], splits: 
     return list(starmap(read, every))
 
 
-def _split(values: Tensor, launch: Callable[..., None], parts: int) -> split_float16.InHalves:
+def _split(values: Tensor, launch: Callable[[list[Any]], None], parts: int) -> split_float16.InHalves:
     """Return the halves of values, and the largest magnitude of each part."""
     high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
     most = torch.empty(parts, device=values.device)
     if values.numel():
-        launch(values, high, low, most)
+        launch([values, high, low, most])
     return high, low, most
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -199,7 +200,7 @@ def split_by_kernel(values: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     operand, programs = (values, None, None, most.view(torch.int32), n, 0, 0, high, low), -(-n // BLOCK)
     with torch.cuda.device_of(values):
         # No program is of the second.
-        _launch("split", programs, n >= WIDE)(programs, None, *operand, *operand)
+        _launch("split", programs, n >= WIDE)([programs, None, *operand, *operand])
     return high, low
 
 
@@ -235,7 +236,7 @@ def find_by_kernel(values: Tensor, found: Tensor) -> None:
     count = values.numel()
     programs = min(LOOKS, -(-count // LOOKED))
     with torch.cuda.device_of(values):
-        _launch("find", programs, count >= WIDE)(count, programs, values, found)
+        _launch("find", programs, count >= WIDE)([count, programs, values, found])
 
 
 TENSORS = {"split": (2, 5, 9, 10), "find": (2, 3)}
@@ -243,7 +244,7 @@ TENSORS = {"split": (2, 5, 9, 10), "find": (2, 3)}
 
 
 @lru_cache(maxsize=256)
-def _launch(kernel: str, programs: int, wide: bool) -> Callable[..., None]:
+def _launch(kernel: str, programs: int, wide: bool) -> Callable[[list[Any]], None]:
     """Return the launch of a kernel by so many programs, given its arguments; `wide` where counts take 64 bits."""
     from sparsetc.codegen import split_float16_kernels
     from sparsetc.codegen.launch import launch_of  # which imports this module

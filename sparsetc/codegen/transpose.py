@@ -59,7 +59,7 @@ def _launch(shape: Ints, strides: Ints, device: str) -> Callable[..., None] | No
     numbers = source_matrix, source_row, result_matrix, result_row, rows, columns, *tiles
     varied, options = (0, len(numbers) + 1), {"num_warps": 2, "num_stages": 1, **FUSED}
     launch = launch_of(transpose, count * prod(tiles), varied, options)
-    return lambda source, result: launch(source, *numbers, result)
+    return lambda source, result: launch([source, *numbers, result])
 
 
 Mode = tuple[int, int, int]

@@ -273,6 +273,8 @@ def as_operand(operand: Any, what: str) -> Any:
     """A SparseTensor of anything sparse, a tensor of an ndarray; all else as it is. Raises as `as_dense`."""
     if type(operand) is Tensor and operand.layout is torch.strided and not operand.is_nested:
         return operand
+    if isinstance(operand, SparseTensor):
+        return operand
     dense = as_dense(operand, what)
     sparse = SparseTensor.coerce(dense)
     return dense if sparse is None else sparse

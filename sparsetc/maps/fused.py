@@ -7,16 +7,20 @@ derivatives in batches, are those of a function that computes the same by other 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparsetc.contraction.autograd import recordable
+from sparsetc.errors import DeviceError
 from sparsetc.explain import TileReport
 from sparsetc.maps.body import LOG2E, RESULT, SIDES, Body, Walk, backward, forward
 from sparsetc.maps.kernel import UNSAMPLED, Heads, Sides, WalkKernel, sides_of
@@ -31,7 +35,8 @@ from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sums import accumulator
 
 Tensors = Sequence[Tensor]
-Gradients = tuple[list[WalkKernel | TorchWalk], list[tuple[str, str]]]
+Kernel = Callable[[Mapping[str, Tensor]], None]
+Gradients = tuple[list[Kernel], list[tuple[str, str]]]
 """Kernels, and the names of the gradients that they give with those of the inputs."""
 
 NOTHING = -1e29
@@ -44,8 +49,7 @@ KEPT = 16
 """Sets of gradients and their strides that kernels are kept for. Not measured."""
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
+class Task(NamedTuple):
     """A body on tensors of certain sizes and strides.
 
     Attributes:
@@ -67,7 +71,7 @@ class Task:
     def kernels(self, tensors: Tensors) -> Kernels:
         """Return the kernels for tensors of these sizes, strides and types, compiled once."""
         pairs = self.pairs
-        layout = tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
+        layout = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
         key = "maps", self.body, pairs.shape, pairs.fastest, layout, self.backend, self.precision, self.cache_dir
         return pairs.kept(key, lambda: Kernels(self, tensors))
 
@@ -77,15 +81,29 @@ class Kernels:
 
     Attributes:
         refusal: why there are none; empty where there are.
+        lead: sizes of the modes of heads.
+        copied: of which inputs kernels take copies, since heads lie in more groups than kernels read, or the elements
+            of a row apart, or they are of 16 bits on a CPU.
     """
 
     def __init__(self, task: Task, tensors: Tensors) -> None:
         pairs, body = task.pairs, task.body
+        if {t.device for t in tensors} != {pairs.device}:
+            raise DeviceError(f"{task.name}: all tensors must be on {pairs.device}, as the first is")
         self.body = body
         self.gradients: Lru[Any, Gradients] = Lru(KEPT)
+        self.copied: list[bool] = []
+        self.refusal = _unfit_for_kernels(task, tensors)
+        if self.refusal:
+            return
+        self.task = task.backend, task.precision, task.cache_dir, task.name
+        self.copied = [self._copied(name, t) for name, t in zip(body.inputs, tensors, strict=True)]
+        if any(self.copied):
+            return
         named = dict(zip(body.inputs, tensors, strict=True))
         numbered = body.stored or "entries" in body.vectors.values()
         self.heads = _heads(pairs, body, named)
+        self.lead = lead_of(body, pairs, tensors)
         if task.backend == "torch":
             self.refusal = _unfit_for_tiles(pairs, body)
             sides: Sequence[Sides | None] = [Sides(pairs.side, pairs.side, 0, 0)] * 2
@@ -98,20 +116,43 @@ class Kernels:
         self.tiles = [pairs.row_tiles(0, forward, numbered)]
         self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
         self.sides = forward, backward
-        self.task = task.backend, task.precision, task.cache_dir, task.name
         self.shape = result_shape(body, pairs, tensors)
         try:
             self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
         except Untraced as error:
             self.refusal = str(error)
 
-    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> WalkKernel | TorchWalk:
+    def taken(self, tensors: Tensors) -> Tensors:
+        """Return the inputs as kernels take them, copied where `copied` says so."""
+        native = self.task[0] == "torch"
+        types = [accumulator(t.dtype) if native else t.dtype for t in tensors]
+        return [
+            t.to(dtype).contiguous() if copy else t for t, dtype, copy in zip(tensors, types, self.copied, strict=True)
+        ]
+
+    def like(self, upstream: Tensor, result: Tensor) -> Tensor:
+        """Return the gradient of a result as kernels take it."""
+        apart = upstream.stride() != result.stride() and self._copied(RESULT, upstream)
+        return upstream.contiguous() if apart else upstream
+
+    def _copied(self, name: str, tensor: Tensor) -> bool:
+        own_modes, native = self._own_modes(name), self.task[0] == "torch"
+        if native and tensor.dtype.itemsize < 4:  # it computes nothing in 16 bits, not even sums of a result
+            return True
+        most = 1 if native else own_modes
+        return len(_groups(tensor, own_modes)) > most or rows_whole(tensor) is not tensor
+
+    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> Kernel:
+        """Return the kernel of a walk; inputs among the tensors have one mode of heads, or as many as `lead`."""
         backend, precision, cache_dir, name = self.task
         if backend == "torch":
-            return TorchWalk(walk, self.tiles[number], self.heads, precision)
+            kernel = TorchWalk(walk, self.tiles[number], self.heads, precision)
+            return lambda tensors: kernel(self._grouped(tensors))
         kind = f"{name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
         sides = self.sides[number > 0]
-        return WalkKernel(walk, self.tiles[number], tensors, self.heads, sides, precision, cache_dir, kind)
+        return WalkKernel(
+            walk, self.tiles[number], self._grouped(tensors), self.heads, sides, precision, cache_dir, kind
+        )
 
     def reports(self) -> tuple[TileReport, ...]:
         """Return what `explain` says of the tiles of each walk."""
@@ -126,64 +167,115 @@ class Kernels:
             reports.append(TileReport(kind, tiles.height, tiles.width, tiles.gathered, full, part, share, path))
         return tuple(reports)
 
+    def _grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return views of the tensors with a mode for each of the groups that their heads lie in."""
+        return {name: _in_groups(tensor, self._own_modes(name)) for name, tensor in tensors.items()}
+
+    def _own_modes(self, name: str) -> int:
+        """Return how many modes behind those of heads a tensor of kernels has."""
+        kind, _, base = name.rpartition("_")
+        if base == RESULT:
+            return 1 if self.body.table is None else 2
+        return 2 if base in self.body.tables or (kind and base in self.body.shared) else 1
+
     def results(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return memory for the result and, of a softmax, for ``lse_out``: the logarithms to base 2 of rows' sums."""
         outputs = {RESULT: tensors[0].new_empty(self.shape)}
         if self.body.softmax:
-            outputs["lse_out"] = tensors[0].new_empty(self.shape[:2], dtype=accumulator(tensors[0].dtype))
+            sums = self.shape[: len(self.lead) + 1]
+            outputs["lse_out"] = tensors[0].new_empty(sums, dtype=accumulator(tensors[0].dtype))
         return outputs
 
     def gradient_of(self, name: str, tensor: Tensor) -> Tensor:
         """Allocate an input's gradient; for a row shared by all pairs, one row for each row of pairs, summed later."""
         if name in self.body.shared:
-            return tensor.new_empty((self.heads.count, self.shape[1], tensor.shape[-1]))
-        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            return tensor.new_empty((self.heads.count, self.tiles[0].rows, tensor.shape[-1]))
+        return tensor.new_empty(tensor.shape)
 
-    def of_gradients(self, given: Mapping[str, Tensor], wanted: Names) -> Gradients:
+    def of_gradients(self, tensors: Mapping[str, Tensor], wanted: Sequence[bool]) -> Gradients:
         """Return the kernels that compute the gradients ``grad_…`` of wanted inputs, with all names they use.
 
         There are none where the map's derivative cannot be traced.
 
         Args:
-            given: inputs, the result, its gradient, and of a softmax `lse`, `delta`, and maybe ``g_lse``, by name.
-            wanted: names of inputs.
+            tensors: inputs, the result, its gradient, and of a softmax `lse`, `delta`, and maybe ``g_lse``, by name.
+            wanted: of which inputs.
         """
-        key = wanted, "g_lse" in given, given[f"g_{RESULT}"].stride()
-        return self.gradients.once(key, lambda: self._of_gradients(given, wanted))
+        key = tuple(wanted), "g_lse" in tensors, tensors[f"g_{RESULT}"].stride()
+        gradients = self.gradients.get(key)
+        return self.gradients.put(key, self._of_gradients(tensors, wanted)) if gradients is None else gradients
 
-    def _of_gradients(self, given: Mapping[str, Tensor], wanted: Names) -> Gradients:
-        of_lse = "g_lse" in given
+    def _of_gradients(self, tensors: Mapping[str, Tensor], wanted: Sequence[bool]) -> Gradients:
+        of_lse, inputs = "g_lse" in tensors, self.body.inputs
+        names = tuple([name for name, want in zip(inputs, wanted, strict=True) if want])
         try:
-            walks = [walk_of(self.body, mode, wanted, of_lse) for mode in (0, 1)]
+            walks = [walk_of(self.body, mode, names, of_lse) for mode in (0, 1)]
         except Untraced as error:
             log.debug("gradients run in steps: %s", error)
             return [], []
         if walks[1].targets and self.body.softmax and not walks[0].targets:  # the rows' walk gives delta
-            walks[0] = walk_of(self.body, 0, (self.body.inputs[0], *wanted), of_lse)
+            walks[0] = walk_of(self.body, 0, (inputs[0], *names), of_lse)
         targets = [(name, name[len("grad_") :]) for walk in walks for name in walk.targets]
-        gradients = {target: self.gradient_of(name, given[name]) for target, name in targets}
-        tensors = {**given, **gradients}
-        return [self._kernel(n, walk, tensors) for n, walk in enumerate(walks, 1) if walk.targets], targets
+        whole = {**tensors, **{target: self.gradient_of(name, tensors[name]) for target, name in targets}}
+        return [self._kernel(n, walk, whole) for n, walk in enumerate(walks, 1) if walk.targets], targets
+
+
+def _groups(tensor: Tensor, own_modes: int) -> list[tuple[int, int]]:
+    """Return the sizes and strides of modes of heads, neighbouring ones joined where their heads are evenly apart."""
+    groups: list[tuple[int, int]] = []
+    heads = tensor.ndim - own_modes
+    for size, stride in zip(tensor.shape[:heads], tensor.stride()[:heads], strict=True):
+        if groups and groups[-1][1] == size * stride:
+            groups[-1] = groups[-1][0] * size, stride
+        elif size > 1:
+            groups.append((size, stride))
+    return groups or [(1, 0)]
+
+
+def _in_groups(tensor: Tensor, own_modes: int) -> Tensor:
+    sizes = [size for size, _ in _groups(tensor, own_modes)]
+    return tensor.view(*sizes, *tensor.shape[tensor.ndim - own_modes :])
+
+
+def flattened(body: Body, tensors: Tensors) -> list[Tensor]:
+    """Return inputs of a body with one mode of heads."""
+    flat = []
+    for name, tensor in zip(body.inputs, tensors, strict=True):
+        heads = tensor.ndim - 1 - (name in body.tables)
+        whole = (prod(tensor.shape[:heads]), *tensor.shape[heads:])
+        flat.append(tensor if heads == 1 else tensor.reshape(whole))
+    return flat
+
+
+def lead_of(body: Body, pairs: Pairs, tensors: Tensors) -> Ints:
+    """Return the sizes of the modes of heads of a result."""
+    leads = []
+    for name, tensor in zip(body.inputs, tensors, strict=True):
+        lead = tuple(tensor.shape[: tensor.ndim - 1 - (name in body.tables)])
+        stacked = body.vectors.get(name) == "entries" and pairs.patterns > 1
+        leads.append((prod(lead) * pairs.patterns,) if stacked else lead)
+    return max(leads, key=prod)
 
 
 def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> Ints:
-    """Return (heads, rows, size), (heads, rows), or (heads of a pattern, entries)."""
+    """Return (*heads, rows, size), (*heads, rows), or (*heads of a pattern, entries)."""
     named = dict(zip(body.inputs, tensors, strict=True))
-    heads = _heads(pairs, body, named)
+    lead = lead_of(body, pairs, tensors)
     if body.stored:
         assert isinstance(pairs.given, Pattern)
-        return heads.parts, pairs.given.nnz
+        return (*(lead if pairs.patterns == 1 else [prod(lead) // pairs.patterns]), pairs.given.nnz)
     width = [] if body.table is None else [named[body.table].shape[-1]]
-    return (heads.count, pairs.shape[0], *width)
+    return (*lead, pairs.shape[0], *width)
 
 
 def _heads(pairs: Pairs, body: Body, named: Mapping[str, Tensor]) -> Heads:
     """Return the heads of a body's tensors."""
-    of_columns = [named[name].shape[0] for name, mode in body.tables.items() if mode]
-    of_columns += [named[name].shape[0] for name, side in body.vectors.items() if side == "columns"]
-    parts = [named[name].shape[0] * pairs.patterns for name, side in body.vectors.items() if side == "entries"]
-    of_rows = [named[name].shape[0] for name, mode in body.tables.items() if not mode]
-    of_rows += [named[name].shape[0] for name, side in body.vectors.items() if side == "rows"]
+    counts = {name: prod(t.shape[: t.ndim - 1 - (name in body.tables)]) for name, t in named.items()}
+    of_columns = [counts[name] for name, mode in body.tables.items() if mode]
+    of_columns += [counts[name] for name, side in body.vectors.items() if side == "columns"]
+    parts = [counts[name] * pairs.patterns for name, side in body.vectors.items() if side == "entries"]
+    of_rows = [counts[name] for name, mode in body.tables.items() if not mode]
+    of_rows += [counts[name] for name, side in body.vectors.items() if side == "rows"]
     count = max(*of_rows, *of_columns, *parts, 1)
     return Heads(count, count // max(of_columns, default=count), pairs.patterns, pairs.fastest)
 
@@ -206,6 +298,25 @@ def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Side
             chosen = replace(chosen, warps=max(chosen.warps, 2))
         sides.append(chosen)
     return sides
+
+
+def _unfit_for_kernels(task: Task, tensors: Tensors) -> str:
+    """Return why no kernels run on such tensors, for any body; empty where they do."""
+    device, dtype, native = task.pairs.device, tensors[0].dtype, task.backend == "torch"
+    if (native and device.type == "cuda") or not (native or _has_triton()):
+        return "kernels are Triton's, which does not run here"
+    if min([t.numel() for t in tensors]) == 0:
+        return "an operand has no elements"
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32, *([torch.float64] if native else [])):
+        return f"operands are {dtype}"
+    if dtype == torch.bfloat16 and not native and os.environ.get("TRITON_INTERPRET") == "1":
+        return "Triton's interpreter has no products of matrices in bfloat16"
+    return ""
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _unfit_for_tiles(pairs: Pairs, body: Body) -> str:
@@ -233,19 +344,18 @@ def walk_of(body: Body, mode: int, wanted: Names | None = None, of_lse: bool = F
 
 
 def fused(kernels: Kernels, unfused: Callable[..., Any], tensors: Tensors, seed: Tensor | None, with_lse: bool) -> Any:
-    """Return the result (heads, rows, size), (heads, rows) or (heads, entries) of a task, and maybe `lse`.
+    """Return the result (*heads, rows, size), (*heads, rows) or (*heads, entries) of a task, and maybe `lse`.
 
     Args:
         kernels: of the task, for these tensors; without a refusal.
         unfused: the same function of the same tensors by other means, differentiable any number of times.
         tensors: as `Body.inputs` says, of one number of heads, or of a divisor of it for those of columns.
         seed: (1,) int64, of random numbers, where some weights are dropped.
-        with_lse: whether the logarithms of rows' sums are wanted too, (heads, rows).
+        with_lse: whether the logarithms of rows' sums are wanted too, (*heads, rows).
     """
-    ready = tuple([recordable(t) for t in tensors])
-    if followed(ready):
-        return _Fused.apply(kernels, unfused, seed, with_lse, *ready)
-    return _returned(kernels, _results(kernels, ready, seed), with_lse)
+    if followed(tensors):
+        return _Fused.apply((kernels, unfused, with_lse), seed, *map(recordable, tensors))
+    return _returned(_results(kernels, tensors, seed), with_lse)
 
 
 def rows_whole(tensor: Tensor) -> Tensor:
@@ -257,42 +367,45 @@ def _results(kernels: Kernels, tensors: Tensors, seed: Tensor | None) -> dict[st
     """Return the result and, of a softmax, the logarithm to base 2 of each row's sum, by name."""
     results = kernels.results(tensors)
     named = dict(zip(kernels.body.inputs, tensors, strict=True))
-    kernels.result({**named, **results} if seed is None else {**named, **results, "seed": seed})
+    named |= results
+    if seed is not None:
+        named["seed"] = seed
+    kernels.result(named)
     return results
 
 
-def _returned(kernels: Kernels, made: Mapping[str, Tensor], with_lse: bool) -> Any:
+def _returned(results: Mapping[str, Tensor], with_lse: bool) -> Any:
     if not with_lse:
-        return made[RESULT]
-    lse = made["lse_out"]
-    return made[RESULT], torch.where(lse > NOTHING, lse / LOG2E, -torch.inf)
+        return results[RESULT]
+    lse = results["lse_out"]
+    return results[RESULT], torch.where(lse > NOTHING, lse / LOG2E, -torch.inf)
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, unfused: Any, seed: Tensor | None, with_lse: bool, *tensors: Tensor) -> Any:
-        results = _results(kernels, tensors, seed)
-        ctx.kernels, ctx.unfused = kernels, unfused
+    def forward(ctx: Any, call: tuple[Kernels, Any, bool], seed: Tensor | None, *tensors: Tensor) -> Any:
+        ctx.kernels, ctx.unfused, with_lse = call
+        results = _results(ctx.kernels, tensors, seed)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, seed, results[RESULT], results.get("lse_out"))
-        return _returned(kernels, results, with_lse)
+        return _returned(results, with_lse)
 
     @staticmethod
     @entry_point
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, seed, result, lse = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4:]
+        wanted = ctx.needs_input_grad[2:]
         present = [g for g in upstream if g is not None]
         if not present:
-            return (None,) * (4 + len(tensors))
-        batched = transforming() or any(torch._C._functorch.is_legacy_batchedtensor(g) for g in present)
+            return (None,) * (2 + len(tensors))
+        batched = transforming() or any(map(torch._C._functorch.is_legacy_batchedtensor, present))
         with without_autocast(result.device):
             gradients = None
             if not (batched or torch.is_grad_enabled()):
                 gradients = gradients_by(ctx.kernels, tensors, wanted, seed, result, lse, upstream)
             if gradients is None:
                 gradients = gradients_of_steps(ctx.unfused, tensors, wanted, upstream)
-        return None, None, None, None, *gradients
+        return None, None, *gradients
 
 
 def gradients_by(
@@ -316,20 +429,21 @@ def gradients_by(
         upstream: the gradient of the result, and maybe of the logarithms, not both None.
     """
     inputs = kernels.body.inputs
-    tables = {**dict(zip(inputs, tensors, strict=True)), RESULT: result}
+    tables = dict(zip(inputs, tensors, strict=True))
+    tables[RESULT] = result
     of_result, *of_lse = upstream
-    tables[f"g_{RESULT}"] = torch.zeros_like(result) if of_result is None else rows_whole(of_result)
+    tables[f"g_{RESULT}"] = torch.zeros_like(result) if of_result is None else kernels.like(of_result, result)
     if seed is not None:
         tables["seed"] = seed
     if lse is not None:
-        tables |= {"lse": lse, "delta": torch.empty_like(lse)}
-    if of_lse and of_lse[0] is not None:
-        tables["g_lse"] = rows_whole(of_lse[0])
-    names = inputs if all(wanted) else tuple([name for name, want in zip(inputs, wanted, strict=True) if want])
-    walks, targets = kernels.of_gradients(tables, names)
+        tables["lse"] = lse
+        tables["delta"] = torch.empty_like(lse)
+        if of_lse and of_lse[0] is not None:
+            tables["g_lse"] = of_lse[0].contiguous()
+    walks, targets = kernels.of_gradients(tables, wanted)
     if not walks:
         return None
-    gradients = {}
+    gradients: dict[str, Tensor] = {}
     for target, name in targets:
         gradients[name] = tables[target] = kernels.gradient_of(name, tables[name])
     for kernel in walks:

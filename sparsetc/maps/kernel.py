@@ -7,7 +7,6 @@ windows are cut. What was generated is kept with the row tiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +39,6 @@ UNEVEN = 1.5
 """Windows are cut if the longest has more than this many times its share."""
 DOT_PRECISIONS = {"highest": "tf32x3", "high": "tf32", "medium": "tf32"}
 """The kind of float32 dot, by ``precision=``."""
-
-
-_HERE = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -178,8 +174,9 @@ class WalkKernel:
         Args:
             walk: what is computed.
             tiles: that it goes along, of these sides.
-            tensors: by name: tables (heads, rows, size), vectors (heads, rows) or (heads, entries), and results; of the
-                sizes and strides of every call. Rows of tables are contiguous, and results whole.
+            tensors: by name: tables (heads, rows, size) or (batches, heads, rows, size), vectors (heads, rows) or
+                (heads, entries), and results; of the sizes and strides of every call. Rows of tables are contiguous,
+                and results whole.
             heads: of them.
             sides: of the tiles, and options of the launch.
             precision: ``highest``, ``high`` or ``medium``, of float32.
@@ -204,12 +201,13 @@ class WalkKernel:
             numbered=tiles.part_base is not None,
             ordered=tiles.order is not None,
             cut=self.slots > 0,
-            wide=any(t.shape[1] * t.stride(1) >= ADDRESS64 for t in tensors.values() if t.ndim == 3),
+            wide=any(t.shape[-2] * t.stride(-2) >= ADDRESS64 for t in tensors.values() if t.ndim > 2),
             sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
             precision=DOT_PRECISIONS[precision],
             stages=IN_RUNS.get(sides, sides.stages) if tiles.in_runs else sides.stages,
             group=heads.group,
             stacked=heads.patterns > 1,
+            apart=tuple([name for name, t in tensors.items() if t.ndim == 4]),
         )
         self.source = self.source_for(machine_of(self.device))
         module, self.path = cache.load(self.source.text, cache_dir, name)
@@ -218,11 +216,14 @@ class WalkKernel:
         self.fixed |= {"items": self.items, "item_count": len(self.items), "rows": tiles.rows, "columns": tiles.columns}
         self.fixed |= {"windows": tiles.windows, **heads.steps()}
         for table, tensor in tensors.items():
-            self.fixed[f"{table}_head"] = tensor.stride(0)
-            if tensor.ndim == 3:
-                self.fixed[f"{table}_row"] = tensor.stride(1)
-        self.foreign = {*tensors} - {*self.walk.targets, *self.walk.sums, "lse_out", "lse"}  # maybe not at 16 bytes
+            if tensor.ndim > 2:
+                self.fixed[f"{table}_row"] = tensor.stride(-2)
+            if tensor.ndim == 4:
+                self.fixed[f"{table}_batch"] = tensor.stride(0)
+                self.fixed[f"{table}_heads"] = tensor.shape[1]
+            self.fixed[f"{table}_head"] = tensor.stride(int(tensor.ndim == 4))
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
+        self.run = self._cut if self.slots else self.launch
         if self.slots:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
             self.combine = self._bound(module.combine, self.source.combine, cut)
@@ -241,30 +242,32 @@ class WalkKernel:
         """Return a launch function of the tensors that are not fixed, by name."""
         arguments = [fixed.get(name) for name in names]
         places = [(n, name) for n, name in enumerate(names) if name not in fixed]
-        foreign = [n for n, name in places if name in self.foreign]
         options = self.options_for(machine_of(self.device))
-        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, foreign, options)
+        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, [n for n, _ in places], options, arguments)
 
         def run(tensors: Mapping[str, Tensor]) -> None:
             filled = [*arguments]
             for place, name in places:
                 filled[place] = tensors[name]
-            launch(*filled)
+            launch(filled)
 
         return run
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Launch, with inputs and results by name."""
+        """Launch, with inputs and results by name, of any modes of heads that lie as those that it was made for."""
         if self.idle:
             return
-        elsewhere = self.device.type == "cuda" and self.device.index != torch.cuda.current_device()
-        with torch.cuda.device(self.device) if elsewhere else _HERE:  # Triton launches on the current device
-            if not self.slots:
-                self.launch(tensors)
-                return
-            partial = self._slots()
-            self.launch({**tensors, **partial})
-            self.combine({**tensors, **partial})
+        if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
+            with torch.cuda.device(self.device):  # Triton launches on the current device
+                self.run(tensors)
+        else:
+            self.run(tensors)
+
+    def _cut(self, tensors: Mapping[str, Tensor]) -> None:
+        """Launch, and combine the partial sums of windows that are cut."""
+        whole = {**tensors, **self._slots()}
+        self.launch(whole)
+        self.combine(whole)
 
     def _slots(self) -> dict[str, Tensor]:
         """Return memory for the partial sums of windows that are cut."""

@@ -74,9 +74,7 @@ class Loop(Text):
             lane, inside = self.lane(table), ["col_ok[:, None]"] if self.bounded else []
             if self.short(self.sizes[table]):
                 inside.append(f"({lane} < {self.sizes[table]})[None, :]")
-            at = "col.to(tl.int64)" if self.layout.wide else "col"
-            address = f"{table} + {self.far_head} * {table}_head + {at}[:, None] * {table}_row + {lane}[None, :]"
-            self.put(f"{table}_tile = {self.load(address, inside)}")
+            self.put(f"{table}_tile = {self.load(self.row_address(table, self.far_head, 'col'), inside)}")
         return f"{table}_tile"
 
     def scores(self) -> dict[str, str]:

@@ -57,13 +57,11 @@ class Printer(Loop):
         self.put(f"lane_col = tl.arange(0, {self.layout.width})")
         for size in sorted({padded(self.sizes[t], self.dots) for t in (*self.own, *self.other)}):
             self.put(f"lane_{size} = tl.arange(0, {size})")
-        at = "row.to(tl.int64)" if self.layout.wide else "row"
         for table in self.own:
             lane, inside = self.lane(table), ["row_ok[:, None]"]
             if self.short(self.sizes[table]):
                 inside.append(f"({lane} < {self.sizes[table]})[None, :]")
-            address = f"{table} + head * {table}_head + {at}[:, None] * {table}_row + {lane}[None, :]"
-            self.put(f"{table}_own = {self.load(address, inside)}")
+            self.put(f"{table}_own = {self.load(self.row_address(table, 'head', 'row'), inside)}")
         for name, inner in self.walk.inner.items():
             if name in self.products:
                 own = self.products[name][0]
@@ -264,6 +262,8 @@ def _header(printer: Printer, name: str) -> str:
     if printer.by_entry:
         lines.append("full_base, part_base[tile, row]: the number of the row's first entry in the tile")
     lines.append("x_head, x_row: elements from one head of x, and from one row, to the next")
+    if layout.apart:
+        lines.append("x_batch, x_heads: elements from one batch of x to the next, and its heads")
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparsetc.errors import PlanError
 from sparsetc.maps.body import Derivative, Walk
 from sparsetc.maps.elementwise import Argument
-from sparsetc.support import NamedInts
+from sparsetc.support import NamedInts, Names
 
 LOWEST = "-1e30"
 """The initial maximum of a row: finite, so that its difference from a score of minus infinity is no NaN."""
@@ -40,6 +40,7 @@ class Layout:
         stages: tiles that are on their way at once.
         group: heads of rows that share a head of columns.
         stacked: whether heads have patterns of their own, whose windows follow one another.
+        apart: tables whose heads lie in two groups, as a layer's do behind rows: a batch and its heads.
         popcount: whether the target counts bits by an instruction of PTX.
     """
 
@@ -59,6 +60,7 @@ class Layout:
     stages: int
     group: int = 1
     stacked: bool = False
+    apart: Names = ()
     popcount: bool = False
 
 
@@ -140,6 +142,14 @@ class Text:
         masked = f", mask={' & '.join(conditions)}, other=0.0" if conditions else ""
         return f"tl.load({address}{masked})"
 
+    def row_address(self, table: str, head: str, row: str) -> str:
+        """The addresses of rows of a head of a table."""
+        of_head = f"{head} * {table}_head"
+        if table in self.layout.apart:
+            of_head = f"{head} // {table}_heads * {table}_batch + {head} % {table}_heads * {table}_head"
+        at = f"{row}.to(tl.int64)" if self.layout.wide else row
+        return f"{table} + {of_head} + {at}[:, None] * {table}_row + {self.lane(table)}[None, :]"
+
     def sides(self, size: int) -> str:
         """The sides of a sum whose rows have this size, or are single numbers."""
         return f"{self.layout.height}, {padded(size, self.dots)}" if size else str(self.layout.height)
@@ -150,6 +160,7 @@ class Text:
         named = ["item_count", "rows", "columns"]
         named += ["windows", "pattern_head", "part_head"] if self.layout.stacked else []
         named += [f"{table}_{kind}" for table in tables for kind in ("head", "row")]
+        named += [f"{table}_{kind}" for table in tables if table in self.layout.apart for kind in ("batch", "heads")]
         others = (*self.vectors, *self.less.values(), *self.shared, *self.targets())
         return named + [f"{name}_head" for name in others]
 

@@ -7,13 +7,13 @@ In: a function that users call. Out: the same function, which Dynamo does not lo
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from sparsetc.errors import OutOfMemoryError, PlanError, SparsetcError
 from sparsetc.support.lru import Lock
@@ -27,7 +27,7 @@ OPAQUE = (
 )
 """Why Dynamo stops here, for its own messages."""
 
-# Importing Dynamo takes a second, so it is asked only where it runs: to leave alone whatever the function calls.
+# Asked only where Dynamo looks at what runs, to leave alone whatever the function calls: importing it takes a second.
 _unseen = cache(torch.compiler.disable)
 
 
@@ -38,7 +38,7 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
         # Dynamo cannot break a graph within try, so it leaves this frame as it is.
         try:
-            if "torch._dynamo" in sys.modules:
+            if get_eval_frame_callback() is not None or exporting():
                 return _unseen(function)(*args, **kwargs)
             return function(*args, **kwargs)
         except (MemoryError, RuntimeError) as error:

@@ -189,11 +189,13 @@ def test_transforms_and_bfloat16_go_in_three_steps(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
-@pytest.mark.parametrize("scattered_entries", ["scattered", "near"])
+@pytest.mark.parametrize("scattered_entries", ["scattered", "near", "near with edges"])
 def test_graph_attention(scattered_entries: str, kind: str, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     dropout = 0.3 if scattered_entries == "near" else 0.0
-    layer, x = getattr(stc.nn, kind)(6, 5, heads=3, dropout=dropout), (torch.randn(40, 6), torch.randn(30, 6))
+    edge_dim = 1 if "edges" in scattered_entries else None
+    layer = getattr(stc.nn, kind)(6, 5, heads=3, dropout=dropout, edge_dim=edge_dim)
+    x = torch.randn(40, 6), torch.randn(30, 6)
     graph = stc.SparseTensor.from_dense(scattered(30, 40, 0.1).float())
     with stc.options(backend="torch"), torch.random.fork_rng():
         expected = layer(graph, x)

@@ -106,7 +106,9 @@ def kernels_of(body: Body, pairs: Pairs, tensors: list[torch.Tensor], of_lse: bo
     saved |= {"lse": sums, "delta": sums} if body.softmax else {}
     saved |= {"g_lse": sums} if of_lse else {}
     named = dict(zip(body.inputs, tensors, strict=True))
-    return [found.result, *found.of_gradients({**named, **saved}, body.inputs)[0]]
+    kernels = [found.result, *found.of_gradients({**named, **saved}, [True] * len(tensors))[0]]
+    assert all(isinstance(kernel, WalkKernel) for kernel in kernels)
+    return kernels  # type: ignore[return-value]
 
 
 # -- forms of attention -----------------------------------------------------------------------------------------------
@@ -135,6 +137,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "entries-by-batch-scattered": {"pattern": sparse_of(2, 1, 40, 90, share=0.1), "biased": (), "fewer": 2},
     "entries-by-both": {"pattern": sparse_of(2, 4, 40, 90), "dropout_p": 0.1, "is_causal": True},
     "everything": {"pattern": None},
+    "heads-behind-rows": {"pattern": SMALL, "behind": True},
     "scores": {"pattern": SMALL, "bias": lambda s, b, h, i, j: torch.tanh(s) * 3 + (j - i) * 0.1 + h - b, "fewer": 2},
 }
 """Arguments of attention of 40 queries and 90 keys, 2 batches and 4 heads."""
@@ -144,6 +147,7 @@ def form_of_attention(name: str, device: torch.device) -> Callable[[], list[torc
     """Return a function that gives the results and all gradients of a form, of the same random numbers at each call."""
     form = {"enable_gqa": True} | FORMS[name]
     given, fewer, biased = form.pop("pattern"), form.pop("fewer", 4), form.pop("biased", None)
+    behind = form.pop("behind", False)
     g = torch.Generator().manual_seed(1)
     sizes = [(2, 4, 40, 16), (2, fewer, 90, 16), (2, fewer, 90, 12)]
     sizes += [] if biased is None else [(*biased, given.nnz)]
@@ -152,8 +156,13 @@ def form_of_attention(name: str, device: torch.device) -> Callable[[], list[torc
 
     def both() -> list[torch.Tensor]:
         torch.manual_seed(0)
-        found = stc.attention(*inputs[:3], given, **form | ({"bias": inputs[3]} if len(inputs) > 3 else {}))
+        of_heads = inputs[:3]
+        if behind:  # as layers give them
+            of_heads = [one.transpose(1, 2).contiguous().transpose(1, 2) for one in of_heads]
+        found = stc.attention(*of_heads, given, **form | ({"bias": inputs[3]} if len(inputs) > 3 else {}))
         results = [*found] if isinstance(found, tuple) else [found]
+        if behind:
+            results = [one.transpose(1, 2).flatten(2) for one in results]
         total = torch.zeros((), device=device)
         for result in results:
             weights = torch.linspace(-1, 1, result.numel(), device=device).view_as(result)

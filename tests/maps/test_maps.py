@@ -19,6 +19,7 @@ import sparsetc as stc
 from sparsetc import masks
 from sparsetc.maps.body import Body
 from sparsetc.maps.elementwise import INPUT, Builder, Elementwise, Ref
+from sparsetc.maps.fused import Task
 from sparsetc.maps.kernel import WalkKernel
 from sparsetc.maps.pairs import APART, Pairs
 from sparsetc.maps.row_tiles import RowTiles, gathered, of_pattern, of_tiles
@@ -238,17 +239,36 @@ def bodies() -> dict[str, list[WalkKernel]]:
     by_head = pairs_of(stc.SparseTensor.from_dense(meets.float()), (4,), (100, 100), CPU, causal=False)
     grouped = Pairs(SMALL, (100, 100), CPU)
     fewer = [half[0], *(t[:2] for t in half[1:])]
+    behind = [t.view(2, 50, 4, 64).transpose(1, 2) for t in half]
     poisson = Body({"m": ("a", "b")}, {"x": "entries"}, lambda m, x: m - x * torch.log(m))
     entries = pairs_of(stc.SparseTensor.from_dense(meets[0].float()), (), (100, 100), CPU, causal=False)
     whole = [torch.empty(1, 100, 32), torch.empty(1, 100, 32), torch.empty(1, entries.given.nnz)]  # type: ignore[union-attr]
     return {
         "by head, dropout, log-sums": kernels_of(_body(0.3, False, 0.2), by_head, half, of_lse=True),
+        "heads behind rows, dropout": kernels_of(_body(0.3, False, 0.2), Pairs(SMALL, (50, 50), CPU), behind),
         "grouped, dropout": kernels_of(_body(0.3, False, 0.2), grouped, fewer),
         "poisson": kernels_of(poisson, entries, whole),
         "stored": kernels_of(replace(poisson, stored=True), entries, whole),
         "inner, dropout": kernels_of(_gat2(0.2, 0.3), entries, [t.half() for t in (*whole[:2], torch.empty(1, 32))]),
         "inner": kernels_of(_gat2(0.2), entries, [*whole[:2], torch.empty(1, 32)]),
     }
+
+
+COPIED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
+    "one after another": (lambda x: x, False),
+    "behind rows": (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), False),
+    "some of each batch": (lambda x: x[:, 1:], False),
+    "in three groups": (lambda x: x.unflatten(1, (2, 2)).transpose(0, 2), True),
+    "with elements apart": (lambda x: x.mT.contiguous().mT, True),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_kernels_read_heads_where_they_lie(name: str) -> None:
+    lay, copied = COPIED[name]
+    q = lay(torch.empty(2, 4, 50, 16))
+    found = Task(_body(0.3, False), Pairs(SMALL, (50, 50), CPU), "highest", None, "attention").kernels([q, q, q])
+    assert found.copied == [copied] * 3
 
 
 @compiles
