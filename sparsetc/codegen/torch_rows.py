@@ -276,9 +276,9 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
 
     def begin(at: Tensor) -> tuple[Tensor, Tensor]:
         """Where the fibers and the nonzeros of items begin."""
-        first = begins = pointers.index_select(0, at).long()
+        first = begins = pointers[at].long()
         for axis in view.loops[:-1]:
-            first = named[f"{axis.name}_ptr"].index_select(0, first).long()
+            first = named[f"{axis.name}_ptr"][first].long()
         if all(axis.level != LANE for axis in view.loops):
             begins = torch.zeros_like(begins)
         return begins, view.values.begins(named, first)
