@@ -42,6 +42,7 @@ _modules: OrderedDict[Path, tuple[ModuleType, Path, Ints | None]] = OrderedDict(
 _lock = Lock()
 
 
+@lru_cache(maxsize=MAX_MODULES)
 def path_of(source: str, directory: Path, name: str) -> Path:
     """Return the path of a source: ``<name>_<digest of the text>.py``."""
     digest = hashlib.sha256(source.encode()).hexdigest()[: files.DIGITS]

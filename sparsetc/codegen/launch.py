@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import accumulate, starmap
 from math import prod
@@ -138,24 +138,7 @@ class Programs:
 
     def text_for(self, machine: str) -> str:
         """Return the module that runs on a machine."""
-        sums = accumulator(self.dtype)
-        if self.backend != "triton":
-            text = header(self.programs, self.backend, self.about)
-            if self.backend == "numba":
-                return numba_source.module_source(self.programs, text)
-            return torch_source.module_source(self.programs, text, sums == torch.int64)
-        from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
-
-        if find_spec("triton") is None:
-            raise PlanError(
-                'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
-                'take backend="torch"'
-            )
-        for program in self.programs:
-            check_sizes(program)
-        programs = tuple([_ported(program, machine) for program in self.programs])
-        named, text = f"tl.{str(sums).removeprefix('torch.')}", header(programs, "triton", self.about)
-        return module_source(programs, named, sums != self.dtype, text, self.fused, popcount=machine == "cuda")
+        return _text(self.programs, self.dtype, self.backend, self.about, self.fused, machine)
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
         """Bind the programs to these tensors. Return a function that adds every part to an output.
@@ -278,6 +261,36 @@ class Programs:
         made_types = {"rounded": torch.bfloat16} | dict.fromkeys(HALVES[:2], torch.float16)
         types += [made_types.get(made, self.dtype) for _, made in tables]
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
+
+
+@lru_cache(maxsize=256)
+def _text(
+    programs: tuple[TileProgram, ...],
+    dtype: torch.dtype,
+    backend: str,
+    about: tuple[str, ...],
+    fused: bool,
+    machine: str,
+) -> str:
+    """Return the module of programs for a machine."""
+    sums = accumulator(dtype)
+    if backend != "triton":
+        text = header(programs, backend, about)
+        if backend == "numba":
+            return numba_source.module_source(programs, text)
+        return torch_source.module_source(programs, text, sums == torch.int64)
+    from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
+
+    if find_spec("triton") is None:
+        raise PlanError(
+            'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
+            'take backend="torch"'
+        )
+    for program in programs:
+        check_sizes(program)
+    ported = tuple([_ported(program, machine) for program in programs])
+    named, text = f"tl.{str(sums).removeprefix('torch.')}", header(ported, "triton", about)
+    return module_source(ported, named, sums != dtype, text, fused, popcount=machine == "cuda")
 
 
 def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:

@@ -101,7 +101,8 @@ def bind(
 
 
 def _flat(tensor: Any) -> np.ndarray[Any, Any]:
-    return tensor.numpy(force=True).reshape(-1)  # type: ignore[no-any-return]
+    array = tensor if isinstance(tensor, np.ndarray) else tensor.numpy(force=True)
+    return array.reshape(-1)
 
 
 class _Part:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -349,7 +348,6 @@ CALLS = re.compile(r"\b((?:load|zeros)(?:16|8|4|2)?|store|add_up|expand|prefetch
 """Functions of `runtime.vectors` that generated loops call."""
 
 
-@lru_cache(maxsize=256)
 def module_source(programs: tuple[TileProgram, ...], header: str) -> str:
     """Return the whole file: header, and one function a part."""
     body = "\n\n\n".join("\n".join(function(p)) for p in programs)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from string import ascii_letters
 from typing import Any
 
@@ -222,7 +221,6 @@ CALLS = "add_rows bag bags dots expanded integer_einsum matmul_precision multipl
 """Names in `runtime.calls` that generated programs may call."""
 
 
-@lru_cache(maxsize=256)
 def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool = False) -> str:
     """The whole file: header and one function a part; `integers` says of what type the operands are."""
     functions = ["\n".join(p.lines(integers) if p.covers else function(p, integers)) for p in programs]

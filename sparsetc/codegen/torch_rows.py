@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from sparsetc.codegen import Lines
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
@@ -267,19 +268,28 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
         return [(n, n + 1, 0, 0, at, min(at + size, stored)) for n, at in enumerate(range(0, stored, size))]
     # where the fibers, tiles or pairs of each item begin, 0s where it has none, and where its stored nonzeros do
     named = arrays.named(program)
-    first = begins = named[program.arrays[0]].long()
-    for axis in view.loops[:-1]:
-        first = named[f"{axis.name}_ptr"].long()[first]
-    if all(axis.level != LANE for axis in view.loops):
-        begins = torch.zeros_like(begins)
-    first = view.values.begins(named, first)
-    weight = first * per[LEAF] + begins * per[LANE]
-    weight = weight - weight[0]
-    at = begins.new_tensor([0, items])
-    if (total := int(weight[-1])) > most:
-        limits = torch.arange(most, total, most, device=weight.device)
-        at = torch.unique(torch.cat([at, torch.searchsorted(weight, limits).clamp(1, items)]))
-    known = zip(*(each.tolist() for each in (at, begins[at], first[at])), strict=True)
+    pointers = named[program.arrays[0]]
+
+    def begin(at: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the fibers and the nonzeros of items begin."""
+        first = begins = pointers[at].long()
+        for axis in view.loops[:-1]:
+            first = named[f"{axis.name}_ptr"][first].long()
+        if all(axis.level != LANE for axis in view.loops):
+            begins = torch.zeros_like(begins)
+        return begins, view.values.begins(named, first)
+
+    def weight(begins: Any, first: Any) -> Any:
+        return first * per[LEAF] + begins * per[LANE]
+
+    at = torch.tensor([0, items], device=pointers.device)
+    known = [*zip(*(each.tolist() for each in (at, *begin(at))), strict=True)]
+    least, greatest = (weight(begins, first) for _, begins, first in known)
+    if greatest - least > most:
+        every = weight(*begin(torch.arange(items + 1, device=pointers.device)))
+        limits = torch.arange(least + most, greatest, most, device=pointers.device)
+        at = torch.unique(torch.cat([at, torch.searchsorted(every, limits).clamp(1, items)]))
+        known = [*zip(*(each.tolist() for each in (at, *begin(at))), strict=True)]
     return [(i0, i1, b0, b1, n0, n1) for (i0, b0, n0), (i1, b1, n1) in pairwise(known)]
 
 

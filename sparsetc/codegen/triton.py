@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 from textwrap import wrap
 from typing import Any
@@ -316,7 +315,6 @@ def splitting(p: ir.TileProgram, s: ir.Gather) -> list[str]:
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
 def module_source(
     programs: tuple[ir.TileProgram, ...], sums: str, widen: bool, header: str, fused: bool, popcount: bool = False
 ) -> str:

@@ -179,6 +179,11 @@ class Contraction:
             return None
         return self.leaf.packed(values[0], pull.value if pull.of_values else None)  # type: ignore[no-any-return]
 
+    def on_arrays(self, packed: Values) -> Callable[[Any], Any] | None:
+        """Return the contraction with these values as a function of ndarrays; None where it is more than a `Step`."""
+        more = self.pull.steps or self._pushes or self._holds or self.sums or self.sparse
+        return None if more or not isinstance(self.leaf, Step) else self.leaf.on_arrays(packed)
+
     def result(
         self,
         patterns: Patterns,

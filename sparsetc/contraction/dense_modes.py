@@ -308,17 +308,21 @@ def _pattern(
     pattern = first.cache.get(key)
     if pattern is None:
         with lasting():
-            most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
-            numbers = _meeting(sparse, terms, most) if others else [_taking_part(sparse[0], terms[0])]
+            numbers: Sequence[Tensor | None] | None
+            if others:
+                most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
+                numbers = _meeting(sparse, terms, most)
+            else:
+                numbers = [_taking_part(sparse[0], terms[0])]
             if numbers is None:
                 return None
             patterns = (first, *others)
-            lines = list(numbers)
             sizes = [x.nnz for x in sparse]
+            lines = [torch.arange(sizes[0], device=first.device) if n is None else n for n in numbers]
             for letter in letters:
                 n = next(n for n, t in enumerate(terms) if letter in t)
                 mode = terms[n].index(letter)
-                lines.append(patterns[n].coords[mode].index_select(0, numbers[n]))
+                lines.append(crd.picked(patterns[n].coords[mode], numbers[n]))
                 sizes.append(patterns[n].shape[mode])
             pattern = Pattern(torch.stack(lines), tuple(sizes), True)
             pattern.ones = True
@@ -331,12 +335,12 @@ def _is_empty(x: SparseTensor) -> bool:
     return 0 in x._values.shape[1:]
 
 
-def _taking_part(x: SparseTensor, letters: Names) -> Tensor:
-    """Return (n,) ascending numbers of entries on the diagonal of repeated letters; none for empty entries."""
-    if _is_empty(x):
-        return torch.arange(0, device=x.device)
-    numbers = crd.on_diagonal(letters, x.coords)
-    return torch.arange(x.nnz, device=x.device) if numbers is None else numbers
+def _taking_part(x: SparseTensor, letters: Names) -> Tensor | None:
+    """Return (n,) ascending numbers of entries on the diagonal of repeated letters; none for empty entries.
+
+    None for all entries.
+    """
+    return torch.arange(0, device=x.device) if _is_empty(x) else crd.on_diagonal(letters, x.coords)
 
 
 def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Names], most: int) -> list[Tensor] | None:

@@ -7,7 +7,7 @@ file, the PTX, the explanation. A call checks shapes, allocates its result, laun
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -63,6 +63,7 @@ class Kernel(Inspectable):
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
+        self._held: tuple[Values | None, Callable[[Any], Any] | None] = None, None
         self._versions: tuple[int | None, ...] = ()
         self._settled = True
         self._pack()
@@ -91,6 +92,13 @@ class Kernel(Inspectable):
                     break
         return self._packed
 
+    def _on_arrays(self) -> Callable[[Any], Any] | None:
+        """Return the kernel with its current values as `Contraction.on_arrays` gives it; None if it is more."""
+        packed = self._packed_now()
+        if self._held[0] is not packed:
+            self._held = packed, None if packed is None else self.contraction.on_arrays(packed)
+        return self._held[1]
+
     # -- calls ------------------------------------------------------------------------------------------------------
     def __call__(self, *dense: Tensor, values: NewValues | None = None) -> Result:
         """Run.
@@ -118,7 +126,8 @@ class Kernel(Inspectable):
     def as_linear_operator(self) -> Any:
         """Scipy's `LinearOperator` of the kernel as a map of its one dense operand, for scipy's solvers.
 
-        Vectors are the dense operand and the result in row-major order, as ndarrays on the host.
+        Vectors are the dense operand and the result in row-major order, as ndarrays on the host. A solver calls it
+        often, so on a CPU it runs as native loops where numba is installed, unless another backend is asked for.
 
         Raises:
             EquationError: a kernel of another number of dense operands than one.
@@ -135,18 +144,25 @@ class Kernel(Inspectable):
             raise ImportError('as_linear_operator needs scipy: pip install "sparsetc[io]"') from error
         bound = self.contraction.bound
         about = torch.empty(0, dtype=self.contraction.dtype, device=self.contraction.device)
+        kernel = self
+        if self.contraction.settings.effective_native(about.device) == "price":
+            kernel = Kernel(self.contraction.instead("native", backend="numba"), self.operands)
         if len(bound.dense_shapes) != 1:
             raise EquationError(f'"{self.equation}" has {len(bound.dense_shapes)} dense operands, and no one to map')
-        (shape,), of_result = bound.dense_shapes, bound.output_shape
+        (shape,), of_result, kind = bound.dense_shapes, bound.output_shape, about.cpu().numpy().dtype
 
         def called(given: Tensor) -> Tensor:
-            result = self(given)
+            result = kernel(given)
             return result if isinstance(result, Tensor) else result.to_dense()
 
         def copied(array: Any) -> Tensor:  # in a third of the time of torch.tensor, and of arrays that are read-only
             return torch.from_numpy(np.array(array)).to(about)
 
         def forward(vector: Any) -> Any:
+            on_arrays = kernel._on_arrays()
+            if on_arrays is not None:
+                plain = vector.dtype == kind and vector.flags.c_contiguous and vector.flags.writeable
+                return on_arrays(vector if plain else np.array(vector, kind))
             with torch.no_grad():
                 return called(copied(vector).reshape(shape)).reshape(-1).cpu().numpy()
 
@@ -160,7 +176,7 @@ class Kernel(Inspectable):
             above = copied(vector).reshape(of_result)
             return torch.autograd.grad(called(operand), operand, above)[0].reshape(-1).cpu().numpy()
 
-        sizes, kind = (prod(of_result), prod(shape)), about.cpu().numpy().dtype
+        sizes = prod(of_result), prod(shape)
         columns = None if self.contraction.sparse else of_columns
         return LinearOperator(sizes, matvec=forward, rmatvec=backward, matmat=columns, dtype=kind)
 

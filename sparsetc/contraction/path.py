@@ -78,25 +78,31 @@ def in_steps(request: Request) -> Path | Choice | None:
         return None
     if settings.effective_native(x.device) != "none":
         backend = "numba"
-    choice = None
-    if backend != "torch" and not (asked or x.dense_order):
+
+    def steps(one_pass: Choice | None = None) -> Choice | None:
+        """Return the order of steps that are faster than one pass, as a plan without parts; None if there are none."""
+        search = Search(
+            bound,
+            order=x.sparse_order,
+            fibers=Counts(x.coords, x.pattern.shape, x.pattern.counts, x.pattern.cache).distinct,
+            nnz=x.nnz,
+            laws=profile_of(x.device, settings, backend).laws,
+            itemsize=x.dtype.itemsize,
+            limit=settings.memory_on(x.device),
+            sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
+        )
+        picked = search.picked(asked, sum(one_pass.seconds) if one_pass else None)
+        return picked and Choice(replace(STEPS, reason=picked[0], path=picked[1]))
+
+    if backend == "torch" or asked or x.dense_order:
+        choice = steps()
+    else:
         problem = problem_of(request)
         with in_place(settings, x.device):
-            choice = choose(wanted, problem, request.repeated and settings.effective_tune()[0] == "model")
-    search = Search(
-        bound,
-        order=x.sparse_order,
-        fibers=Counts(x.coords, x.pattern.shape, x.pattern.counts, x.pattern.cache).distinct,
-        nnz=x.nnz,
-        laws=profile_of(x.device, settings, backend).laws,
-        itemsize=x.dtype.itemsize,
-        limit=settings.memory_on(x.device),
-        sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
-    )
-    picked = search.picked(asked, sum(choice.seconds) if choice else None)
-    if picked is not None:
-        reason, order = picked
-        return Path(request, False, order, reason)
+            recurs = request.repeated and settings.effective_tune()[0] == "model"
+            choice = choose(wanted, problem, recurs, steps)
+    if choice is not None and choice.plan.path:
+        return Path(request, False, choice.plan.path, choice.plan.reason)
     if asked:
         raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": no steps fit the memory limit')
     return choice

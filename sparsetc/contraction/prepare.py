@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,6 +75,9 @@ class Preparation:
         Raises:
             OutOfMemoryError: the result would pass the memory limit.
         """
+        vars(self).update(request.once("preparation", lambda: self._facts(request)))
+
+    def _facts(self, request: Request) -> dict[str, Any]:
         (x,) = request.sparse
         bound = request.bound
         settings = request.settings
@@ -90,6 +94,7 @@ class Preparation:
         counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
         rows, sparse = self.output.rows, self.output.sparse
         self.problem = Problem.of(bound, rows, sparse, x, counts, backend, settings)
+        return dict(vars(self))
 
     def prepare(self, plan: Plan) -> Prepared:
         """Deal and pack the nonzeros, lower each part, and generate its program.
@@ -347,6 +352,8 @@ class Preparation:
             return None
         if not sparse and sum(p.nnz for p in storing) < count // 2:
             return None
+        if not sparse and not adding and self.problem.counts.distinct(self.problem.kept) == count:
+            return torch.empty(0, dtype=torch.long, device=self.device)
         reached = torch.zeros(count, dtype=torch.bool, device=self.device)
         for packed in adding if sparse else storing:  # every row of a sparse result has a nonzero
             reached.index_fill_(0, self._rows_of_part(packed), True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from sparsetc.support import Ints
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+T = TypeVar("T")
 Change = Callable[..., Tensor]
 Take = tuple[Ints, Change | None]
 """The operands before that an operand follows from, and how; None where it is that one, of none if it is of ones."""
@@ -48,6 +50,13 @@ class Request:
     cut: bool = False
     in_blocks: bool = False
     written: Einsum | None = None
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return what a function makes of the request, made once a name."""
+        kept = vars(self)
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]  # type: ignore[no-any-return]
 
     @property
     def sparse(self) -> list[SparseTensor]:

@@ -165,12 +165,16 @@ RULES = (broadcast, dense_modes.blocks, dense_modes.entries, coordinates, produc
 
 
 def rewrites_of(r: Request) -> tuple[list[Rewrite], Request]:
-    """Return the rewrites of an einsum, outermost first, and the einsum that they lead to.
+    """Return the rewrites of an einsum, outermost first, and the einsum that they lead to; found once a request.
 
     Raises:
         EquationError: the einsum needs more letters than there are.
         OutOfMemoryError: the pairs of blocks that would be multiplied take too much memory.
     """
+    return r.once("rewrites", lambda: _rewritten(r))
+
+
+def _rewritten(r: Request) -> tuple[list[Rewrite], Request]:
     rewrites, r = list[Rewrite](), replace(r, written=r.bound.einsum)
     for rule in RULES:
         while (rewrite := rule(r)) is not None:

@@ -283,9 +283,13 @@ FACTOR = 1e9
 def path_of(device: str, what: str = "profiles", form: str = "json") -> Path | None:
     """Return where a record of a device of that name lies, in the cache directory in force; None without one."""
     directory = files.cache_folder(current().cache_dir)
-    return None if directory is None else directory / what / f"{slug(device)}.{form}"
+    return None if directory is None else _record(directory, what, f"{slug(device)}.{form}")
 
 
+_record = lru_cache(maxsize=64)(Path)
+
+
+@lru_cache(maxsize=64)
 def slug(device: str) -> str:
     """Return the name of a device as a file's: small letters and digits, and hyphens for all else."""
     return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")

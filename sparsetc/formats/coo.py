@@ -82,6 +82,9 @@ class Coo:
 def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Yield runs of rows; also runs of rows and one more mode if such runs fill work items of their own."""
     yield coo(problem, counts)
+    few = problem.native != "none" and problem.rest and counts.nnz < SHORT * counts.distinct(problem.kept)
+    if few and counts.longest(problem.kept) <= LONGEST:
+        yield _runs(problem, counts, (), schedule_of(problem, blocks=False), 0)
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
         in_halves = replace(problem, precisions=(F16X3,))
         if len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slabs:  # one dot of two tables
@@ -129,6 +132,12 @@ def _runs(problem: Problem, counts: Counts, shared: Ints, schedule: Schedule, mo
     return single("coo", storage, schedule, expected)
 
 
+SHORT = 8
+"""Nonzeros a row, on average, below which native loops add each to its row: a processor guesses the end of one row in
+two wrong, which takes as long as ten additions (TTV, 300 to 400 K nonzeros: 800, 1150, 900 us by rows, 480, 530, 520
+so)..."""
+LONGEST = 1 << 13
+"""...and nonzeros of the longest row up to which sums that are kept in memory are exact enough."""
 NARROW, FEWEST = 64, 4
 """Least columns of a dot when blocks are halved, and least entries when rows are cut, to give a GPU enough programs."""
 MORE = 4

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -208,7 +209,7 @@ def pack(
         raise PlanError(fault)
     pack_part, start = get_format(format).pack, time.perf_counter()
     packed = pack_part(coords, tuple(shape), storage, **given_to(pack_part, cache))
-    packed.view.verify()
+    _verify(packed.view)
     if packed.view.order != coords.shape[0]:
         raise FormatError(f"format {format!r} walks {packed.view.order} modes of {coords.shape[0]}")
     missing = set(packed.view.arrays) - set(packed.arrays) - {"values"}
@@ -220,6 +221,9 @@ def pack(
             raise FormatError(f"format {format!r} gave no nonzero that stands for each {level}, which shares modes")
     log_since(start, logging.DEBUG, "packed %d nonzeros as %s, %d bytes", packed.nnz, format, packed.nbytes)
     return packed
+
+
+_verify = lru_cache(maxsize=256)(Nest.verify)
 
 
 def index_dtype(largest: int) -> torch.dtype:

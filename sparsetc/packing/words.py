@@ -44,7 +44,10 @@ class Nonzeros:
         """Return all nonzeros, sorted by their modes in another order."""
         if modes == tuple(range(len(shape))):
             return cls(coords, shape)
-        return cls(coords, shape, crd.lexsort(*crd.of_modes(coords, shape, modes)))
+        rows, sizes = crd.of_modes(coords, shape, modes)
+        if crd.likely_sorted(rows[0]) and crd.is_sorted_unique(crd.sort_keys(rows, sizes)):
+            return cls(coords, shape)
+        return cls(coords, shape, crd.lexsort(rows, sizes))
 
     def __getitem__(self, mode: int) -> Tensor:
         row = self.coords[mode]

@@ -3,8 +3,8 @@
 In: a `Problem`, and a function that chooses a plan for it by all that can be counted. Out: a `Choice`. Patterns are of
 one kind where the einsum and the dense sizes are the same, sizes and counts of nonzeros and of rows within two fifths,
 the longest row within a factor of two, and as many nonzeros have a neighbour. A choice is repeated where several
-patterns in turn took the same plan; one in `AGAIN` is counted in full, so that a kind follows what its patterns are
-like.
+patterns in turn took the same plan; one in `AGAIN`, later one in `SELDOM`, is counted in full, so that a kind follows
+what its patterns are like.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from sparsetc.support.lru import Lru
 AGREED = 3
 """Choices one after the other that must be of one plan before it is repeated."""
 AGAIN = 16
-"""Patterns of a kind of which one is counted in full."""
+"""Patterns of a kind of which one is counted in full; twice as many after each time that it took the same plan..."""
+SELDOM = 256
+"""...up to so many."""
 STEPS = 2
 """Steps to a factor of two in which sizes and counts are rounded."""
 
@@ -54,7 +56,7 @@ def recurring(problem: Problem, choose: Callable[[], Choice]) -> Choice:
         return choose()
     key = _kind_of(problem)
     kind = kinds.get(key)
-    if kind and kind.agreed >= AGREED and kind.repeats < AGAIN - 1:
+    if kind and kind.repeats < _turns(kind.agreed):
         _keep(key, replace(kind, repeats=kind.repeats + 1))
         plan = kind.choice.plan
         return replace(kind.choice, plan=replace(plan, reason=f"as for the last patterns of its kind, {plan.reason}"))
@@ -64,6 +66,11 @@ def recurring(problem: Problem, choose: Callable[[], Choice]) -> Choice:
     return choice
 
 
+def _turns(agreed: int) -> int:
+    """Return how often a choice is repeated of which so many in turn were alike."""
+    return 0 if agreed < AGREED else min(AGAIN << agreed - AGREED, SELDOM) - 1
+
+
 def _keep(key: Hashable, kind: Kind) -> None:
     kinds.pop(key)
     kinds.put(key, kind)
@@ -71,7 +78,8 @@ def _keep(key: Hashable, kind: Kind) -> None:
 
 def _walks(choice: Choice) -> list[Any]:
     """Return what tells plans apart for a kind: the formats of their parts, and how each walks the modes."""
-    return [choice.plan.name, *((p.format, p.storage.levels, p.schedule.precision) for p in choice.plan.parts)]
+    plan = choice.plan
+    return [plan.name, plan.path, *((p.format, p.storage.levels, p.schedule.precision) for p in plan.parts)]
 
 
 def _kind_of(problem: Problem) -> Hashable:

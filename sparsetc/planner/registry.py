@@ -26,6 +26,7 @@ from sparsetc.support.names import check_free, check_identifier, check_label
 from sparsetc.tensor.pattern import clear_patterns
 
 MakePlan = Callable[[Problem, Counts], Candidate | None]
+Other = Callable[[Choice], Choice | None]
 F = TypeVar("F", bound=Callable[..., Format])
 M = TypeVar("M", bound=MakePlan)
 
@@ -234,7 +235,7 @@ def plan_of_derived(wanted: str | Plan) -> str | Plan:
 
 
 # -- the plan that an einsum takes ------------------------------------------------------------------------------------
-def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice:
+def choose(wanted: str | Plan, problem: Problem, recurs: bool = False, other: Other | None = None) -> Choice:
     """Choose the plan of one sparse operand: the given one if it has parts, else the cheapest that the request allows.
 
     That is the plan of its name, or for ``"auto"`` the cheapest that any method estimates; a method that the request
@@ -244,6 +245,7 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice
         wanted: a plan's name, a request or a plan.
         problem: what it is for.
         recurs: the pattern may be one of many that come and go, so that one choice does for all of a kind.
+        other: gives what is faster than the plan that was counted; None where nothing is.
 
     Raises:
         PlanError: there is no such plan or option, it does not apply, or it is for several sparse operands.
@@ -263,17 +265,23 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False) -> Choice
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
         return Choice(changed(suited(plan, problem), reason="given by the caller"))
     check_request(wanted)
-    return chosen(plan, problem, PLANS, recurs)
+    return chosen(plan, problem, PLANS, recurs, other)
 
 
-def chosen(request: Plan, problem: Any, methods: Mapping[str, Method], recurs: bool = False) -> Choice:
+def chosen(
+    request: Plan, problem: Any, methods: Mapping[str, Method], recurs: bool = False, other: Other | None = None
+) -> Choice:
     """Return the choice that a request stands for among methods, of a `Problem` or of a join's."""
     if request.name in methods:
         return choice_of([methods[request.name].requested(problem, request)], "asked for by name")
     first = methods.get(request.preferred)
     if first and (preferred := list(first.estimates(problem))):
         return choice_of(preferred, "preferred where it applies")
-    counted = partial(_counted, problem, methods)
+
+    def counted() -> Choice:
+        choice = _counted(problem, methods)
+        return (other and other(choice)) or choice
+
     return recurring(problem, counted) if recurs else counted()
 
 

@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -37,7 +38,7 @@ _AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 
 def default_directory() -> Path | None:
     """``$SPARSETC_CACHE_DIR``, else ``sparsetc`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; None without a home."""
-    return Path(chosen) if (chosen := os.environ.get("SPARSETC_CACHE_DIR")) else _standard()
+    return _path(chosen) if (chosen := os.environ.get("SPARSETC_CACHE_DIR")) else _standard()
 
 
 def cache_folder(directory: Path | None) -> Path | None:
@@ -52,10 +53,12 @@ def _standard() -> Path | None:
     """The place that the XDG base directory specification gives; a relative ``$XDG_CACHE_HOME`` is invalid there."""
     base = os.environ.get("XDG_CACHE_HOME")
     if base and os.path.isabs(base):
-        return Path(base) / "sparsetc"
-    with suppress(RuntimeError):  # neither HOME nor an entry in passwd
-        return Path.home() / ".cache" / "sparsetc"
-    return None
+        return _path(os.path.join(base, "sparsetc"))
+    home = os.path.expanduser("~")  # the same if there is neither HOME nor an entry in passwd
+    return None if home == "~" else _path(os.path.join(home, ".cache", "sparsetc"))
+
+
+_path = lru_cache(maxsize=64)(Path)  # to parse a path takes longer than to look for the folder's name
 
 
 # -- what is private ---------------------------------------------------------------------------------------------------

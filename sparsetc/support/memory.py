@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -47,8 +48,22 @@ def as_bytes(limit: Any) -> int:
     )
 
 
+SOON = 0.005
+"""Seconds for which a device's free memory is taken to stay as it was: a compilation asks for it several times, and the
+system's answer takes as long as a tenth of a small one."""
+_asked: dict[torch.device, tuple[float, int]] = {}
+"""The time of the last answer for each device, and the answer."""
+
+
 def available_memory(device: torch.device) -> int:
     """Return the bytes that a new tensor on ``device`` may take now; memory cached by torch counts as free."""
+    now, answer = time.monotonic(), _asked.get(device)
+    if answer is None or now - answer[0] > SOON:
+        answer = _asked[device] = now, _free(device)
+    return answer[1]
+
+
+def _free(device: torch.device) -> int:
     if device.type == "cuda":
         # As nested as torch keeps them: memory_reserved() flattens hundreds of counts each time.
         held = torch.cuda.memory_stats_as_nested_dict(device)
@@ -56,10 +71,10 @@ def available_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0]) + int(unused)
     try:
         # MemAvailable counts the page cache, which the kernel gives back; SC_AVPHYS_PAGES does not.
-        with open("/proc/meminfo", encoding="utf-8") as lines:
-            fields = dict([line.split(":", 1) for line in lines])
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
+        with open("/proc/meminfo", "rb") as lines:
+            line = next(line for line in lines if line.startswith(b"MemAvailable"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError, IndexError):
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 

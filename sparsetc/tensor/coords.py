@@ -137,6 +137,9 @@ def starts_of_runs(keys: Sequence[Tensor]) -> Tensor:
 
 def sorted_runs(keys: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(`order_of` the keys, `starts_of_runs` of them in that order)."""
+    if len(keys) == 1:
+        ascending, order = torch.sort(keys[0], stable=True)
+        return order, starts_of_runs([ascending])
     order = order_of(keys)
     return order, starts_of_runs([key[order] for key in keys])
 
@@ -158,6 +161,16 @@ def is_sorted_unique(keys: Sequence[Tensor]) -> bool:
     for key in reversed(keys[:-1]):
         rising = (key[1:] > key[:-1]) | ((key[1:] == key[:-1]) & rising)
     return bool(rising.all())
+
+
+FIRST = 64
+"""Coordinates of which some fall where not all of them ascend, most likely."""
+
+
+def likely_sorted(row: Tensor) -> bool:
+    """True if the first coordinates do not fall; one transfer from the device."""
+    first = row[:FIRST]
+    return not bool((first[1:] < first[:-1]).any())
 
 
 def order_of(keys: Sequence[Tensor]) -> Tensor:

@@ -55,14 +55,15 @@ def indexed(x: Any, keys: list[Any]) -> Any:
     axis = 1
     mode = 0
     kept: Tensor | None = None  # which of the entries that are left, in order
-    in_order = True
+    in_order, copied = True, False
     if isinstance(keys[0], slice) and keys[0].step not in (None, 1):
         indices = keys[0].indices(x.shape[0])
         if len(range(*indices)) <= x.nnz:
             keys[0] = torch.from_numpy(np.arange(*indices)).to(x.device)
     if isinstance(keys[0], Tensor):
-        kept, row = _runs(x._pattern, keys[0])
-        rows = [row]
+        coords, entries = _runs(x._pattern, keys[0])
+        values, copied = values.index_select(0, entries), True
+        rows = [coords[0]]
         shape = [keys[0].numel()]
         mode = 1
     else:
@@ -83,8 +84,8 @@ def indexed(x: Any, keys: list[Any]) -> Any:
         else:
             row, n = crd.picked(coords[mode], kept), size
             if isinstance(key, Tensor):
-                kept, row, n = _selected(kept, row, key, size, rows)
-                in_order = False
+                which, row = _selected(row, key, size, rows, shape if in_order else None)
+                kept, n = which if kept is None else crd.picked(kept, which), key.numel()
             elif key != slice(None):
                 inside, row, n = _sliced(row, key, size, mode == 0)
                 in_order &= isinstance(key, int) or key.step is None or key.step > 0
@@ -96,10 +97,12 @@ def indexed(x: Any, keys: list[Any]) -> Any:
                 rows.append(row)
                 shape.append(n)
         mode += 1
-    values = values.clone() if kept is None else values.index_select(0, kept)
+    if kept is not None or not copied:
+        values = values.clone() if kept is None else values.index_select(0, kept)
     if not rows:
         return values.sum(0, dtype=values.dtype)  # of one, or of none
-    taken = torch.stack(rows)
+    whole = copied and all(isinstance(key, slice) and key == slice(None) for key in keys[1:])
+    taken = coords if whole else torch.stack(rows)
     if in_order:
         pattern, order = Pattern(taken, tuple(shape), True), None
     else:
@@ -209,52 +212,85 @@ def _sliced(row: Tensor, key: Any, size: int, within: bool) -> tuple[Tensor | No
 
 @entry_point
 def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the entries at indexed rows of the first mode, in the index's order, and their places in it."""
-    row, size = pattern.coords[0], pattern.shape[0]
+    """Return (order, n) coordinates of the entries at indexed rows, the first of them places in the index; and their
+    numbers.
+    """
+    coords, size = pattern.coords, pattern.shape[0]
+    row = coords[0]
     if size > SEARCHED * index.numel():
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
-        return _enumerated(torch.arange(index.numel(), device=row.device), first, end - first)
+        return _enumerated(torch.arange(index.numel(), device=row.device), first, end - first, coords)
     begins = pattern._once("begins", lambda: torch.searchsorted(row, torch.arange(size + 1, device=row.device)))
-    return _enumerated(index, begins[:-1], begins.diff())
+    return _enumerated(index, begins[:-1], begins.diff(), coords)
 
 
-def _enumerated(kinds: Tensor, first: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the numbers of runs, one after another, and the run that each belongs to.
+def _enumerated(kinds: Tensor, first: Tensor, times: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coordinates of the entries of runs, one run after another, and the entries' numbers.
 
     Args:
         kinds: (runs,) the kind of each run.
-        first: (kinds,) the first number of a run.
-        times: (kinds,) how many numbers it has.
+        first: (kinds,) the first entry of a run.
+        times: (kinds,) how many entries it has.
+        coords: (order, entries), of which the first mode is not read: in its place is the number of an entry's run.
     """
     lengths = times.index_select(0, kinds)
     count = int(lengths.sum())
     if enumerate_runs := native(loops.runs, kinds.device, kinds.numel() + count):
-        numbers, position = room(kinds.device, kinds.dtype, 2, count)
-        enumerate_runs(kinds, first, times, numbers, position)
-        return numbers, position
-    position, number = crd.in_runs(lengths)
-    return first.index_select(0, kinds).index_select(0, position).add_(number), position
+        taken = room(kinds.device, kinds.dtype, len(coords), count)
+        (entries,) = room(kinds.device, kinds.dtype, 1, count)
+        enumerate_runs(kinds, first, times, coords, taken, entries)
+        return taken, entries
+    run, number = crd.in_runs(lengths)
+    entries = first.index_select(0, kinds).index_select(0, run).add_(number)
+    return torch.stack([run, *(row.index_select(0, entries) for row in coords[1:])]), entries
 
 
 def _selected(
-    kept: Tensor | None, row: Tensor, index: Tensor, size: int, rows: list[Tensor]
-) -> tuple[Tensor, Tensor, int]:
-    """Return the entries at indexed positions of a mode, repeated as the index is, with coordinates `rows`."""
-    order = torch.sort(index, stable=True)
-    if size <= row.numel() + index.numel():
-        counts = torch.bincount(index, minlength=size)
-        number, which = _enumerated(row, torch.cumsum(counts, 0) - counts, counts)
+    row: Tensor, index: Tensor, size: int, rows: list[Tensor], shape: list[int] | None
+) -> tuple[Tensor | None, Tensor]:
+    """Return the entries at indexed positions of a mode, repeated as the index is, and their places in the index.
+
+    Args:
+        row: the coordinates of the mode.
+        index: (n,) positions.
+        size: of the mode.
+        rows: coordinates of the modes before it, which become those of the entries.
+        shape: sizes of `rows`, which ascend; entries are then in the order of `rows` and their places. None if `rows`
+            are in no order.
+
+    Returns:
+        (entries,) their numbers, None for all in the order given; (entries,) their places.
+    """
+    which: Tensor | None = None
+    counts = torch.bincount(index, minlength=size) if size <= row.numel() + index.numel() else None
+    if counts is not None and (not size or int(counts.max()) < 2):
+        places = torch.full_like(counts, -1).index_copy_(0, index, torch.arange(index.numel(), device=row.device))
+        place = places.index_select(0, row)
+        if index.numel() < size:
+            which = torch.nonzero(place >= 0).flatten()
+            place = place.index_select(0, which)
     else:
-        first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
-        number, which = _enumerated(torch.arange(row.numel(), device=row.device), first, last - first)
-    rows[:] = [r[which] for r in rows]
-    return which if kept is None else kept[which], order.indices[number], index.numel()
+        order = torch.sort(index, stable=True)
+        if counts is not None:
+            runs = row, torch.cumsum(counts, 0) - counts, counts
+        else:
+            first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
+            runs = torch.arange(row.numel(), device=row.device), first, last - first
+        (which,), number = _enumerated(*runs, row.unsqueeze(0))
+        place = order.indices.index_select(0, number)
+    rows[:] = [crd.picked(r, which) for r in rows]
+    if shape is None or crd.is_sorted_unique([index]):
+        return which, place
+    sorting = crd.lexsort([*rows, place], [*shape, index.numel()])  # `rows` stay as they are
+    return sorting if which is None else which.index_select(0, sorting), place.index_select(0, sorting)
 
 
 def _of_dense(values: Tensor, axis: int, key: Any, size: int) -> tuple[Tensor, int]:
     """Index one dense mode of values; return them and the axis of the next mode."""
     if isinstance(key, int):
         return values.select(axis, key), axis
+    if isinstance(key, slice) and key == slice(None):
+        return values, axis + 1
     if not isinstance(key, Tensor):
         key = torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)
     return values.index_select(axis, key), axis + 1

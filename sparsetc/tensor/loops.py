@@ -58,12 +58,16 @@ def meeting(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
     return n
 
 
-def runs(kinds: Numbers, first: Numbers, times: Numbers, entries: Numbers, position: Numbers) -> None:
-    """Write the numbers of runs of some kinds, run after run, and the run's own number beside each."""
+def runs(kinds: Numbers, first: Numbers, times: Numbers, coords: Any, taken: Any, entries: Numbers) -> None:
+    """Write the entries of runs of some kinds, run after run, and their coordinates; the first is the run's number."""
     n = 0
     for run in range(len(kinds)):
-        kind = kinds[run]
-        for entry in range(first[kind], first[kind] + times[kind]):
-            entries[n] = entry
-            position[n] = run
-            n += 1
+        begin = first[kinds[run]]
+        length = times[kinds[run]]
+        for at in range(length):
+            entries[n + at] = begin + at
+            taken[0, n + at] = run
+        for mode in range(1, len(coords)):
+            for at in range(length):
+                taken[mode, n + at] = coords[mode, begin + at]
+        n += length

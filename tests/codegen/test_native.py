@@ -347,3 +347,16 @@ def test_few_pairs_of_nonzeros_are_multiplied_one_by_one() -> None:
     assert "tasks a nonzero" not in str(torch_programs.explain())
     for kernel in (native, torch_programs):
         torch.testing.assert_close(kernel().to_dense(), x.to_dense() @ x.to_dense())
+
+
+def test_sums_of_few_nonzeros_are_added_one_by_one() -> None:
+    """Rows end so often that a processor guesses wrong; a long row is summed by itself, which is more exact."""
+    pytest.importorskip("numba")
+    ends, b = torch.arange(30_000), torch.rand(9)
+    coords = torch.stack([ends // 3 % 100, ends // 300, ends * 7 % 9])
+    short = stc.SparseTensor(coords, torch.rand(30_000), (100, 100, 9), coalesce=False).coalesce()
+    kernel = stc.compile("ijk,k->ij", short, b, output="sparse", backend="numba")
+    assert kernel.plan.parts[0].storage.item == ()
+    torch.testing.assert_close(kernel(b).to_dense(), short.to_dense() @ b)
+    long = stc.SparseTensor([ends.clamp(min=20_000) - 20_000, ends], torch.rand(30_000), (10_000, 30_000))
+    assert stc.compile("ij,j->i", long, torch.rand(30_000), backend="numba").plan.parts[0].storage.item != ()

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import scipy.sparse
 import torch
@@ -484,3 +485,23 @@ def test_a_linear_operator(dtype: torch.dtype) -> None:
     torch.testing.assert_close(torch.as_tensor(b.H @ w.numpy()), (dense.mH @ w.view(12, 2)).flatten())
     with pytest.raises(stc.EquationError, match="dense operands"):
         stc.compile("ij->i", x).as_linear_operator()
+
+
+def test_an_operator_follows_values_and_takes_any_array() -> None:
+    """Rows 2 and 5 have no nonzeros; with numba the operator calls native loops on the arrays themselves."""
+    pytest.importorskip("scipy")
+    dense = torch.randn(6, 4, dtype=torch.float64)
+    dense[[2, 5]] = 0
+    x = stc.SparseTensor.from_dense(dense)
+    operator, vector = x.as_linear_operator(), np.random.default_rng(0).random(8)
+    frozen = vector[:4].copy()
+    frozen.flags.writeable = False
+    for array in (vector[:4], vector[::2], frozen, vector[:4].astype(np.float32), np.arange(4)):
+        np.testing.assert_allclose(operator @ array, dense.numpy() @ array)
+    np.testing.assert_allclose(operator @ vector.reshape(4, 2), dense.numpy() @ vector.reshape(4, 2))
+    first = operator @ frozen
+    x.values.mul_(3)
+    np.testing.assert_allclose(operator @ frozen, 3 * dense.numpy() @ frozen)
+    np.testing.assert_allclose(first, dense.numpy() @ frozen)  # results are arrays of their own
+    by_torch = stc.compile("ij,j->i", x, torch.zeros(4, dtype=torch.float64), backend="torch")
+    np.testing.assert_allclose(by_torch.as_linear_operator() @ frozen, 3 * dense.numpy() @ frozen)

@@ -11,6 +11,7 @@ import torch
 from test_arithmetic import dense, sparse
 
 import sparsetc as stc
+from sparsetc.tensor.coords import is_sorted_unique
 
 SHAPES = {"nonzeros": (4, 6, 5), "dense modes": (4, 6, 5), "blocks": (4, 6)}
 
@@ -239,14 +240,28 @@ def test_rows_and_columns_of_long_and_short_modes(size: int) -> None:
     x = stc.SparseTensor(coords, torch.rand(coords.shape[1], generator=generator), (size, size))
     index = torch.randint(0, size, (90,), generator=generator)
     expected = x.to_dense()
+    mixed = torch.randperm(size, generator=generator)
+    y = stc.SparseTensor(torch.randint(0, 5, (3, 40), generator=generator), torch.rand(40), (5, 5, 5))
+    one_each, dense_y = torch.tensor([3, 0, 4]), y.to_dense()
     for found, wanted in (
         (x[index], expected[index]),
+        (x[mixed], expected[mixed]),
         (x[index, 1 : size - 1], expected[index, 1 : size - 1]),
         (x[:, index], expected[:, index]),
+        (x[:, mixed], expected[:, mixed]),
         (x[::3, index], expected[::3, index]),
         (x[index, ::2], expected[index, ::2]),
+        (y[:, one_each], dense_y[:, one_each]),
+        (y[:, one_each, None, :2], dense_y[:, one_each, None, :2]),
+        (y[:, :, one_each.repeat(2)], dense_y[:, :, one_each.repeat(2)]),
+        (y[1, one_each], dense_y[1, one_each]),
+        (y[:, 2, one_each], dense_y[:, 2, one_each]),
+        (y[:, one_each.repeat(2)], dense_y[:, one_each.repeat(2)]),
+        (y[::2][:, one_each], dense_y[::2][:, one_each]),
+        (y[::-1, one_each], dense_y.flip(0)[:, one_each]),
     ):
         assert found.is_coalesced
+        assert is_sorted_unique([*found.coords])
         assert torch.equal(found.to_dense(), wanted)
 
 

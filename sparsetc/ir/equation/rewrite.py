@@ -111,6 +111,8 @@ def _candidates(b: Bound) -> Iterator[Ints]:
 
 def _path_pairs(b: Bound, group: Ints) -> Iterator[Ints]:
     """The pairs of operands, not of intermediates, in the path that `opt_einsum` finds for a group."""
+    if len(group) < 3:  # which has one path
+        return
     import opt_einsum  # few einsums have products of dense operands alone
 
     e = b.einsum

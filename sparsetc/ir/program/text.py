@@ -7,7 +7,6 @@ docstring: what it computes, how the operand is stored, what a call costs. Who h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from sparsetc.ir.nest.coordinates import Readable
 from sparsetc.ir.nest.nest import ITEM, LEVELS, PAIRED, Nest
@@ -105,7 +104,6 @@ def _short(axis: str) -> str:
     return "" if "_" in axis else axis  # an axis that stands for no letter
 
 
-@lru_cache(maxsize=256)
 def header(programs: tuple[ir.TileProgram, ...], backend: str, about: tuple[str, ...] = ()) -> str:
     """Equation, operands, and each part's layout and cost.
 

@@ -237,6 +237,10 @@ class TileProgram:
     terms: tuple[Names, ...] = ()
     strides: Ints = ()
 
+    def __hash__(self) -> int:
+        """Of a few fields, since programs are looked up often, and those that agree in these are the same mostly."""
+        return hash((self.equation, self.number, self.format, self.axes, self.schedule))
+
     def axis(self, letter: str) -> DenseAxis:
         """The dense axis of a letter."""
         return self._axis[letter]
