@@ -73,11 +73,29 @@ def solve(
 
 class _Solve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, b: Tensor, pattern: Any, steps: Steps) -> Tensor:
-        solution = _conjugate_gradients(SparseTensor._make(pattern, values), b, steps)
-        ctx.save_for_backward(values, solution)
-        ctx.pattern, ctx.steps = pattern, steps
-        return solution
+    def forward(values: Tensor, b: Tensor, pattern: Any, steps: Steps) -> Tensor:  # type: ignore[override]
+        return _conjugate_gradients(SparseTensor._make(pattern, values), b, steps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, _, ctx.pattern, ctx.steps = inputs
+        ctx.save_for_backward(values, output)
+        ctx.save_for_forward(values, output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], values: Tensor, b: Tensor, *others: Any) -> tuple[Tensor, int]:
+        """Solve the systems of a batch one after the other, as each has a number of steps of its own."""
+        inputs = [
+            [tensor] * info.batch_size if dim is None else tensor.unbind(dim)
+            for tensor, dim in zip((values, b), in_dims, strict=False)
+        ]
+        return torch.stack([_Solve.apply(*each, *others) for each in zip(*inputs, strict=True)]), 0
+
+    @staticmethod
+    def jvp(ctx: Any, of_values: Tensor, of_b: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+        values, solution = ctx.saved_tensors
+        moved: Any = einsum("ij,jk->ik", SparseTensor._make(ctx.pattern, of_values), solution, output="dense")
+        return _Solve.apply(values, of_b - moved, ctx.pattern, ctx.steps)  # type: ignore[no-any-return, no-untyped-call]
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

@@ -38,6 +38,28 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(lambda v, b: stc.solve(x.with_values(v), b, tol=1e-14), (values, b))
 
 
+def test_transforms() -> None:
+    dense = positive_definite(torch.float64, 4)
+    x = stc.SparseTensor.from_dense(dense)
+    b = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    values = x.values
+
+    def ours(v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return stc.solve(x.with_values(v), b, tol=1e-14)
+
+    def theirs(v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(torch.zeros_like(dense).index_put(tuple(x.coords), v), b)
+
+    for call in (
+        lambda f: torch.func.vmap(f, (None, 0))(values, b),
+        lambda f: torch.func.vmap(f, (1, None))(torch.stack((values, 2 * values), 1), b[0]),
+        lambda f: torch.func.jvp(f, (values, b[0]), (values.sin(), b[1])),
+        lambda f: torch.func.jacrev(f)(values, b[0]),
+        lambda f: torch.func.vmap(torch.func.grad(lambda v, b: f(v, b).sin().sum()), (None, 0))(values, b),
+    ):
+        torch.testing.assert_close(call(ours), call(theirs))
+
+
 def test_columns_that_end_at_different_steps() -> None:
     """A column of zeros, one that is solved in a step, and one that is not; also of blocks and of float32."""
     dense = positive_definite(torch.float32)
