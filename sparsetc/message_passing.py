@@ -61,7 +61,7 @@ def _is_linear(layer: Any, base: Any) -> bool:
     """Return True if the layer reduces neighbours' features times a weight of the edge, as far as names tell."""
     kind = type(layer)
     inherited = all(getattr(kind, name) is getattr(base, name) for name in ("aggregate", "update"))
-    supported = kind.message.__module__.startswith("torch_geometric.") and layer.aggr in REDUCES
+    supported = kind.message.__module__.startswith("torch_geometric.") and layer.aggr in [*REDUCES]
     factors = _arguments(layer) - {"x_j", "edge_type_ptr"}
     return inherited and supported and "x_j" in _arguments(layer) and factors <= WEIGHTS and len(factors) <= 1
 
