@@ -93,6 +93,28 @@ def test_what_is_not_solved() -> None:
         stc.solve(stc.SparseTensor.from_dense(positive_definite(torch.float32)), torch.ones(12), n_iter_max=1)
 
 
+def test_small_and_infinite_right_sides_and_no_columns() -> None:
+    dense = positive_definite(torch.float32)
+    x, b = stc.SparseTensor.from_dense(dense), torch.arange(12.0)
+    expected = torch.linalg.solve(dense.double(), b.double())
+    for scale in (1e-30, 1e30):
+        torch.testing.assert_close(stc.solve(x, b * scale).double() / scale, expected, rtol=1e-4, atol=1e-5)
+    columns = torch.stack((b, b * torch.nan, b + torch.inf), 1)
+    found = stc.solve(x, columns)
+    torch.testing.assert_close(found[:, 0].double(), expected, rtol=1e-4, atol=1e-5)
+    assert found[:, 1:].isnan().all()
+    assert stc.solve(x, columns[:, :0]).shape == (12, 0)
+    assert stc.solve(stc.zeros((0, 0)), torch.zeros(0)).shape == (0,)
+
+
+def test_what_is_not_symmetric_is_noticed() -> None:
+    with pytest.warns(UserWarning, match="after 20 steps .* unless the matrix is not symmetric"):
+        stc.solve(stc.SparseTensor.from_dense(torch.tensor([[4.0, 1.0], [0.0, 3.0]])), torch.ones(2))
+    for settings in ({"tol": -1.0}, {"n_iter_max": -1}):
+        with pytest.raises(stc.ShapeError, match="from 0 on"):
+            stc.solve(stc.eye(3), torch.ones(3), **settings)
+
+
 def test_solvers_of_scipy() -> None:
     linalg = pytest.importorskip("scipy.sparse.linalg")
     dense = positive_definite(torch.float64)
