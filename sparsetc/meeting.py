@@ -134,7 +134,7 @@ def _of_dense(meets: Tensor, heads: Ints, shape: Ints, device: torch.device) -> 
     _check(shape, meets.device, shape, device)
 
     def made() -> tuple[masks.Mask, ...]:
-        return tuple([masks.dense_mask(one.clone()) for one in meets.reshape(-1, *sizes[-2:])])
+        return tuple([masks.dense_mask(one.clone()) for one in meets.reshape(prod(sizes[:-2]), *sizes[-2:])])
 
     return _kept([meets], ("dense",), made), sizes[:-2]
 

@@ -173,5 +173,5 @@ def _reduced(edges: Edges, reduce: str, sources: Tensor, weights: list[Tensor]) 
     # Edges that came again come often, so native loops are worth the second that they compile in, once for a machine.
     settings: Settings = {"backend": "numba"} if loops else {}
     sums = einsum(equation, graph, features, output="dense", reduce=REDUCES[reduce], **settings)
-    sums = sums.reshape(-1, *sources.shape[1:])
+    sums = sums.reshape(sums.shape[0], *sources.shape[1:])
     return sums / edges.degree.view(-1, *[1] * (sums.ndim - 1)) if reduce == "mean" and weights else sums
