@@ -99,14 +99,16 @@ def _check(found: Ints, found_on: torch.device, shape: Ints, device: torch.devic
 
 
 def _kept(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Return what is made of tensors, kept while they live unchanged."""
+    """Return what is made of tensors, kept while they live unchanged; on a CPU, where ndarrays may write, with copies."""
     if traced_by_modes() or any(t.is_inference() for t in needs):  # whose versions nobody counts
         return make()
     whole = (*[(id(t), t._version) for t in needs], *key)
-    made = masks.kept.get(whole)
-    if made is None:
+    copies, made = masks.kept.get(whole) or ((), None)
+    if made is None or not all(map(torch.equal, copies, needs)):
+        masks.kept.pop(whole)
         with lasting():
-            made = masks.kept.put(whole, make(), needs=needs)
+            copies = () if needs[0].is_cuda else [t.clone() for t in needs]
+            _, made = masks.kept.put(whole, (copies, make()), needs=needs)
     return made
 
 

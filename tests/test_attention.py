@@ -617,6 +617,14 @@ def test_a_function_of_positions_over_a_mask_at_other_lengths() -> None:
         torch.testing.assert_close(found, scores.softmax(-1) @ v)
 
 
+def test_a_boolean_pattern_that_an_ndarray_changed_is_read_again() -> None:
+    meets = torch.ones(6, 6, dtype=torch.bool)
+    q, k, v = torch.randn(3, 6, 4)
+    assert torch.equal(stc.attention(q, k, v, meets), stc.attention(q, k, v, meets))
+    meets.numpy()[:, 2:] = False
+    torch.testing.assert_close(stc.attention(q, k, v, meets), stc.attention(q, k[:2], v[:2]))
+
+
 def test_boolean_patterns_without_rows_or_columns() -> None:
     q, k, v = torch.randn(2, 3, 4), torch.randn(2, 0, 4), torch.randn(2, 0, 5)
     assert stc.attention(q, k, v, torch.ones(3, 0, dtype=torch.bool)).tolist() == torch.zeros(2, 3, 5).tolist()
