@@ -99,7 +99,7 @@ def _check(found: Ints, found_on: torch.device, shape: Ints, device: torch.devic
 
 
 def _kept(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Return what is made of tensors, kept while they live unchanged; on a CPU, where ndarrays may write, with copies."""
+    """Return what is made of tensors, kept while they live unchanged: on a CPU copies tell, as ndarrays may write."""
     if traced_by_modes() or any(t.is_inference() for t in needs):  # whose versions nobody counts
         return make()
     whole = (*[(id(t), t._version) for t in needs], *key)

@@ -122,11 +122,13 @@ class Arithmetic:
             raise DtypeError("clip takes min=, max= or both")
         if not ((min is None or min <= 0) and (max is None or max >= 0)):
             raise DtypeError(f"clip to {min} .. {max} would change absent entries, which are 0: map(), or .to_dense()")
-        if min is not None and self.dtype in INTEGERS and min < torch.iinfo(self.dtype).min:
-            min = torch.iinfo(self.dtype).min  # torch would wrap it around
-        if max is not None and self.dtype in INTEGERS and max > torch.iinfo(self.dtype).max:
-            max = torch.iinfo(self.dtype).max
-        return self.map(lambda values: values.clamp(min, max))
+
+        def clipped(values: Tensor) -> Tensor:
+            wide = holding(holding(values, min), max)
+            found = wide.clamp(min, max)
+            return found if wide is values or found.is_floating_point() else found.to(values.dtype)
+
+        return self.map(clipped)
 
     clamp = clip
 
