@@ -36,7 +36,8 @@ def solve(
     Differentiable in b and in the entries of a: the backward solves once more, with the gradient of x on the right.
 
     Args:
-        a: sparse (n, n), symmetric or Hermitian, and positive definite. Symmetry is not checked.
+        a: sparse (n, n), symmetric or Hermitian, and positive definite. Symmetry is not checked, but a warning says if
+            the solution is none.
         b: (n,), or (n, k) for k right sides, which are solved together.
         tol: stop when the residual's norm is below ``tol`` times the norm of b, in each column.
         n_iter_max: the most steps, 10 n by default. A warning says if they were not enough.
@@ -46,7 +47,7 @@ def solve(
         x, of the shape of b.
 
     Raises:
-        ShapeError: the matrix is not square, or b does not fit.
+        ShapeError: the matrix is not square, b does not fit, or tol or n_iter_max is negative.
         FormatError: the matrix turns out not to be positive definite.
         DtypeError: integers, or values of 16 bits.
 
@@ -64,6 +65,8 @@ def solve(
         what_it_is = tuple(right.shape) if isinstance(right, Tensor) else type(right).__name__
         raise ShapeError(f"solve: b must have shape ({sparse.shape[0]},) or ({sparse.shape[0]}, k), found {what_it_is}")
     check_operand(right, "solve: b", sparse.dtype, sparse.device)
+    if not tol >= 0 or (n_iter_max is not None and not n_iter_max >= 0):
+        raise ShapeError(f"solve takes tol and n_iter_max from 0 on, found {tol!r:.80} and {n_iter_max!r:.80}")
     sparse = sparse.expand_dense().coalesce()
     steps = Steps(tol, 10 * sparse.shape[0] if n_iter_max is None else n_iter_max, settings)
     columns = right if right.ndim == 2 else right[:, None]
@@ -73,11 +76,29 @@ def solve(
 
 class _Solve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, b: Tensor, pattern: Any, steps: Steps) -> Tensor:
-        solution = _conjugate_gradients(SparseTensor._make(pattern, values), b, steps)
-        ctx.save_for_backward(values, solution)
-        ctx.pattern, ctx.steps = pattern, steps
-        return solution
+    def forward(values: Tensor, b: Tensor, pattern: Any, steps: Steps) -> Tensor:  # type: ignore[override]
+        return _conjugate_gradients(SparseTensor._make(pattern, values), b, steps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, _, ctx.pattern, ctx.steps = inputs
+        ctx.save_for_backward(values, output)
+        ctx.save_for_forward(values, output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], values: Tensor, b: Tensor, *others: Any) -> tuple[Tensor, int]:
+        """Solve the systems of a batch one after the other, as each has a number of steps of its own."""
+        inputs = [
+            [tensor] * info.batch_size if dim is None else tensor.unbind(dim)
+            for tensor, dim in zip((values, b), in_dims, strict=False)
+        ]
+        return torch.stack([_Solve.apply(*each, *others) for each in zip(*inputs, strict=True)]), 0
+
+    @staticmethod
+    def jvp(ctx: Any, of_values: Tensor, of_b: Tensor, *_: None) -> Tensor:  # type: ignore[override]
+        values, solution = ctx.saved_tensors
+        moved: Any = einsum("ij,jk->ik", SparseTensor._make(ctx.pattern, of_values), solution, output="dense")
+        return _Solve.apply(values, of_b - moved, ctx.pattern, ctx.steps)  # type: ignore[no-any-return, no-untyped-call]
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -95,14 +116,18 @@ def _conjugate_gradients(a: SparseTensor, b: Tensor, steps: Steps) -> Tensor:
     diagonal = a.diagonal().to_dense().real[:, None]
     if not bool((diagonal > 0).all()):
         raise FormatError("solve takes a positive definite matrix, and this one's diagonal is not positive")
+    if not b.numel():
+        return torch.zeros_like(b)
     product: Any = compile("ij,jk->ik", a, b, output="dense", **steps.settings)
+    scale = b.abs().amax(0)  # squares of small numbers are 0
+    b = b / scale.masked_fill(scale == 0, 1)
     solution, residual = torch.zeros_like(b), b.clone()
     direction = scaled = residual / diagonal
     goal = steps.tol * torch.linalg.vector_norm(b, dim=0)
     inner = _inner(residual, scaled)
-    for _ in range(steps.n_iter_max):
-        if not bool((torch.linalg.vector_norm(residual, dim=0) > goal).any()):
-            return solution
+    for number in range(steps.n_iter_max + 1):
+        if number == steps.n_iter_max or not bool((torch.linalg.vector_norm(residual, dim=0) > goal).any()):
+            break
         image = product(direction)
         curvature = _inner(direction, image)
         if bool((curvature < 0).any()):
@@ -113,10 +138,13 @@ def _conjugate_gradients(a: SparseTensor, b: Tensor, steps: Steps) -> Tensor:
         scaled = residual / diagonal
         before, inner = inner, _inner(residual, scaled)
         direction = scaled + inner / before.masked_fill(before == 0, 1) * direction
-    left = torch.linalg.vector_norm(residual, dim=0) / torch.linalg.vector_norm(b, dim=0)
-    if bool((left > steps.tol).any()):
-        warn(f"solve: after {steps.n_iter_max} steps the residual is {float(left.max()):.2g} of b, above tol")
-    return solution
+    carried = torch.linalg.vector_norm(residual, dim=0)
+    left = torch.linalg.vector_norm(b - product(solution), dim=0) / torch.linalg.vector_norm(b, dim=0)
+    far = left > 100 * max(steps.tol, torch.finfo(left.dtype).eps)  # the two differ unless the matrix is symmetric
+    if bool((far | (carried > goal)).any()):
+        said = f"solve: after {number} steps the residual is {float(left.max()):.2g} of b, above tol"
+        warn(f"{said}; take more, unless the matrix is not symmetric")
+    return solution * scale
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:

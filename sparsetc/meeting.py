@@ -101,14 +101,16 @@ def _check(found: Ints, found_on: torch.device, shape: Ints, device: torch.devic
 
 
 def _kept(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Return what is made of tensors, kept while they live unchanged."""
+    """Return what is made of tensors, kept while they live unchanged: on a CPU copies tell, as ndarrays may write."""
     if traced_by_modes() or any(t.is_inference() for t in needs):  # whose versions nobody counts
         return make()
     whole = (*[(id(t), t._version) for t in needs], *key)
-    made = masks.kept.get(whole)
-    if made is None:
+    copies, made = masks.kept.get(whole) or ((), None)
+    if made is None or not all(map(torch.equal, copies, needs)):
+        masks.kept.pop(whole)
         with lasting():
-            made = masks.kept.put(whole, make(), needs=needs)
+            copies = () if needs[0].is_cuda else [t.clone() for t in needs]
+            _, made = masks.kept.put(whole, (copies, make()), needs=needs)
     return made
 
 
@@ -136,7 +138,7 @@ def _of_dense(meets: Tensor, heads: Ints, shape: Ints, device: torch.device) -> 
     _check(shape, meets.device, shape, device)
 
     def made() -> tuple[masks.Mask, ...]:
-        return tuple([masks.dense_mask(one.clone()) for one in meets.reshape(-1, *sizes[-2:])])
+        return tuple([masks.dense_mask(one.clone()) for one in meets.reshape(prod(sizes[:-2]), *sizes[-2:])])
 
     return _kept([meets], ("dense",), made), sizes[:-2]
 

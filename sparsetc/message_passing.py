@@ -61,7 +61,7 @@ def _is_linear(layer: Any, base: Any) -> bool:
     """Return True if the layer reduces neighbours' features times a weight of the edge, as far as names tell."""
     kind = type(layer)
     inherited = all(getattr(kind, name) is getattr(base, name) for name in ("aggregate", "update"))
-    supported = kind.message.__module__.startswith("torch_geometric.") and layer.aggr in REDUCES
+    supported = kind.message.__module__.startswith("torch_geometric.") and layer.aggr in [*REDUCES]
     factors = _arguments(layer) - {"x_j", "edge_type_ptr"}
     return inherited and supported and "x_j" in _arguments(layer) and factors <= WEIGHTS and len(factors) <= 1
 
@@ -173,5 +173,5 @@ def _reduced(edges: Edges, reduce: str, sources: Tensor, weights: list[Tensor]) 
     # Edges that came again come often, so native loops are worth the second that they compile in, once for a machine.
     settings: Settings = {"backend": "numba"} if loops else {}
     sums = einsum(equation, graph, features, output="dense", reduce=REDUCES[reduce], **settings)
-    sums = sums.reshape(-1, *sources.shape[1:])
+    sums = sums.reshape(sums.shape[0], *sources.shape[1:])
     return sums / edges.degree.view(-1, *[1] * (sums.ndim - 1)) if reduce == "mean" and weights else sums

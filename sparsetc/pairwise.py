@@ -304,7 +304,7 @@ def entries_of(pairs: Pairs) -> Pattern:
         stacked = [torch.cat((torch.full_like(coords[:1], n), coords)) for n, coords in enumerate(each)]
         return Pattern(torch.cat(stacked, 1), (len(each), *pairs.shape), True)
 
-    return pairs.kept(("stacked", pairs.shape), made)
+    return pairs.kept(("stacked",), made)
 
 
 def of_entries(pairs: Pairs) -> Pairs:

@@ -604,6 +604,33 @@ def test_a_block_mask_of_flex_attention(rows: int, columns: int) -> None:
     torch.testing.assert_close(stc.attention(*given, mask), expected)
 
 
+def test_a_function_of_positions_over_a_mask_at_other_lengths() -> None:
+    """The numbers of rows and columns are kept with the mask."""
+    mask = stc.masks.prefix(6)
+    for rows, columns in ((70, 3), (70, 70), (3, 70), (70, 8)):
+        q, k, v = torch.randn(2, rows, 4), torch.randn(2, columns, 4), torch.randn(2, columns, 3)
+        found = stc.attention(q, k, v, mask, bias=lambda s, b, h, i, j: s * h + (i - j) * 0.1)
+        scores = (
+            q @ k.mT / 2 * torch.arange(2)[:, None, None] + (torch.arange(rows)[:, None] - torch.arange(columns)) / 10
+        )
+        scores = scores.masked_fill(torch.arange(columns) >= 6, -torch.inf)
+        torch.testing.assert_close(found, scores.softmax(-1) @ v)
+
+
+def test_a_boolean_pattern_that_an_ndarray_changed_is_read_again() -> None:
+    meets = torch.ones(6, 6, dtype=torch.bool)
+    q, k, v = torch.randn(3, 6, 4)
+    assert torch.equal(stc.attention(q, k, v, meets), stc.attention(q, k, v, meets))
+    meets.numpy()[:, 2:] = False
+    torch.testing.assert_close(stc.attention(q, k, v, meets), stc.attention(q, k[:2], v[:2]))
+
+
+def test_boolean_patterns_without_rows_or_columns() -> None:
+    q, k, v = torch.randn(2, 3, 4), torch.randn(2, 0, 4), torch.randn(2, 0, 5)
+    assert stc.attention(q, k, v, torch.ones(3, 0, dtype=torch.bool)).tolist() == torch.zeros(2, 3, 5).tolist()
+    assert stc.attention(k, q, q, torch.ones(2, 0, 3, dtype=torch.bool)).shape == (2, 0, 4)
+
+
 @pytest.mark.parametrize("admitted", [True, False])
 def test_a_block_mask_whose_function_divides(admitted: bool) -> None:
     """Without partial blocks, for which there is no position to ask it of."""

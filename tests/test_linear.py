@@ -38,6 +38,28 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(lambda v, b: stc.solve(x.with_values(v), b, tol=1e-14), (values, b))
 
 
+def test_transforms() -> None:
+    dense = positive_definite(torch.float64, 4)
+    x = stc.SparseTensor.from_dense(dense)
+    b = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    values = x.values
+
+    def ours(v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return stc.solve(x.with_values(v), b, tol=1e-14)
+
+    def theirs(v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(torch.zeros_like(dense).index_put(tuple(x.coords), v), b)
+
+    for call in (
+        lambda f: torch.func.vmap(f, (None, 0))(values, b),
+        lambda f: torch.func.vmap(f, (1, None))(torch.stack((values, 2 * values), 1), b[0]),
+        lambda f: torch.func.jvp(f, (values, b[0]), (values.sin(), b[1])),
+        lambda f: torch.func.jacrev(f)(values, b[0]),
+        lambda f: torch.func.vmap(torch.func.grad(lambda v, b: f(v, b).sin().sum()), (None, 0))(values, b),
+    ):
+        torch.testing.assert_close(call(ours), call(theirs))
+
+
 def test_columns_that_end_at_different_steps() -> None:
     """A column of zeros, one that is solved in a step, and one that is not; also of blocks and of float32."""
     dense = positive_definite(torch.float32)
@@ -69,6 +91,28 @@ def test_what_is_not_solved() -> None:
         stc.solve(stc.SparseTensor.from_dense(torch.tensor([[1.0, 3.0], [3.0, 1.0]])), torch.tensor([1.0, -1.0]))
     with pytest.warns(UserWarning, match="after 1 steps the residual is"):
         stc.solve(stc.SparseTensor.from_dense(positive_definite(torch.float32)), torch.ones(12), n_iter_max=1)
+
+
+def test_small_and_infinite_right_sides_and_no_columns() -> None:
+    dense = positive_definite(torch.float32)
+    x, b = stc.SparseTensor.from_dense(dense), torch.arange(12.0)
+    expected = torch.linalg.solve(dense.double(), b.double())
+    for scale in (1e-30, 1e30):
+        torch.testing.assert_close(stc.solve(x, b * scale).double() / scale, expected, rtol=1e-4, atol=1e-5)
+    columns = torch.stack((b, b * torch.nan, b + torch.inf), 1)
+    found = stc.solve(x, columns)
+    torch.testing.assert_close(found[:, 0].double(), expected, rtol=1e-4, atol=1e-5)
+    assert found[:, 1:].isnan().all()
+    assert stc.solve(x, columns[:, :0]).shape == (12, 0)
+    assert stc.solve(stc.zeros((0, 0)), torch.zeros(0)).shape == (0,)
+
+
+def test_what_is_not_symmetric_is_noticed() -> None:
+    with pytest.warns(UserWarning, match="after 20 steps .* unless the matrix is not symmetric"):
+        stc.solve(stc.SparseTensor.from_dense(torch.tensor([[4.0, 1.0], [0.0, 3.0]])), torch.ones(2))
+    for settings in ({"tol": -1.0}, {"n_iter_max": -1}):
+        with pytest.raises(stc.ShapeError, match="from 0 on"):
+            stc.solve(stc.eye(3), torch.ones(3), **settings)
 
 
 def test_solvers_of_scipy() -> None:

@@ -828,7 +828,8 @@ def test_what_fuse_leaves_alone() -> None:
         def message(self, x_j: torch.Tensor) -> torch.Tensor:
             return 2 * x_j
 
-    for layer in (Doubled(4, 2), pyg.EdgeConv(torch.nn.Linear(8, 2)), pyg.SAGEConv(4, 2, aggr="median")):
+    several = pyg.SAGEConv(4, 2, aggr=["mean", "max"])
+    for layer in (Doubled(4, 2), pyg.EdgeConv(torch.nn.Linear(8, 2)), pyg.SAGEConv(4, 2, aggr="median"), several):
         expected = layer(x, edges)
         assert "propagate" not in vars(stc.nn.fuse(torch.nn.Sequential(layer))[0])
         torch.testing.assert_close(layer(x, edges), expected)

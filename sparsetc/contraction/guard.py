@@ -51,15 +51,17 @@ class Guard:
         """Return True if the test holds for the tables made of these operands; unchanged operands are not tested again.
 
         To look waits for the GPU. While a CUDA graph is captured nothing can be looked at, and the answer is yes where
-        it is not known.
+        it is not known. On a CPU an ndarray may have changed the memory, which leaves no trace, so all are tested.
         """
+        if tables and not tables[0].is_cuda:
+            return self.test(tables)
         looked_at, origins = self._known, [operand if operand._base is None else operand._base for operand in operands]
         if len(looked_at) == len(operands) and all(
             ref() is origin and seen == _view(operand)
             for operand, origin, (ref, seen) in zip(operands, origins, looked_at, strict=True)
         ):
             return self._held
-        if tables and tables[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        if tables and torch.cuda.is_current_stream_capturing():
             return True
         held = self.test(tables)
         if not any(operand.is_inference() for operand in operands):  # which have no versions
@@ -128,8 +130,7 @@ class IntegerSums:
         """Raise DtypeError if a sum of these operands passed 64 bits, or may have: float64 cannot always tell."""
         dense = dense_of_call(made.bound, dense, made.dtype, made.device)
         operands = [*values, *dense]
-        # On the CPU an ndarray may have changed the memory, which leaves no trace, and to look waits for nothing.
-        if self._guard.admits(operands, operands) if operands[0].is_cuda else self._bounded(operands):
+        if self._guard.admits(operands, operands):
             return
         floats = [t.double() for t in values], [t.double() for t in dense]
         # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.

@@ -72,7 +72,7 @@ class Task(NamedTuple):
         """Return the kernels for tensors of these sizes, strides and types, compiled once."""
         pairs = self.pairs
         layout = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-        key = "maps", self.body, pairs.shape, pairs.fastest, layout, self.backend, self.precision, self.cache_dir
+        key = "maps", self.body, pairs.fastest, layout, self.backend, self.precision, self.cache_dir
         return pairs.kept(key, lambda: Kernels(self, tensors))
 
 

@@ -74,7 +74,7 @@ class Pairs:
         """Return an object made once for these pairs, kept with the pattern or by the mask."""
         if isinstance(self.given, Pattern):
             return self.given._once(key, make)
-        of_mask = self.given, self.device, *key
+        of_mask = self.given, self.shape, self.device, *key
         made: Made | None = masks.kept.get(of_mask)
         if made is None:
             with lasting():
@@ -83,7 +83,7 @@ class Pairs:
 
     def row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
         """Return the row tiles of a mode, made once."""
-        key = "row tiles", mode, sides.height, sides.width, sides.gathered, numbered, self.shape
+        key = "row tiles", mode, sides.height, sides.width, sides.gathered, numbered
         return self.kept(key, lambda: self._row_tiles(mode, sides, numbered))
 
     def _row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
@@ -112,7 +112,7 @@ class Pairs:
             turned = [mask.turned if mode else mask for mask in each if isinstance(mask, masks.Mask)]
             return [masks.tiles_of(mask, shape, height, width, self.device) for mask in turned]
 
-        return self.kept(("tiles", mode, height, width, self.shape), made)
+        return self.kept(("tiles", mode, height, width), made)
 
 
 def _cheapest_side(pattern: Pattern) -> int:

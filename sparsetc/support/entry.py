@@ -70,7 +70,7 @@ _TRACING = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey
 _NO_MEMORY = re.compile(r"allocate memory|(out of|not enough) memory|bad_alloc", re.IGNORECASE)
 
 
-def lacks_memory(error: MemoryError | RuntimeError) -> bool:
+def lacks_memory(error: Exception) -> bool:
     """True for an allocation's error that is not our own; torch raises a RuntimeError, recognised by its text."""
     return not isinstance(error, SparsetcError) and (
         isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None

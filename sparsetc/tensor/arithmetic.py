@@ -122,7 +122,13 @@ class Arithmetic:
             raise DtypeError("clip takes min=, max= or both")
         if not ((min is None or min <= 0) and (max is None or max >= 0)):
             raise DtypeError(f"clip to {min} .. {max} would change absent entries, which are 0: map(), or .to_dense()")
-        return self.map(lambda values: values.clamp(min, max))
+
+        def clipped(values: Tensor) -> Tensor:
+            wide = holding(holding(values, min), max)
+            found = wide.clamp(min, max)
+            return found if wide is values or found.is_floating_point() else found.to(values.dtype)
+
+        return self.map(clipped)
 
     clamp = clip
 
@@ -243,7 +249,7 @@ def attempted(function: Function, *operands: Any, **settings: Any) -> Tensor:
     """Call a function of torch. Raise `DtypeError` if it does not support these values."""
     try:
         return function(*operands, **settings)
-    except RuntimeError as error:
+    except (RuntimeError, OverflowError) as error:
         if lacks_memory(error):
             raise
         raise DtypeError(f"torch's {function.__name__} takes no {operands[0].dtype}: {error}") from None
@@ -260,7 +266,7 @@ def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str)
         found = "a dense tensor" if is_strided(other) else repr(other)
         raise DtypeError(f"{name} of {found} would change absent entries, which are 0: take .values, or .to_dense()")
     if isinstance(other, Number):
-        return x.map(lambda values: attempted(apply, values, other))  # type: ignore[no-any-return]
+        return x.map(lambda values: attempted(apply, holding(values, other), other))  # type: ignore[no-any-return]
     x, y = _alike(x, other, name)
     if apply(0, 0):
         raise DtypeError(f"{name} holds wherever neither has an entry: take .values of one pattern, or .to_dense()")
@@ -280,6 +286,14 @@ def _spread(x: Any, entries: Entries | None, count: int) -> Tensor:
 def _number(x: Any) -> Any:
     """A tensor without modes as a number; anything else as it is."""
     return x.item() if isinstance(x, Tensor) and not x.ndim else x
+
+
+def holding(values: Tensor, number: Any) -> Tensor:
+    """Return integers as int64 if their dtype cannot hold an int, which torch would wrap around."""
+    if values.dtype not in INTEGERS or not isinstance(number, int):
+        return values
+    limits = torch.iinfo(values.dtype)
+    return values if limits.min <= number <= limits.max else values.long()
 
 
 def _ordered(x: Any) -> None:
@@ -324,7 +338,7 @@ def _product(x: Any, other: Any, apply: Function, sign: str = "*") -> SparseTens
 def _applied(apply: Function, values: Tensor, other: Any) -> Tensor:
     """A function of values and others; `DtypeError` for a product or power of integers that does not fit."""
     if apply not in (torch.mul, torch.pow) or values.dtype not in INTEGERS:
-        return attempted(apply, values, other)
+        return attempted(apply, holding(values, other), other)
     return multiplied(apply, torch.result_type(values, other), values, other)
 
 

@@ -17,7 +17,7 @@ from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.arithmetic import where_holds
+from sparsetc.tensor.arithmetic import holding, where_holds
 from sparsetc.tensor.inputs import check_dtype, coalescing_bytes
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import multiplied
@@ -206,7 +206,7 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
         raise DtypeError(f"where takes a SparseTensor or a tensor as condition, found {type(condition).__name__}")
     if sparse and not isinstance(x, SparseTensor):
         if isinstance(x, int | float | complex):
-            like = y.values if isinstance(y, SparseTensor) else torch.ones(())
+            like = holding(y.values, x) if isinstance(y, SparseTensor) else torch.ones(())
             x = torch.as_tensor(x, dtype=torch.result_type(like, x), device=condition.device).reshape(1)
         x = condition.map(lambda values: torch.ones_like(values, dtype=torch.bool)) * x
     if not isinstance(x, SparseTensor) or not (isinstance(y, SparseTensor) or (isinstance(y, Number) and y == 0)):

@@ -127,12 +127,14 @@ def not_sparse(operand: object, dense: str = "see SparseTensor.from_dense, or fr
 
 
 def as_dense(operand: Any, what: str) -> Any:
-    """An ndarray as a tensor on the CPU, sharing its memory where it can; all else as it is.
+    """An ndarray as a tensor on the CPU, sharing its memory where it can, numpy's bool as Python's; else as it is.
 
     Raises:
         DtypeError: a dtype that torch has not, or an operand that `check_plain` refuses.
     """
     check_plain(operand, what)
+    if isinstance(operand, np.bool_):  # which is no Number
+        return bool(operand)
     return _tensor(operand, what, DtypeError) if isinstance(operand, np.ndarray) else operand
 
 

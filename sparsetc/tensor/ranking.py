@@ -48,11 +48,15 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     start, number = each.cumsum(0) - each, torch.arange(x.nnz, device=x.device)
     order = torch.sort(values.detach(), descending=largest, stable=True).indices
     order = order[torch.sort(row[order], stable=True).indices]
-    kept = number - start[row[order]] < k
-    place = row[order] * k + number - start[row[order]]
-    found = values.new_full((rows * k,), _last(values.dtype, largest))
-    found = found.index_put((place[kept],), values[order][kept]).view(rows, k)
-    where = position.new_full((rows * k,), size).index_put((place[kept],), position[order][kept]).view(rows, k)
+    rank = number - start[row[order]]
+    place = torch.where(rank < k, row[order] * k + rank, rows * k)  # one place more, for those that are not wanted
+
+    def candidates(of_entries: Tensor, otherwise: float) -> Tensor:
+        places = of_entries.new_full((rows * k + 1,), otherwise)
+        return places.index_put((place,), of_entries[order])[:-1].view(rows, k)
+
+    found = candidates(values, _last(values.dtype, largest))
+    where = candidates(position, size)
     # before the absent position number j of a row are j others, and the entries that stand no further than these all
     ahead = row * (size + 1) + position - (number - start[row])
     absent = torch.arange(k, device=x.device).expand(rows, k)
@@ -67,11 +71,11 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
 
 
 def _last(dtype: torch.dtype, largest: bool) -> float | bool:
-    """The number that comes last of all."""
+    """The number that comes last of all; torch sorts NaN behind infinity."""
     if dtype == torch.bool:
         return not largest
     if dtype.is_floating_point:
-        return -torch.inf if largest else torch.inf
+        return -torch.inf if largest else torch.nan
     return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
 
 
@@ -81,7 +85,11 @@ def extremum(x: Any, dim: Any, keepdim: bool, largest: bool) -> Any:
         return x.amax() if largest else x.amin()
     if not isinstance(dim, int):
         return (torch.maximum if largest else torch.minimum)(x, dim)
-    values, where = topk(x, 1, dim, largest)
+    if largest or not x.dtype.is_floating_point:
+        values, where = topk(x, 1, dim, largest)
+    else:  # NaN is the extremum of either kind, and only the last of the least
+        negated, where = topk(-x, 1, dim)
+        values = 0 - negated
     if not keepdim:
         values, where = values.squeeze(dim), where.squeeze(dim)
     return (torch.return_types.max if largest else torch.return_types.min)((values, where))
@@ -91,5 +99,5 @@ def argument(x: Any, dim: int | None, keepdim: bool, largest: bool) -> Tensor:
     """Return where the largest or least elements are: in a mode, or in row-major order among all."""
     if dim is not None:
         return extremum(x, dim, keepdim, largest).indices  # type: ignore[no-any-return]
-    place = topk(x.reshape(-1), 1, 0, largest)[1]
-    return place.reshape([1] * x.order if keepdim else [])
+    place = extremum(x.reshape(-1), 0, False, largest).indices
+    return place.reshape([1] * x.order) if keepdim else place  # type: ignore[no-any-return]

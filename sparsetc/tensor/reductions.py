@@ -173,8 +173,7 @@ class Reductions:
         found = found.sum(dim, keepdim, output=output)
 
         def root(powers: Tensor) -> Tensor:
-            none = powers == 0  # where the root has no derivative, and 0 is one of its subgradients
-            return powers.masked_fill(none, 1).pow(1 / p).masked_fill(none, 0).to(real)
+            return _root(powers, p).to(real)
 
         return root(found) if isinstance(found, Tensor) else found.map(root)
 
@@ -246,7 +245,7 @@ class Reductions:
             >>> stc.eye(2).std(1)
             tensor([0.7071, 0.7071])
         """
-        return self.var(*args, **settings).sqrt()
+        return _root(self.var(*args, **settings), 2)
 
     def max(self, dim: Any = None, keepdim: bool = False) -> Any:
         """Return the largest element; along a mode, values and indices as torch; with a tensor, elementwise.
@@ -335,6 +334,12 @@ def _reduced(
     if output == "dense" or (output == "auto" and len(kept) < 2):
         return _with_ones(found.to_dense(), gone) if keepdim else found.to_dense()
     return _with_sizes_of_1(found, x, gone) if keepdim else found
+
+
+def _root(powers: Tensor, p: float) -> Tensor:
+    """Return the p-th root. At 0, where it has no derivative, the gradient is 0, one of its subgradients."""
+    none = powers == 0
+    return powers.masked_fill(none, 1).pow(1 / p).masked_fill(none, 0)
 
 
 def _modes(order: int, dim: Dims) -> list[int]:

@@ -121,8 +121,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             raise DtypeError("scipy's solvers take .as_linear_operator() of a SparseTensor, or .to_scipy()")
         if name == "is_quantized":  # what torch.export asks of buffers first
             raise DtypeError(
-                "torch.export takes no SparseTensor as a buffer: make it an attribute of the module, or the .weight of "
-                "a stc.nn.SparseLinear there, which moves and is saved with it"
+                "torch.export takes no SparseTensor as a buffer, but one that is an attribute: for a buffer called "
+                "graph write `graph = model.graph; del model.graph; model.graph = graph` before it"
             )
         if name not in ("_pattern", "_values"):
             said = f"{type(self).__name__!r} object has no attribute {name!r}"

@@ -425,10 +425,13 @@ class Structure:
             >>> [part.shape for part in stc.eye(3).split(2)]
             [(2, 3), (1, 3)]
         """
-        size, each = self.size(dim), split_size_or_sections
-        lengths = [min(each, size - n) for n in range(0, size, each)] if isinstance(each, int) else list(each)
+        size, lengths = self.size(dim), split_size_or_sections
+        if isinstance(lengths, int):
+            if lengths < 1:
+                raise ShapeError(f"parts of a mode of size {size} must be 1 or longer, found {lengths}")
+            lengths = [min(lengths, size - n) for n in range(0, max(size, 1), lengths)]
         if sum(lengths) != size:
-            raise ShapeError(f"parts of {lengths} are not those of a mode of size {size}")
+            raise ShapeError(f"parts of {[*lengths]} are not those of a mode of size {size}")
         return tuple(self.narrow(dim, sum(lengths[:n]), length) for n, length in enumerate(lengths))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
@@ -438,7 +441,10 @@ class Structure:
             >>> [part.shape for part in stc.eye(4).chunk(2)]
             [(2, 4), (2, 4)]
         """
-        return self.split(max(1, -(-self.size(dim) // chunks)), dim)
+        if chunks < 1:
+            raise ShapeError(f"a mode is split into 1 part or more, found {chunks}")
+        size = self.size(dim)
+        return self.split(-(-size // chunks) if size else [0] * chunks, dim)
 
     def flip(self, *dims: Any) -> SparseTensor:
         """Reverse the order of positions in modes.

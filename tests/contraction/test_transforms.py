@@ -249,6 +249,26 @@ for path in Path({str(tmp_path)!r}).glob("*.pt2"):
     assert len(done.stdout.split("\n")) == 11
 
 
+@pytest.mark.parametrize("coalesce", [False, True])
+def test_a_program_reads_its_coordinates_once(coalesce: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read again after torch counted a change of them; so is a tensor with duplicates."""
+    x = stc.SparseTensor([[0, 0, 2], [1, 1 + coalesce, 0]], [1.0, 2.0, 3.0], (4, 3), coalesce=coalesce)
+
+    class Layer(torch.nn.Module):
+        def forward(self, b: torch.Tensor) -> torch.Tensor:
+            return stc.einsum(SPMM, x, b)
+
+    b = torch.tensor([[1.0, 2], [3, 4], [5, 6]])
+    module = torch.export.export(Layer(), (b,)).module()
+    torch.testing.assert_close(module(b), x.to_dense() @ b)
+    with monkeypatch.context() as patched:
+        patched.setattr(stc.SparseTensor, "__init__", lambda *_, **__: pytest.fail("the coordinates are read again"))
+        torch.testing.assert_close(module(b), x.to_dense() @ b)
+    (coords,) = [a for a in vars(module).values() if isinstance(a, torch.Tensor) and a.dtype == torch.int64]
+    coords[0, 2] = 3
+    assert module(b).tolist() == [*(x.to_dense() @ b)[:2].tolist(), [0, 0], [3, 6]]
+
+
 def test_a_program_of_any_number_of_rows_names_no_kernel() -> None:
     attended = stc.masks.causal()
 
@@ -316,8 +336,13 @@ def test_a_buffer_that_torch_cannot_export_is_refused_by_one_sentence(x: stc.Spa
         def forward(self, b: torch.Tensor) -> torch.Tensor:
             return stc.einsum(SPMM, self.x, b)
 
+    model = Layer()
     with pytest.raises(stc.DtypeError, match=r"torch\.export takes no SparseTensor as a buffer"):
-        torch.export.export(Layer(), (b,))
+        torch.export.export(model, (b,))
+    attribute = model.x
+    del model.x
+    model.x = attribute
+    assert torch.equal(torch.export.export(model, (b,)).module()(b), model(b))
 
 
 def test_compiling_and_packing_stay_outside(

@@ -8,6 +8,7 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import Problem, assert_matches, poisoned, random_sparse
@@ -405,3 +406,13 @@ def test_it_is_priced_by_the_rates_of_torch_and_by_what_lies_aligned() -> None:
     assert seconds(4096, torch.float16) < 0.8 * seconds(4096)
     assert seconds(4096, torch.float64) > 5 * seconds(4096)
     assert seconds(4096, precision="highest") > 5 * seconds(4096)
+
+
+def test_infinities_that_an_ndarray_writes_are_seen() -> None:
+    """Tiles multiply zeros, so operands are looked at; torch counts no change of the second call's."""
+    x = stc.SparseTensor.from_dense(torch.tensor([[1.0, 0, 2], [0, 3, 0]]))
+    for plan in ("dense", "hls", "window", "auto"):
+        b = torch.ones(3, 2)
+        stc.einsum("ij,jr->ir", x, b, plan=plan)
+        b.numpy()[1, 0] = np.inf
+        assert stc.einsum("ij,jr->ir", x, b, plan=plan).tolist() == [[3, 3], [np.inf, 3]]

@@ -455,6 +455,30 @@ def test_comparisons_sum_duplicates_first() -> None:
     assert (x < x * 2).to_dense().tolist() == [1, 1, 0]
 
 
+def test_numbers_that_the_dtype_cannot_hold_are_not_wrapped_around() -> None:
+    """In torch, -1 is compared with uint8 as 255."""
+    u, x = (
+        stc.SparseTensor([[0, 2]], torch.tensor([200, 3], dtype=torch.uint8)),
+        stc.SparseTensor([[0, 1]], [100, -100]),
+    )
+    x = x.to(torch.int8)
+    for found, expected in (
+        (u < -1, [False, False, False]),
+        (u.clip(-1, 300), [200, 0, 3]),
+        (u.clip(min=-1), [200, 0, 3]),
+        (x > 300, [False, False]),
+        (x.clip(-300, 50), [50, -100]),
+        (x // 300, [0, -1]),
+        (x % 300, [100, 200]),
+        (torch.maximum(u, torch.tensor(-1)), [200, 0, 3]),
+        (stc.where(u > 5, 300, u), [300, 0, 3]),
+        (x * np.bool_(True), [100, -100]),
+    ):
+        assert found.to_dense().tolist() == expected
+    with pytest.raises(stc.DtypeError, match="too big"):
+        _ = x > 2**70
+
+
 def test_one_number_is_broadcast_to_more_positions_than_torch_has() -> None:
     x = stc.SparseTensor([[5], [7]], [2.0], (2**40, 2**40))
     assert (x * torch.full((1, 1), 3.0)).values.tolist() == [6.0]

@@ -144,6 +144,13 @@ def test_a_norm_of_zeros_has_a_gradient() -> None:
     assert [grad.tolist() for grad in found] == [[1.0, 1.0], [0.0]]
 
 
+def test_a_standard_deviation_of_zero_has_a_gradient() -> None:
+    values = torch.tensor([2.0, 2.0, 3.0], requires_grad=True)
+    x = stc.SparseTensor([[0, 0, 1], [0, 1, 0]], values, (3, 2))
+    x.std(1).sum().backward()
+    torch.testing.assert_close(values.grad, torch.tensor([0, 0, 0.5**0.5]))
+
+
 def test_a_sparse_result_of_modes_of_size_0() -> None:
     x = stc.SparseTensor(torch.zeros((3, 0), dtype=torch.long), torch.zeros(0), (0, 2, 3))
     found = x.mean(0, output="sparse")

@@ -336,6 +336,28 @@ def test_the_first_of_equal_elements(seed: int) -> None:
             assert torch.equal(found.indices, expected.indices.narrow(mode, 0, k))
 
 
+def test_nan_is_an_extremum_of_either_kind_and_the_last_of_the_least() -> None:
+    given = torch.tensor([[torch.nan, 0, 2], [1, torch.nan, torch.nan], [torch.inf, -torch.inf, 3]])
+    x = stc.SparseTensor.from_dense(given)
+    assert x.argmin().item() == given.argmin().item() == 0
+    for largest in (True, False):
+        for found, expected in (
+            (x.topk(3, 1, largest), given.topk(3, 1, largest)),
+            (x.max(1), given.max(1)) if largest else (x.min(1), given.min(1)),
+        ):
+            torch.testing.assert_close(found.values, expected.values, equal_nan=True)
+            gathered = given.gather(1, found.indices.reshape(3, -1)).view_as(expected.values)
+            torch.testing.assert_close(gathered, expected.values, equal_nan=True)
+
+
+def test_the_largest_of_a_batch() -> None:
+    x = stc.SparseTensor.from_dense(torch.tensor([[1.0, 0, 2], [0, -1, 0]]))
+    batch = torch.stack((x.values, -x.values))
+    for call in (lambda t: t.amax(1), lambda t: t.max(1).values, lambda t: t.topk(2, 1).values[:, 0]):
+        found = torch.func.vmap(lambda values, call=call: call(x.with_values(values)))(batch)
+        assert found.tolist() == [[2.0, 0.0], [0.0, 1.0]]
+
+
 def test_what_torch_does_in_place_is_refused() -> None:
     x = sparse(dense(0))
     for call in (lambda: torch.relu_(x), lambda: x.__setitem__(0, 1.0)):

@@ -206,6 +206,15 @@ def test_edges_of_indices_and_conversions() -> None:
     assert empty.reshape(2, -1).shape == (2, 0)
 
 
+def test_parts_of_a_mode_of_size_0() -> None:
+    x, dense = stc.zeros((0, 3)), torch.zeros(0, 3)
+    assert [part.shape for part in x.split(2)] == [tuple(part.shape) for part in dense.split(2)]
+    assert [part.shape for part in x.chunk(3)] == [tuple(part.shape) for part in dense.chunk(3)]
+    for call in (lambda: x.split(0, 1), lambda: x.split(-1), lambda: x.chunk(0)):
+        with pytest.raises(stc.ShapeError, match="found"):
+            call()
+
+
 def test_diagonals_beyond_int64_have_no_entries() -> None:
     x = stc.eye(3)
     for offset in (2**62, 2**63 - 1, 2**63, 2**70):
