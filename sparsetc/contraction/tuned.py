@@ -30,7 +30,7 @@ from sparsetc.device.timing import Timing
 from sparsetc.errors import OutOfMemoryError, SparsetcError
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO, ONE_PASS, Plan, requested
-from sparsetc.packing.deal import storage_keys
+from sparsetc.packing.partition import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem

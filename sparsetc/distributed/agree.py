@@ -62,7 +62,7 @@ def agreed(
 def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[str, Any]) -> T:
     """Run `make` with the settings on every rank and return its result; collective.
 
-    A plan that deals a tensor by the length of its rows, for one, is refused where a share has rows of one length.
+    A plan that divides a tensor by the length of its rows, for one, is refused where a share has rows of one length.
     Where others take it, the rank's is chosen by cost. Plans that are chosen by time are those of rank 0's share.
 
     Raises:

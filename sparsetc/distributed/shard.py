@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Cut, chosen
-from sparsetc.distributed.deal import exchanged, source_of
 from sparsetc.distributed.ranks import Ranks
+from sparsetc.distributed.sources import exchanged, source_of
 from sparsetc.errors import ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import entry_point

@@ -46,7 +46,7 @@ class Coo:
     def view(self, shape: Ints, storage: Storage) -> Nest:
         """Return runs: a work item is a run with equal item modes; without item modes, an equal chunk."""
         if storage.lane:
-            raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; deal them to other levels")
+            raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; put them at other levels")
         leaf = words.fields(storage.leaf, shape, "word")
         item = words.fields(storage.item, shape, "item_word")
         chunk = 0 if item else storage.max_item_nnz or UNLIMITED

@@ -109,14 +109,14 @@ class Storage(Record):
         """The modes of all levels, ascending."""
         return sorted(mode for level in self.levels for mode in level)
 
-    def misdealt(self, order: int, letters: Sequence[str] = ()) -> str:
+    def level_fault(self, order: int, letters: Sequence[str] = ()) -> str:
         """Return an error text, empty if every mode stands in exactly one level, and once in `sequence`."""
         if self.order == order:
             fits = not self.sequence or sorted(self.sequence) == self.modes
             return "" if fits else f"the storage's sequence names each of {order} modes once, found {self.sequence}"
         lacking = [m for m in range(order) if m not in self.modes]
         beyond = [m for m in self.modes if m not in range(order)]
-        fault = f"the storage deals {self.order} modes, the tensor has {order}"
+        fault = f"the storage has {self.order} modes, the tensor {order}"
         if lacking:
             named = f" ({letters[lacking[0]]!r})" if letters else ""
             return f"{fault}: mode {lacking[0]}{named} is at no level"
@@ -215,7 +215,7 @@ class Part(Record):
         format: name of the format.
         storage: modes and sizes that the format stores by.
         schedule: how the part's kernel runs.
-        nnz: its nonzeros, once they were dealt.
+        nnz: its nonzeros, once they were counted.
         nbytes: bytes of its index arrays, once they were packed.
         label: what the part holds, e.g. ``rows of 32 nonzeros or more``; of one of two sparse operands, its letters.
         operand: number of the operand that the part stores if there are two sparse ones; None if there is one.
@@ -269,7 +269,7 @@ class Plan(Record):
         name: name of the plan; of a request, the plan that is asked for.
         parts: the parts, each with its storage and schedule; empty for a request.
         fused: run all parts in one launch, so that a small part cannot leave the GPU idle (HLSTO, section VI-C).
-        partition: name of the rule that dealt the nonzeros to the parts.
+        partition: name of the rule that divides the nonzeros among the parts.
         options: arguments of that rule; in a request, the choices that are already made.
         shares: numbers of the rule's shares that have a part, if others are empty; empty if all have one.
         steps: in a path of several contractions, the plan of each; None for one of dense operands.
@@ -423,10 +423,10 @@ def verify(plan: Plan) -> None:
         raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts and names {len(plan.shares)} shares")
     for number, part in enumerate(plan.parts):
         where = f"plan {plan.name!r}, part {number} ({part.format})"
-        dealt = part.storage.modes
-        if dealt != list(range(len(dealt))):
-            lacking = next((f"; mode {m} is at none" for m in range(dealt[-1]) if m not in dealt), "")
-            raise PlanError(f"{where}: each mode must be at one level, found {dealt}{lacking}")
+        modes = part.storage.modes
+        if modes != list(range(len(modes))):
+            lacking = next((f"; mode {m} is at none" for m in range(modes[-1]) if m not in modes), "")
+            raise PlanError(f"{where}: each mode must be at one level, found {modes}{lacking}")
         storage, schedule = part.storage, part.schedule
         if schedule.precision not in (*PRECISIONS, F16, F16X3):
             named = ", ".join((*PRECISIONS, F16, F16X3))

@@ -24,7 +24,7 @@ from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, Statistics, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
-from sparsetc.packing.deal import PARTITIONS
+from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 from sparsetc.tensor.inputs import dtype_name

@@ -175,7 +175,7 @@ def test_a_factor_that_is_the_same_for_all_nonzeros_may_stand_inside_their_sum(e
 def test_plans_of_other_orders_and_trees_that_are_none_are_refused() -> None:
     x, y, b = stc.SparseTensor.from_dense(torch.ones(4, 4)), torch.ones(4, 4, 4), torch.ones(4, 2)
     plan = stc.compile("ijk,jr,kr->ir", stc.SparseTensor.from_dense(y), b, b, plan="coo").plan
-    with pytest.raises(stc.PlanError, match="the storage deals 3 modes, the tensor has 2"):
+    with pytest.raises(stc.PlanError, match="the storage has 3 modes, the tensor 2"):
         stc.einsum("ij,jr->ir", x, b, plan=plan)
     plan = stc.compile("ij,jr->ir", x, b, plan="coo").plan
     with pytest.raises(stc.PlanError, match=r"tree is a Tree, as sparsetc\.plans\.parse_tree makes it, found str"):
