@@ -13,7 +13,7 @@ from typing import Any
 
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import TritonPrinter, load, sides_of
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, Turns
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, TileLoop
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Add, DenseAxis, Key, Loop, Product, walk
 
@@ -179,17 +179,17 @@ def _held(printer: TritonPrinter, s: Loop) -> int:
     return held * (4 if printer.acc == "tl.float32" else 8)
 
 
-def _turns(printer: TritonPrinter, s: Loop, axis: Turns) -> Iterator[None]:
+def _tile_loop(printer: TritonPrinter, s: Loop, axis: TileLoop) -> Iterator[None]:
     """Positions along a side; the innermost loop over few is unrolled, so that its loads overlap."""
     unrolled = axis.unrolled and not any(isinstance(inner, Loop) for inner in s.body)
-    unrolled = unrolled and axis.size // axis.take * _held(printer, s) <= MOST_HELD
+    unrolled = unrolled and axis.size // axis.step * _held(printer, s) <= MOST_HELD
     span, first = "tl.static_range" if unrolled else "range", printer.begin(axis.name)
-    stop = f"{axis.size}" if axis.take == 1 else f"0, {axis.size}, {axis.take}"
+    stop = f"{axis.size}" if axis.step == 1 else f"0, {axis.size}, {axis.step}"
     with printer.block(f"for {first} in {span}({stop}):"):
-        if axis.take > 1:
-            printer.put(f"{names.side(axis.name)} = {first} + tl.arange(0, {axis.take})")
+        if axis.step > 1:
+            printer.put(f"{names.side(axis.name)} = {first} + tl.arange(0, {axis.step})")
         yield
 
 
 LOOPS: dict[type[Axis], Callable[[TritonPrinter, Loop, Any], Iterator[None]]]
-LOOPS = {Run: _steps, Fibers: _steps, Turns: _turns, Each: _each}
+LOOPS = {Run: _steps, Fibers: _steps, TileLoop: _tile_loop, Each: _each}

@@ -158,10 +158,11 @@ class Schedule(Record):
             do, else all.
         native: whether a torch program is run as native loops, where all parts of the plan can be and numba is there.
         tree: what is multiplied, contracted by dots and summed, in which order; None is what `default_tree` says.
-        take: positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other
+        tile_sizes: positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other
             letters.
-        turns: letters of a tile whose positions loops take, outermost first; what is in neither is split over the grid.
-        ruled: `tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over.
+        tile_loops: letters of a tile that a program loops over, `tile_sizes` positions at a time, outermost first; what
+            is in neither is split over the grid.
+        ruled: `tree`, `tile_sizes` and `tile_loops` where the default rule gave them: no other einsum reuses them.
 
     Examples:
         >>> stc.plans.Schedule(warps=4, blocks=(("r", 32),)).block("r")
@@ -185,14 +186,14 @@ class Schedule(Record):
     threads: int = bounded(0, "the number of threads", 0, MOST_THREADS)
     native: bool = False
     tree: Tree | None = None
-    take: tuple[tuple[str, int], ...] = ()
-    turns: tuple[str, ...] = ()
+    tile_sizes: tuple[tuple[str, int], ...] = ()
+    tile_loops: tuple[str, ...] = ()
     ruled: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
     def by_rule(self) -> Schedule:
-        """Return the schedule without a tree, `take` and `turns` that the default rule gave it; others stay."""
-        unchanged = self.ruled and self.ruled == (self.tree, self.take, self.turns)
-        return replace(self, tree=None, take=(), turns=(), ruled=()) if unchanged else self
+        """Return the schedule without a tree, `tile_sizes` and `tile_loops` of the default rule; others stay."""
+        unchanged = self.ruled and self.ruled == (self.tree, self.tile_sizes, self.tile_loops)
+        return replace(self, tree=None, tile_sizes=(), tile_loops=(), ruled=()) if unchanged else self
 
     def block(self, axis: str) -> int:
         """Return the number of elements of a dense axis in a program: its block, or the sum of its pieces."""

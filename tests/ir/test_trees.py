@@ -95,7 +95,7 @@ def test_the_tree_of_a_plan_is_shown_and_kept() -> None:
 
 RUNS = TreeCase(MTTKRP, "coo", "0||12")
 FIBERS = TreeCase(MTTKRP, "fiber", "0|1|2")
-TILES = TreeCase(MTTKRP, "dense_tile", "0|12|", take=IN_TILE, sides=(8, 16, 8))
+TILES = TreeCase(MTTKRP, "dense_tile", "0|12|", tile_sizes=IN_TILE, sides=(8, 16, 8))
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,25 @@ TILES = TreeCase(MTTKRP, "dense_tile", "0|12|", take=IN_TILE, sides=(8, 16, 8))
         (FIBERS, "sum[tile lane nonzero](X * B * C)", "cannot sum over tile: it does not depend on it, or sums"),
         (TILES, "sum[tile](dot[k](C, X) * B)", "the result has no axis j, which is never summed"),
         (TILES, "sum[i j tile](dot[k](C, X) * B)", "axis i is summed, which the result keeps"),
-        (replace(TILES, take=IN_TILE[:2]), "sum[j tile](dot[k](C, X) * B)", "the 8 positions of k are summed"),
-        (replace(TILES, turns=("i",)), "sum[j tile](dot[k](C, X) * B)", "i cannot be taken in turn, since the result"),
-        (replace(TILES, turns=("k",)), "sum[j tile](dot[k](C, X) * B)", "contracts k, whose positions are taken in"),
-        (replace(TILES, take=(("i", 3),)), "sum[j tile](dot[k](C, X) * B)", "are a power of two, found 3 of i"),
-        (replace(RUNS, take=(("i", 4),)), "sum[nonzero lane](X * B * C)", "takes positions of i, along which nothing"),
+        (replace(TILES, tile_sizes=IN_TILE[:2]), "sum[j tile](dot[k](C, X) * B)", "the 8 positions of k are summed"),
         (
-            replace(TILES, take=IN_TILE[:1], turns=("j", "k")),
+            replace(TILES, tile_loops=("i",)),
+            "sum[j tile](dot[k](C, X) * B)",
+            "i cannot be taken in turn, since the result",
+        ),
+        (
+            replace(TILES, tile_loops=("k",)),
+            "sum[j tile](dot[k](C, X) * B)",
+            "contracts k, whose positions are taken in",
+        ),
+        (replace(TILES, tile_sizes=(("i", 3),)), "sum[j tile](dot[k](C, X) * B)", "are a power of two, found 3 of i"),
+        (
+            replace(RUNS, tile_sizes=(("i", 4),)),
+            "sum[nonzero lane](X * B * C)",
+            "takes positions of i, along which nothing",
+        ),
+        (
+            replace(TILES, tile_sizes=IN_TILE[:1], tile_loops=("j", "k")),
             "sum[j tile](sum[k](X * C) * B)",
             "sums over k apart from j: both are one sum",
         ),
