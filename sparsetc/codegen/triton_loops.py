@@ -43,23 +43,23 @@ def head(printer: TritonPrinter) -> None:
 
 
 def _numbers(printer: TritonPrinter) -> None:
-    """Print the numbers of the program's blocks and of its work item; the block of a slab comes last."""
+    """Print the numbers of the program's blocks and of its work item; the slowest block comes last."""
     p, rest = printer.p, "pid"
     for axis in p.split:
-        if not axis.slab:
+        if not axis.slowest:
             along = axis.letter in p.letters
             times = f" * {axis.block}" if along and axis.block > 1 else ""
             name = printer.begin(axis.letter) if along else names.block(axis.letter)
             printer.put(f"{name} = {rest} % {axis.programs}{times}")
             rest = f"({rest} // {axis.programs})"
-    slabs = [axis for axis in reversed(p.split) if axis.slab]  # the first axis is the grid's outermost
-    if slabs:
+    slowest = [axis for axis in reversed(p.split) if axis.slowest]  # the first axis is the grid's outermost
+    if slowest:
         printer.put(f"items = programs // {prod(axis.programs for axis in p.split)}")
-    item = f"{rest} % items" if slabs else bare(rest)
+    item = f"{rest} % items" if slowest else bare(rest)
     printer.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
     rest = f"({rest} // items)"
-    for axis in slabs:
-        number = bare(rest) if axis is slabs[-1] else f"{rest} % {axis.programs}"
+    for axis in slowest:
+        number = bare(rest) if axis is slowest[-1] else f"{rest} % {axis.programs}"
         printer.put(f"{names.block(axis.letter)} = {number}")
         rest = f"({rest} // {axis.programs})"
 

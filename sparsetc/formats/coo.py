@@ -84,7 +84,9 @@ def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[C
     yield coo(problem, counts)
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
         in_halves = replace(problem, precisions=(F16X3,))
-        if len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slabs:  # one dot of two tables
+        if (
+            len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes
+        ):  # one dot of two tables
             yield coo(in_halves, counts)
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
         runs = counts.distinct((*problem.kept, mode))
@@ -146,7 +148,7 @@ def _spreads(
     while True:
         blocks, programs = dict(schedule.blocks), programs_of(problem, schedule)
         split = max((c for c in blocks if c in problem.bound.einsum.output), key=blocks.__getitem__, default="")
-        last = not schedule.slabs or blocks[split] <= NARROW or 2 * rows * programs >= warps
+        last = not schedule.slowest_axes or blocks[split] <= NARROW or 2 * rows * programs >= warps
         if last or 2 * issued * rows * programs >= warps:  # half of the multiprocessors have one
             yield deepened(problem, schedule, rows * programs, longest), 0
             yield schedule, max(FEWEST, programs * entries // (MORE * warps))

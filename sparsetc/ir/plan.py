@@ -8,7 +8,7 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
                | name  options                  # a request: what is not said is chosen
     part      := format(storage)  nonzeros  schedule
     storage   := item modes | lane modes | leaf modes, and the sizes the format cuts by    # what arrays depend on
-    schedule  := lanes, unroll, warps, dense blocks and slabs, dot or multiply, precision, tree    # what they do not
+    schedule  := lanes, unroll, warps, dense blocks, grid order, dot or multiply, precision, tree    # what they do not
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ class Schedule(Record):
         masked_unroll: unroll factor of the masked loop that follows: 1 for long fibers, more for short rows.
         pieces: for one dense axis of the output at most: powers of two whose sum is its block, to pad less: 16 + 8 for
             24.
-        slabs: dense axes whose block number is the slowest dimension of the grid: all items run for one block before
-            the next, so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item follow
-            one another.
+        slowest_axes: dense axes whose block number is the slowest dimension of the grid: all items run for one block
+            before the next, so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item
+            follow one another.
         rounded: dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is
             half the bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are
             of float32.
@@ -180,7 +180,7 @@ class Schedule(Record):
     unroll: int = bounded(1, "unroll", 1, MOST_STEPS)
     masked_unroll: int = bounded(1, "masked_unroll", 1, MOST_STEPS)
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    slabs: tuple[str, ...] = ()
+    slowest_axes: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
     copies: int = bounded(1, "the number of copies", power=True)
     threads: int = bounded(0, "the number of threads", 0, MOST_THREADS)
@@ -449,8 +449,8 @@ def verify(plan: Plan) -> None:
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")
         if schedule.rounded and schedule.precision != ROUNDED:
             raise PlanError(f"{where}: operands are rounded at precision {ROUNDED}, not at {schedule.precision}")
-        for axis in schedule.slabs:
-            if axis not in dict((*schedule.blocks, *schedule.pieces)) or schedule.slabs.count(axis) > 1:
-                raise PlanError(f"{where}: slabs are of axes that have a block, each named once, found {axis!r}")
+        for axis in schedule.slowest_axes:
+            if axis not in dict((*schedule.blocks, *schedule.pieces)) or schedule.slowest_axes.count(axis) > 1:
+                raise PlanError(f"{where}: slowest_axes names axes that have a block, each once, found {axis!r}")
     if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
         raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")

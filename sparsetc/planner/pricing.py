@@ -194,8 +194,8 @@ def natively(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
-    """Return the candidate priced, each part with its grid in slabs (`Schedule.slabs`) if that is expected to gain."""
-    return tried(_in_slabs, price(candidate, problem), problem, by_part=True)
+    """Return the candidate priced, with `Schedule.slowest_axes` of each part where they are expected to gain."""
+    return tried(_by_passes, price(candidate, problem), problem, by_part=True)
 
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
@@ -216,11 +216,11 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
     return replace(without, plan=plan, costs=better(without.costs, other.costs), seconds=better(*seconds))
 
 
-def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
-    """Use slabs for every axis that is split over the grid, unless the schedule names slabs."""
+def _by_passes(own: Schedule, problem: Problem) -> Schedule:
+    """Make every axis that is split over the grid slowest there, unless the schedule names some."""
     sizes = problem.bound.by_index
-    slabs = own.slabs or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
-    return own if slabs == own.slabs else replace(own, slabs=slabs)
+    slowest_axes = own.slowest_axes or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
+    return own if slowest_axes == own.slowest_axes else replace(own, slowest_axes=slowest_axes)
 
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:

@@ -112,10 +112,12 @@ class Lowering:
         )
 
     def _dense(self, letter: str) -> ir.DenseAxis:
-        """A dense axis as the schedule takes it: one of a single block has no slabs, whatever the schedule says."""
+        """A dense axis as the schedule takes it: one of a single block is not slowest, whatever the schedule says."""
         size, block = self.inner.sizes[letter], self.schedule.block(letter)
         pieces = dict(self.schedule.pieces).get(letter, ())
-        return ir.DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
+        return ir.DenseAxis(
+            letter, size, block, pieces=pieces, slowest=letter in self.schedule.slowest_axes and size > block
+        )
 
     def contract(self) -> Tile:
         """Make the statements, and return what is to be added to the output."""

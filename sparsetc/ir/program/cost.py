@@ -4,7 +4,7 @@ In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `C
 linear in the statistics, and with seconds a resource, and of a whole part: a roofline, and the time that is expected.
 The constants of the formulas are the profile's `laws`. What gathered rows of a dense operand move, through the L2 cache
 and from device memory, follows from the order of programs: of an axis that is split over the grid, one block must be
-near where the grid takes slabs, and else all of them.
+near where the grid takes one block of columns after another, and else all of them.
 
 A `Count` is a sum of so many a nonzero, a fiber, an item; `Statistics` are those numbers of a packed storage, or a
 planner's estimate of them. The symbols::
@@ -147,11 +147,11 @@ class GatherTerm:
     Attributes:
         width: elements of a row.
         table_width: elements of a row that caches must hold for it to be found there again by neighbours.
-        held_width: elements of a row that one program or another takes at a time: all of it, but of slabs.
+        held_width: elements of a row that one program or another takes at a time: all of it, or the block of a pass.
         whole_width: elements of a row of the operand.
         letters: sparse letters of the operand whose coordinates may repeat as stored.
         sector: bytes that reach registers of a row at least.
-        slabs: slabs that the operand is taken in, where these are known to be gathered faster.
+        passes: over all items, each for one block of the rows, where these are known to be gathered faster.
         itemsize: bytes of an element: those of a value, or of bfloat16.
     """
 
@@ -164,7 +164,7 @@ class GatherTerm:
     whole_width: int
     letters: Names = ()
     sector: int = 0
-    slabs: int = 1
+    passes: int = 1
     itemsize: Count = ONE.bytes
 
     def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
@@ -184,7 +184,7 @@ class GatherTerm:
         whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
-        return far * self.slabs ** -profile.laws["slab_power"], missed
+        return far * self.passes ** -profile.laws["slab_power"], missed
 
 
 LINE, CPU_LINE = 128, 64
@@ -204,7 +204,7 @@ class Cost:
     Attributes:
         programs: grid programs an item.
         readers: grid programs that read the same values.
-        slabs: programs of an item that are apart on the grid, since an axis is taken in slabs.
+        passes: over all items, one for each block of the axes that are slowest on the grid.
         stream, once: bytes of what is stored, as all programs read it, and as the first of an item does.
         registers: bytes that each of a row's threads reads into registers, beside gathered rows.
         multiply, dot: multiplications and additions outside dots, and inside them.
@@ -239,7 +239,7 @@ class Cost:
         self.sides = {a.letter for a in p.axes} & {*p.letters}
         self.programs = prod([a.programs for a in p.split])
         self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
-        self.slabs = self._slabs(a.letter for a in p.axes)
+        self.passes = self._passes(a.letter for a in p.axes)
         values = ZERO
         if p.view.values.held:
             values = 2 * STORED if p.half else STORED.bytes
@@ -333,14 +333,14 @@ class Cost:
         o = s.operand
         width = self._cells(s.operand.axes)
         size = 2 * ONE if s.operand.rounded else ONE.bytes
-        held = prod([min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes])
+        held = prod([min(a.size, a.block) if a.slowest else a.size for a in self.p.axes if a.letter in o.axes])
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
             rows = visits * self._cells({*self.p.read_along(o.rows)} & {*s.out.axes})
             return GatherTerm(o.name, rows, width, o.nrows, held, held, o.width, itemsize=size)
         # A block of the columns: neighbouring rows share most of what they gather, while it is near.
-        slabs = self._slabs(o.axes)
-        return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, slabs, size)
+        passes = self._passes(o.axes)
+        return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, passes, size)
 
     def _product(self, s: ir.Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
@@ -381,9 +381,9 @@ class Cost:
         """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
         return prod([a.block if self.sides else min(a.size, a.block) for a in self.p.axes if a.letter in axes])
 
-    def _slabs(self, axes: Iterable[str]) -> int:
-        """Slabs that the grid makes of axes."""
-        return prod([a.programs for a in self.p.axes if a.slab and a.letter in axes])
+    def _passes(self, axes: Iterable[str]) -> int:
+        """Return the passes of the grid over all items for the blocks of axes."""
+        return prod([a.programs for a in self.p.axes if a.slowest and a.letter in axes])
 
     # -- seconds ----------------------------------------------------------------------------------------------------
     def describe(self) -> list[str]:
@@ -419,8 +419,8 @@ class Cost:
         once, stream, output, added, multiply, expanded, dot = [sum(map(mul, c.factors, at)) for c in counts]
         gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
         missed, again = sum([missed for _, missed in gathered]), stream - once
-        # Blocks of one item follow one another and find its storage near; slabs read all of it again.
-        if self.slabs > 1 and once > profile.l2_bytes:
+        # Blocks of one item follow one another and find its storage near; each pass reads all of it again.
+        if self.passes > 1 and once > profile.l2_bytes:
             missed, again = missed + again, 0
         return {
             "memory": (once + output + missed) / profile.memory,
@@ -512,9 +512,9 @@ class Cost:
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
         if self.turn is None:
-            # Slabs follow one another, each with its longest programs; those that all run at once do not.
+            # Passes follow one another, each with its longest programs; those that all run at once do not.
             at_once = RESIDENT * profile.warps / self.p.schedule.warps
-            last = busy * max(1 / self.slabs, min(1.0, at_once / (self.programs * max(1, statistics.items))))
+            last = busy * max(1 / self.passes, min(1.0, at_once / (self.programs * max(1, statistics.items))))
             return max(busy, alone, busy - last + self._waited(last, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
