@@ -354,8 +354,8 @@ class Preparation:
             reached.index_fill_(0, self._rows_of_part(packed), True)
         zeroed = torch.nonzero(reached if sparse else ~reached).flatten()
         row = self.output.width * accumulator(self.dtype).itemsize
-        law = self.problem.profile.laws
-        listed = zeroed.numel() * (law["listed_row"] + law["listed_byte"] * row)
+        constants = self.problem.profile.constants
+        listed = zeroed.numel() * (constants["listed_row"] + constants["listed_byte"] * row)
         return zeroed if listed <= count * row else None
 
 

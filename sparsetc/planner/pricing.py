@@ -96,7 +96,7 @@ def seconds_of(
     for launch in [run] if plan.fused and backend == "triton" else [[n] for n in run]:
         seconds[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
-            seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
+            seconds[launch[0]] += profile.constants["starting_waits"] * profile.wait
     tables_made = [(ROUNDING, [part.rounded for part, _ in both]), (LARGEST, [part.split for part, _ in both])]
     tables_made.append((HALVING, [part.halves for part, _ in both]))
     if backend == "triton":
@@ -107,10 +107,10 @@ def seconds_of(
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
     if copies > 1:  # summed once, whatever parts add to them
         seconds[first] += profile.launch + copies * output / profile.l2
-    seconds[first] += _zeroed(both, copies * output, output, profile.laws["listed_byte"]) / profile.memory
+    seconds[first] += _zeroed(both, copies * output, output, profile.constants["listed_byte"]) / profile.memory
     if backend == "triton" and both[0][1].itemsize == 2 and not all(part.owned for part, _ in both):
         # Sums that are added to are zeros of float32 first, and converted after.
-        seconds[first] += 2 * profile.laws["launch_after"] * profile.launch + CONVERTED * output / profile.memory
+        seconds[first] += 2 * profile.constants["launch_after"] * profile.launch + CONVERTED * output / profile.memory
     for n, (part, sizes), alone in zip(run, both, scalar, strict=True):
         slowed = by_precision(profile.fused_slowdown, part.precision) if alone and beside_tiles else 1.0
         seconds[n] += slowed * part.predicted(sizes, profile)
@@ -204,7 +204,7 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
     if plan is without.plan:
         return without
     other = price(replace(without, plan=plan), problem)
-    least_gain, seconds = problem.profile.laws["least_gain"], (without.seconds or (), other.seconds or ())
+    least_gain, seconds = problem.profile.constants["least_gain"], (without.seconds or (), other.seconds or ())
     if not by_part:
         return other if least_gain * sum(seconds[1]) < sum(seconds[0]) else without
     gains = [least_gain * after < before for before, after in zip(*seconds, strict=True)]
@@ -225,7 +225,7 @@ def _by_passes(own: Schedule, problem: Problem) -> Schedule:
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:
     """Add to copies of the output, to more where it has fewer rows, so that additions wait less for one another."""
-    crowd = max(1, int(problem.profile.laws["uncrowded"]) // problem.rows)
+    crowd = max(1, int(problem.profile.constants["uncrowded"]) // problem.rows)
     return replace(own, copies=max(own.copies, min(problem.rules["most_copies"], 1 << crowd.bit_length() - 1)))
 
 

@@ -83,10 +83,9 @@ def from_table(
 def _numbered(column: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The labels in a column, each once and in order, and the number of each row's."""
     try:
-        found, numbers = np.unique(column, return_inverse=True)
+        return np.unique(column, return_inverse=True)
     except TypeError as error:  # of texts and numbers in one column
         raise FormatError(f"column {name!r} holds labels that have no order: {error}") from None
-    return found, numbers
 
 
 def labels_of(x: SparseTensor) -> Labels:

@@ -2,7 +2,7 @@
 
 In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost`, with a `Count` of each resource,
 linear in the statistics, and with seconds a resource, and of a whole part: a roofline, and the time that is expected.
-The constants of the formulas are the profile's `laws`. What gathered rows of a dense operand move, through the L2 cache
+Constants of the formulas are the profile's. What gathered rows of a dense operand move, through the L2 cache
 and from device memory, follows from the order of programs: of an axis that is split over the grid, one block must be
 near where the grid takes one block of columns after another, and else all of them.
 
@@ -184,7 +184,7 @@ class GatherTerm:
         whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
-        return far * self.passes ** -profile.laws["slab_power"], missed
+        return far * self.passes ** -profile.constants["slab_power"], missed
 
 
 LINE, CPU_LINE = 128, 64
@@ -482,35 +482,35 @@ class Cost:
             return sum(count * rates[name] for name, count in self.loops(statistics, profile).items())
         each = self.seconds(statistics, profile)
         at = statistics.symbols
-        law = profile.laws
-        rate = (law["stored_rate"] if self.lane else 1.0) * profile.memory
+        constants = profile.constants
+        rate = (constants["stored_rate"] if self.lane else 1.0) * profile.memory
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
         if self.met:
-            each["add"] *= max(1, law["uncrowded"] / self.met) ** law["crowding"]
+            each["add"] *= max(1, constants["uncrowded"] / self.met) ** constants["crowding"]
         if self.dot != ZERO:
             staged = self.staged.at(at) * by_precision(profile.staged, self.precision)
-            narrowed = law["conversion"] * self.converted.at(at) + law["halving"] * self.halved.at(at)
+            narrowed = constants["conversion"] * self.converted.at(at) + constants["halving"] * self.halved.at(at)
             each["dot"] += staged / profile.l1 + narrowed / profile.multiply
         if self.p.view.blocks:
-            share = min(1.0, self.lane * law["lane_wait"]) if self.lane else 1.0
+            share = min(1.0, self.lane * constants["lane_wait"]) if self.lane else 1.0
             each["l1"] += self.programs * statistics.fibers * profile.fiber * share
         if self.turn is not None:
-            each["add"] *= law["added_from_tiles"]
+            each["add"] *= constants["added_from_tiles"]
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         alone = 0.0
         if self.dot != ZERO and self.turn is None and not self.p.view.loops[-1].lanes:
-            by = {"tf32": law["entries_tf32"], "tf32x3": law["entries_tf32x3"]}
-            slower = by.get(self.precision, law["entries"])
+            by = {"tf32": constants["entries_tf32"], "tf32x3": constants["entries_tf32x3"]}
+            slower = by.get(self.precision, constants["entries"])
             each |= {name: slower * each[name] for name in ("l2", "dot")}
             of_program = self._matrix_rate(profile) / profile.warps * self.p.schedule.warps
             longest = statistics.chain * (self.p.schedule.stages // 2)
             alone = slower * longest * self.dot.of(STORED) / self.programs / of_program
             loaded = sum([g.width * g.itemsize.at(at) for g in self.gathers if g.rows.of(STORED)])
-            share = law["entries_share"] * profile.memory * profile.rules["issued"] / profile.warps
+            share = constants["entries_share"] * profile.memory * profile.rules["issued"] / profile.warps
             each["longest"] = longest * loaded / share  # which the loads of others overlap in part
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
-        busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
+        busy = sum([t ** constants["overlap"] for t in each.values()]) ** (1 / constants["overlap"])
         if self.turn is None:
             # Passes follow one another, each with its longest programs; those that all run at once do not.
             at_once = RESIDENT * profile.warps / self.p.schedule.warps
@@ -518,40 +518,40 @@ class Cost:
             return max(busy, alone, busy - last + self._waited(last, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
-        waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]
-        tall = self.p.view.values.volume >= law["tall"]
+        waits = constants["waits_a_turn"] * statistics.chain + constants["first_waits"]
+        tall = self.p.view.values.volume >= constants["tall"]
         if tall and self.listed != ZERO and self.precision in (ROUNDED, F16X3):
-            waits += law["tall_waits"]
+            waits += constants["tall_waits"]
         return busy + waits * profile.wait + statistics.chain * alone
 
     def _waited(self, busy: float, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
-        chain, law = statistics.chain * profile.wait, profile.laws
+        chain, constants = statistics.chain * profile.wait, profile.constants
         if not self.p.view.blocks:
-            return chain * min(1.0, law["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
-        near = law["near_wait"]
+            return chain * min(1.0, constants["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
+        near = constants["near_wait"]
         line = 1.0
         among_others = 1.0
-        if self.p.schedule.registers >= law["roomy"]:
-            near = law["roomy_near_wait"]
-            line = law["roomy_line_wait"]
-            among_others = law["roomy_busy_wait"]
+        if self.p.schedule.registers >= constants["roomy"]:
+            near = constants["roomy_near_wait"]
+            line = constants["roomy_line_wait"]
+            among_others = constants["roomy_busy_wait"]
         words = self.p.view.lanes * self.p.schedule.unroll * sum(self.p.view.word_bytes[-1])
         idle = near + (line - near) * min(1.0, words / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):
-            idle, among_others = law["far_wait"], law["far_busy_wait"]
+            idle, among_others = constants["far_wait"], constants["far_busy_wait"]
         first = min(profile.wait, chain)  # which finds nothing near
         return first + idle * (chain - first) + max(0.0, among_others - idle) * min(busy, chain)
 
     def _turn_share(self, profile: DeviceProfile) -> float:
         """Return the overhead of one loop step over a tile, as a share of the profile's `tile`."""
-        volume, law = self.p.view.values.volume, profile.laws
+        volume, constants = self.p.view.values.volume, profile.constants
         if self.readers < self.programs:  # each program takes a share of the tile
             nbytes = volume * self.readers // self.programs * (2 if self.p.half else 4)
-            return min(1.0, nbytes / law["whole_turn"]) ** law["turn_power"]
-        smaller = (volume / law["whole_tile"]) ** law["turn_power"]
-        share = min(1.0, smaller * max(2, self.p.schedule.warps) / law["turn_warps"])
-        return law["listed_turn"] * share if self.listed != ZERO and self.precision == ROUNDED else share
+            return min(1.0, nbytes / constants["whole_turn"]) ** constants["turn_power"]
+        smaller = (volume / constants["whole_tile"]) ** constants["turn_power"]
+        share = min(1.0, smaller * max(2, self.p.schedule.warps) / constants["turn_warps"])
+        return constants["listed_turn"] * share if self.listed != ZERO and self.precision == ROUNDED else share
 
     def _matrix_rate(self, profile: DeviceProfile) -> float:
         """Flops a second of dots at this precision."""
@@ -559,7 +559,7 @@ class Cost:
         if self.turn is None:
             return peak
         unit = ROUNDED if self.precision == F16X3 else self.precision  # halves go as bfloat16
-        large = profile.laws["large_share"] if self.turn >= profile.laws["large_turn"] else 1
+        large = profile.constants["large_share"] if self.turn >= profile.constants["large_turn"] else 1
         return peak * by_precision(profile.tile_share, unit) * large
 
 
