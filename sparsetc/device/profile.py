@@ -260,8 +260,7 @@ def _shipped(name: str) -> dict[str, Any]:
 def _document(name: str) -> dict[str, Any]:
     """Return a JSON of `profiles/`: the ``value`` and ``source`` of each number, and what it ``means``."""
     text = (Path(__file__).parent / "profiles" / f"{name}.json").read_text(encoding="utf-8")
-    document: dict[str, Any] = json.loads(text)
-    return document
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 VERSION = 2
@@ -373,10 +372,10 @@ def _profile(document: Any, gpu: str) -> DeviceProfile:
         raise ValueError(f"not a record of version {VERSION} of this GPU, with {', '.join(MEASURED)} of one day")
     for name, value in values.items():
         usual = getattr(default_gpu(), name)
-        found, numbers = (value, usual) if name in TABLES else ({"": value}, {"": usual})
-        if not isinstance(found, dict) or set(found) != set(numbers):
+        table, numbers = (value, usual) if name in TABLES else ({"": value}, {"": usual})
+        if not isinstance(table, dict) or set(table) != set(numbers):
             raise ValueError(f"{name} is not of the precisions {', '.join(numbers)}")
-        for precision, number in found.items():  # which a device must be able to have
+        for precision, number in table.items():  # which a device must be able to have
             least, most = numbers[precision] / FACTOR, numbers[precision] * FACTOR
             if not isinstance(number, float) or not least <= number <= most:
                 raise ValueError(f"{name} {precision}".strip() + f" is {number!r}")

@@ -173,8 +173,8 @@ def shard(
     """
     ranks = Ranks(mesh)
     modes = tuple(along) if isinstance(along, Iterable) and not isinstance(along, str) else along
-    given = {"along": modes, "scattered": scattered}
-    source = agreed(ranks, "shard", lambda: source_of(x, modes, ranks, device, scattered), given, lambda it: it.said)
+    same = {"along": modes, "scattered": scattered}
+    source = agreed(ranks, "shard", lambda: source_of(x, modes, ranks, device, scattered), same, lambda it: it.said)
     cut = chosen(source.nonzeros[0], source.shape, source.modes, ranks)
     coords, values = exchanged(source.nonzeros, cut, ranks)
 

@@ -47,9 +47,9 @@ def groups_of(pattern: Pattern, kept: tuple[int, ...]) -> Groups:
         rows, shape = [pattern.coords[m] for m in kept], tuple(pattern.shape[m] for m in kept)
         distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
         coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
-        found = Pattern(coords, shape, True)
-        found.labels = pattern.labels_of(kept)
-        return Groups(found, distinct.rank, distinct.count)
+        pattern_of_groups = Pattern(coords, shape, True)
+        pattern_of_groups.labels = pattern.labels_of(kept)
+        return Groups(pattern_of_groups, distinct.rank, distinct.count)
 
     return pattern._once(("groups of", kept), made)
 
