@@ -23,13 +23,13 @@ This page holds what plans cost, as sparsetc itself says it: `k.cost` of a compi
 [sympy](https://www.sympy.org) expressions, `k.explain(symbolic=True)` prints them, and `k.cost.at(nonzeros=10**9,
 r=128)` gives the numbers with other sizes. It is written by `python benchmarks/formulas.py`.
 
-Letters are sizes of modes. `items`, `fibers` and `nonzeros` are work items, fibers (of tiles: tiles) and values as they
-are stored, padding included, numbered where a plan has several parts; `itemsize` is the bytes of a value, `chain` the
-rounds of dependent loads of the longest item, `runs_j` how often coordinate j changes. Other names are fields and
-laws of the device's [profile](devices.md), here of an NVIDIA H200, tables with the precision behind the name. *Bytes*
-are those that device memory moves at least, *atomics* elements that are added by atomics, *products* multiplications
-and additions. An expression for *seconds* holds as long as the model decides as it did here: what fits into a cache,
-which of two bounds is larger.
+Letters are sizes of modes. `items`, `fibers` and `nonzeros` are work items, fibers (of tiles: tiles) and values as
+they are stored, padding included, numbered where a plan has several parts; `itemsize` is the bytes of a value,
+`chain` the rounds of dependent loads of the longest item, `runs_j` how often coordinate j changes. Other names are
+fields and constants of the device's [profile](devices.md), here of an NVIDIA H200, tables with the precision behind
+the name. *Bytes* are those that device memory moves at least, *atomics* elements that are added by atomics,
+*products* multiplications and additions. An expression for *seconds* holds as long as the model decides as it did
+here: what fits into a cache, which of two bounds is larger.
 """
 
 

@@ -20,7 +20,7 @@ from common import factors, kernel_microseconds, mttkrp_equation, mttkrp_referen
 
 import sparsetc as stc
 from sparsetc.packing.base import pack
-from sparsetc.packing.deal import deal
+from sparsetc.packing.partition import divide
 from sparsetc.packing.tiles import sides_of, tile_populations
 
 TENSORS = (
@@ -223,10 +223,10 @@ def storage() -> None:
         if x is None:
             continue
         by_rows = stc.plans.Storage((0,), tuple(range(1, x.order)), ())
-        dealt = [x.coords[:, part] for part in deal("threshold", x.coords, x.shape, (0,), {"threshold": 78})]
-        tiles = pack(dealt[0], x.shape, "bitmap_tile", by_rows)
+        shares = [x.coords[:, part] for part in divide("threshold", x.coords, x.shape, (0,), {"threshold": 78})]
+        tiles = pack(shares[0], x.shape, "bitmap_tile", by_rows)
         rest = pack(
-            dealt[1], x.shape, "coo", stc.plans.Storage((), (), tuple(range(x.order)), max_item_nnz=128, narrow=True)
+            shares[1], x.shape, "coo", stc.plans.Storage((), (), tuple(range(x.order)), max_item_nnz=128, narrow=True)
         )
         dense, coo = 4 * prod(x.shape), x.nnz * 4 * (x.order + 1)
         for width in (4, 2):

@@ -132,7 +132,7 @@ def sharded_of(args: tuple[Any, ...]) -> Any:
     return None
 
 
-def _run(made: Contraction, operands: Operands, drop_zeros: bool) -> Result:
+def _run(contraction: Contraction, operands: Operands, drop_zeros: bool) -> Result:
     """Return the result of a contraction that was compiled for these operands."""
     patterns: list[Pattern] = []
     values: list[Tensor] = []
@@ -144,8 +144,8 @@ def _run(made: Contraction, operands: Operands, drop_zeros: bool) -> Result:
         else:
             dense.append(operand)
     patterns[0].uses.count += 1
-    result = made.evaluate(patterns, values, dense, made.packed(values), checked=True)
-    return wrap(made, result, patterns, drop_zeros)
+    result = contraction.evaluate(patterns, values, dense, contraction.packed(values), checked=True)
+    return wrap(contraction, result, patterns, drop_zeros)
 
 
 @entry_point
@@ -306,10 +306,10 @@ def explain(*args: Any, symbolic: bool = False, **settings: Any) -> Explanation 
 
 def _prepared(args: tuple[Any, ...]) -> tuple[str, Operands]:
     """Equation text, and operands as SparseTensors and dense tensors."""
-    text, given = parse_arguments(args)
+    text, arguments = parse_arguments(args)
     operands: list[SparseTensor | Tensor] = []
     sparse = False
-    for number, operand in enumerate(given, 1):
+    for number, operand in enumerate(arguments, 1):
         if type(operand) is Tensor and operand.layout is torch.strided and not operand.is_nested:
             operands.append(operand)
             continue

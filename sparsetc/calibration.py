@@ -81,23 +81,23 @@ def measure() -> DeviceProfile:
         torch.set_num_threads(threads)
 
 
-def keep(found: DeviceProfile) -> Any:
+def keep(measured: DeviceProfile) -> Any:
     """Write the record; return its path. `OSError`: it cannot be written."""
-    if not found.loops:
-        return gpu.keep(found)
+    if not measured.loops:
+        return gpu.keep(measured)
     import numba
 
-    return profile.write_loops(found, {"torch": str(torch.__version__), "numba": numba.__version__})
+    return profile.write_loops(measured, {"torch": str(torch.__version__), "numba": numba.__version__})
 
 
-def table(found: DeviceProfile) -> str:
+def table(measured: DeviceProfile) -> str:
     """Return a table of the numbers: as measured, and the default's."""
-    if not found.loops:
-        return gpu.table(found)
+    if not measured.loops:
+        return gpu.table(measured)
     usual = profile.shipped_loops()
     rows = [
         (f"{runner} {name}", f"{1e9 * value:.3g}", f"{1e9 * usual[runner][name]:.3g}", "ns")
-        for runner, rates in found.loops.items()
+        for runner, rates in measured.loops.items()
         for name, value in rates.items()
     ]
     return gpu.tabulated(rows)

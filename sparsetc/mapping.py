@@ -165,15 +165,15 @@ class _Inputs:
 
     def shape(self, pattern: Any) -> tuple[int, int]:
         """Return the numbers of rows and columns, on which all tensors agree."""
-        found = []
+        agreed = []
         for mode, side in enumerate(SIDES):
             sizes = [table.shape[-2] for table, of in self.tables if of == mode]
             sizes += [t.shape[-1] for t in self.vectors[side].values()]
             sizes = sizes or [*getattr(pattern, "shape", ())[-2:][mode : mode + 1]]
             if len({*sizes}) != 1:
                 raise ShapeError(f"map_entries: inputs must say one number of {side}, found {sizes or 'none'}")
-            found += sizes[:1]
-        return found[0], found[1]
+            agreed += sizes[:1]
+        return agreed[0], agreed[1]
 
     def body(self, function: Callable[..., Tensor], softmax: bool, stored: bool) -> Body:
         """Return the body, kept for functions of the same code and constants."""

@@ -90,11 +90,11 @@ def _stack(lead: Ints, heads: Ints) -> tuple[int, bool]:
     return prod(sizes), not apart[0]
 
 
-def _check(found: Ints, found_on: torch.device, shape: Ints, device: torch.device) -> None:
-    if found != shape:
-        raise ShapeError(f"the pattern must be {shape}, a row a query, found {found}")
-    if found_on != device:
-        raise DeviceError(f"the pattern must be on {device}, as the operands are, found {found_on}")
+def _check(pattern_shape: Ints, pattern_device: torch.device, shape: Ints, device: torch.device) -> None:
+    if pattern_shape != shape:
+        raise ShapeError(f"the pattern must be {shape}, a row a query, found {pattern_shape}")
+    if pattern_device != device:
+        raise DeviceError(f"the pattern must be on {device}, as the operands are, found {pattern_device}")
 
 
 # -- masks ------------------------------------------------------------------------------------------------------------
@@ -171,24 +171,24 @@ def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool
 # -- sparse tensors ---------------------------------------------------------------------------------------------------
 
 
-def _of_sparse(given: Any, shape: Ints, device: torch.device) -> tuple[Pattern, Ints]:
+def _of_sparse(stored: Any, shape: Ints, device: torch.device) -> tuple[Pattern, Ints]:
     """Return a coalesced pattern of two modes (three for a stack), and the sizes of its leading modes."""
-    if isinstance(given, Pattern) and given.is_coalesced and given.blocks is None and given.order == 2:
-        _check(given.shape, given.device, shape, device)  # as most; no tensor is made of it
-        return given, ()
-    if isinstance(given, tuple) and len(given) in (2, 4):
-        operand: Any = _of_rows(given, shape)
-    elif isinstance(given, Pattern):
-        operand = SparseTensor._make(given, torch.ones((), device=given.device).expand(given.values_shape(())))
+    if isinstance(stored, Pattern) and stored.is_coalesced and stored.blocks is None and stored.order == 2:
+        _check(stored.shape, stored.device, shape, device)  # as most; no tensor is made of it
+        return stored, ()
+    if isinstance(stored, tuple) and len(stored) in (2, 4):
+        operand: Any = _of_rows(stored, shape)
+    elif isinstance(stored, Pattern):
+        operand = SparseTensor._make(stored, torch.ones((), device=stored.device).expand(stored.values_shape(())))
     else:
-        operand = as_operand(given, "pattern")
+        operand = as_operand(stored, "pattern")
     if not isinstance(operand, SparseTensor):
         advice = ""
         if isinstance(operand, Tensor):
             advice = ": a dense mask is boolean, as mask != 0, and numbers that are added to scores are bias="
-        elif callable(given):
+        elif callable(stored):
             advice = ": a mask_mod becomes one by FlexAttention's create_block_mask, or is written with sparsetc.masks"
-        raise FormatError(f"{type(given).__name__} is no pattern of rows and columns{advice}")
+        raise FormatError(f"{type(stored).__name__} is no pattern of rows and columns{advice}")
     pattern, sizes = operand.coalesce().pattern, tuple(operand.shape)
     _check(sizes[-2:], operand.device, shape, device)
     if pattern.blocks is not None and not whole_blocks(pattern, SQUARE, NARROW):

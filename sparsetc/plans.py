@@ -8,7 +8,7 @@ from sparsetc.formats.hls import plan_hls
 from sparsetc.formats.window import plan_1sa, plan_window
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.packing.deal import register_partition
+from sparsetc.packing.partition import register_partition
 from sparsetc.planner.registry import register_format, register_plan
 from sparsetc.products.problem import plan_bcb
 from sparsetc.similarity.curve import BlockingCurve, blocking_curve

@@ -11,7 +11,7 @@ from typing import Any
 
 import sparsetc as stc
 from sparsetc.packing.base import FORMATS
-from sparsetc.packing.deal import PARTITIONS
+from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.registry import PLANS
 
 REGISTRIES: tuple[dict[str, Any], ...] = (FORMATS, PARTITIONS, PLANS, stc.OPERATIONS)

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import sparsetc as stc
 from sparsetc.packing.base import FORMATS, pack
-from sparsetc.packing.deal import PARTITIONS, deal
+from sparsetc.packing.partition import PARTITIONS, divide
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import NAMED
 
@@ -94,7 +94,7 @@ def packings(order: int, nnz: int) -> Iterator[tuple[str, torch.Tensor, Callable
     rules += [("threshold", {"threshold": 2}), ("row_similarity", windows)]
     for rule, options in (own for own in rules if own[0] in PARTITIONS):
         coords = coordinates(order, nnz, clustered=rule not in ("mixed_mode", "run_length"))
-        yield f"dealt by {rule}", coords, lambda c=coords, r=rule, o=options: deal(r, c, shape, (order - 1,), o)
+        yield f"dealt by {rule}", coords, lambda c=coords, r=rule, o=options: divide(r, c, shape, (order - 1,), o)
 
 
 # -- what a limit of memory allows for, measured as the system does ---------------------------------------------------

@@ -178,7 +178,7 @@ def test_a_plan_that_does_not_apply(equation: str) -> None:
     ("plan", "message"),
     [
         (stc.plans.Plan("none", ()), "'none' has no parts"),
-        (explicit_plan("coo", "0||1", {}), "deals 2 modes, the tensor has 3"),
+        (explicit_plan("coo", "0||1", {}), "has 2 modes, the tensor 3"),
         (explicit_plan("coo", "0||11", {}), "each mode must be at one level"),
         (explicit_plan("csr5", "0||12", {}), "plan 'explicit', part 0: no format is called 'csr5'"),
         (explicit_plan("coo", "0|1|2", {}), "no lanes that share modes"),
@@ -197,7 +197,7 @@ def test_parts_that_the_partition_does_not_deal() -> None:
     one = explicit_plan("coo", "0||12", {"r": 2}, lanes=1)
     with pytest.raises(stc.PlanError, match=r"no partition is called 'halves'; known: .*run_length"):
         stc.einsum("ijk,jr->ir", x(), dense(5, 2), plan=stc.plans.Plan("two", one.parts * 2, True, "halves"))
-    with pytest.raises(stc.PlanError, match="plan 'two' has 2 parts, its partition deals 1"):
+    with pytest.raises(stc.PlanError, match="plan 'two' has 2 parts, its partition makes 1"):
         stc.einsum("ijk,jr->ir", x(), dense(5, 2), plan=stc.plans.Plan("two", one.parts * 2))
 
 

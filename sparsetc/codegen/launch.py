@@ -175,7 +175,7 @@ class Programs:
             else:
                 launch = partial(_of_list, launch, chunks(*parts[group[0]]))
             launches.append((launch, arguments, places, numbers))
-        plain, several = not any(made for _, made in every), any(len(p.view.packed) > 1 for p in self.programs)
+        plain, several = not any(form for _, form in every), any(len(p.view.packed) > 1 for p in self.programs)
         splits = {
             n: (launch_of(kernel, parts, range(4), options), parts)
             for n, kernel, parts, options in self._splits(self.module)
@@ -258,8 +258,8 @@ class Programs:
         stored = [TYPES.get(name, stored_dtype(p, self.dtype, "triton")) for p, name in named]
         types = [stored[numbers[n]] if n in numbers else getattr(a, "dtype", None) for n, a in enumerate(fixed)]
         tables = _tables([self.programs[n] for n in group])
-        made_types = {"rounded": torch.bfloat16} | dict.fromkeys(HALVES[:2], torch.float16)
-        types += [made_types.get(made, self.dtype) for _, made in tables]
+        form_types = {"rounded": torch.bfloat16} | dict.fromkeys(HALVES[:2], torch.float16)
+        types += [form_types.get(form, self.dtype) for _, form in tables]
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
 
 
@@ -452,13 +452,13 @@ def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
 
 def _as_read(dense: Sequence[Tensor], every: Sequence[tuple[int, str]], splits: Mapping[int, Split]) -> list[Tensor]:
     """The tables that programs are given, each made once."""
-    most = {n: split_float16.largest(dense[n]) for n, made in every if made == "most" and n not in splits}
+    most = {n: split_float16.largest(dense[n]) for n, form in every if form == "most" and n not in splits}
     halves = {n: _split(dense[n], *split) for n, split in splits.items()}
 
-    def read(n: int, made: str) -> Tensor:
-        if made in HALVES:
-            return halves[n][HALVES.index(made)] if n in halves else most[n]
-        return dense[n].to(torch.bfloat16) if made else dense[n]
+    def read(n: int, form: str) -> Tensor:
+        if form in HALVES:
+            return halves[n][HALVES.index(form)] if n in halves else most[n]
+        return dense[n].to(torch.bfloat16) if form else dense[n]
 
     return list(starmap(read, every))
 

@@ -130,10 +130,10 @@ def room_for(positions: Sequence[TilePositions], device: torch.device) -> SplitO
     A call of torch takes as long as a kernel over a million values, so arrays of a type are made at once.
     """
     rows, stored = [p.rows for p in positions], [p.line.numel() * p.side * p.inner for p in positions]
-    found, (verdict, *bits) = _together([1, *rows], torch.int32, device)
+    every_verdict, (verdict, *bits) = _together([1, *rows], torch.int32, device)
     _, high_and_low = _together([n for n in stored for _ in range(2)], torch.float16, device)
     most = [of_operand.view(torch.float32) for of_operand in bits]
-    return SplitOperands(tuple(zip(high_and_low[::2], high_and_low[1::2], most, strict=True)), verdict, found)
+    return SplitOperands(tuple(zip(high_and_low[::2], high_and_low[1::2], most, strict=True)), verdict, every_verdict)
 
 
 def _together(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
@@ -168,8 +168,8 @@ def computed(values: Sequence[Tensor], positions: Sequence[TilePositions], halve
         first, second = scaled_halves(v, top.view(torch.float32))
         high.index_copy_(0, at, first)
         low.index_copy_(0, at, second)
-        found = torch.cat([halves.verdict, verdicts(bits, top, SPREAD)])
-        halves.verdict.copy_(found.amax(0, keepdim=True))
+        judged = torch.cat([halves.verdict, verdicts(bits, top, SPREAD)])
+        halves.verdict.copy_(judged.amax(0, keepdim=True))
 
 
 def verdicts(bits: Tensor, most: Tensor, spread: int) -> Tensor:
@@ -210,14 +210,14 @@ def extremes(values: Tensor) -> Tensor:
     Args:
         values: float32, of any shape; a GPU is not waited for.
     """
-    found = torch.zeros(2, dtype=torch.int32, device=values.device)
+    bits_of = torch.zeros(2, dtype=torch.int32, device=values.device)
     if values.is_cuda and values.numel():
-        find_by_kernel(values.contiguous(), found)
+        find_by_kernel(values.contiguous(), bits_of)
     elif values.numel():
         bits = values.view(torch.int32) & TOP
-        found[0] = bits.max()
-        found[1] = torch.where(bits > 0, TOP - bits, 0).max()
-    return found
+        bits_of[0] = bits.max()
+        bits_of[1] = torch.where(bits > 0, TOP - bits, 0).max()
+    return bits_of
 
 
 def largest(values: Tensor) -> Tensor:
@@ -231,12 +231,12 @@ def verdicts_on(tables: Sequence[Tensor]) -> list[int]:
     return verdicts(torch.where(below > 0, TOP - below, 0), most, SPREAD_OF_ALL).tolist()  # type: ignore[no-any-return]
 
 
-def find_by_kernel(values: Tensor, found: Tensor) -> None:
+def find_by_kernel(values: Tensor, out: Tensor) -> None:
     """Fill in what is found, by Triton's kernel."""
     count = values.numel()
     programs = min(LOOKS, -(-count // LOOKED))
     with torch.cuda.device_of(values):
-        _launch("find", programs, count >= WIDE)([count, programs, values, found])
+        _launch("find", programs, count >= WIDE)([count, programs, values, out])
 
 
 TENSORS = {"split": (2, 5, 9, 10), "find": (2, 3)}

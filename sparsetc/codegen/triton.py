@@ -40,9 +40,9 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
 
 
 def counts_of(program: ir.TileProgram) -> list[str]:
-    """Return the count arguments of a part's function: `programs` if an axis is in slabs, then the kernel's numbers."""
-    slabs = any(axis.slab for axis in program.axes)
-    return [*(["programs"] if slabs else []), *numbers_of(program)]
+    """Return the count arguments of a part's function: `programs` if an axis is slowest, then the kernel's numbers."""
+    slowest = any(axis.slowest for axis in program.axes)
+    return [*(["programs"] if slowest else []), *numbers_of(program)]
 
 
 def numbers_of(program: ir.TileProgram) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import TritonPrinter, load, sides_of
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, Turns
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, TileLoop
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Add, DenseAxis, Key, Loop, Product, walk
 
@@ -43,23 +43,23 @@ def head(printer: TritonPrinter) -> None:
 
 
 def _numbers(printer: TritonPrinter) -> None:
-    """Print the numbers of the program's blocks and of its work item; the block of a slab comes last."""
+    """Print the numbers of the program's blocks and of its work item; the slowest block comes last."""
     p, rest = printer.p, "pid"
     for axis in p.split:
-        if not axis.slab:
+        if not axis.slowest:
             along = axis.letter in p.letters
             times = f" * {axis.block}" if along and axis.block > 1 else ""
             name = printer.begin(axis.letter) if along else names.block(axis.letter)
             printer.put(f"{name} = {rest} % {axis.programs}{times}")
             rest = f"({rest} // {axis.programs})"
-    slabs = [axis for axis in reversed(p.split) if axis.slab]  # the first axis is the grid's outermost
-    if slabs:
+    slowest = [axis for axis in reversed(p.split) if axis.slowest]  # the first axis is the grid's outermost
+    if slowest:
         printer.put(f"items = programs // {prod(axis.programs for axis in p.split)}")
-    item = f"{rest} % items" if slabs else bare(rest)
+    item = f"{rest} % items" if slowest else bare(rest)
     printer.put(f"item = ({item}).to(tl.int64)" if p.index64 else f"item = {item}")
     rest = f"({rest} // items)"
-    for axis in slabs:
-        number = bare(rest) if axis is slabs[-1] else f"{rest} % {axis.programs}"
+    for axis in slowest:
+        number = bare(rest) if axis is slowest[-1] else f"{rest} % {axis.programs}"
         printer.put(f"{names.block(axis.letter)} = {number}")
         rest = f"({rest} // {axis.programs})"
 
@@ -179,17 +179,17 @@ def _held(printer: TritonPrinter, s: Loop) -> int:
     return held * (4 if printer.acc == "tl.float32" else 8)
 
 
-def _turns(printer: TritonPrinter, s: Loop, axis: Turns) -> Iterator[None]:
+def _tile_loop(printer: TritonPrinter, s: Loop, axis: TileLoop) -> Iterator[None]:
     """Positions along a side; the innermost loop over few is unrolled, so that its loads overlap."""
     unrolled = axis.unrolled and not any(isinstance(inner, Loop) for inner in s.body)
-    unrolled = unrolled and axis.size // axis.take * _held(printer, s) <= MOST_HELD
+    unrolled = unrolled and axis.size // axis.step * _held(printer, s) <= MOST_HELD
     span, first = "tl.static_range" if unrolled else "range", printer.begin(axis.name)
-    stop = f"{axis.size}" if axis.take == 1 else f"0, {axis.size}, {axis.take}"
+    stop = f"{axis.size}" if axis.step == 1 else f"0, {axis.size}, {axis.step}"
     with printer.block(f"for {first} in {span}({stop}):"):
-        if axis.take > 1:
-            printer.put(f"{names.side(axis.name)} = {first} + tl.arange(0, {axis.take})")
+        if axis.step > 1:
+            printer.put(f"{names.side(axis.name)} = {first} + tl.arange(0, {axis.step})")
         yield
 
 
 LOOPS: dict[type[Axis], Callable[[TritonPrinter, Loop, Any], Iterator[None]]]
-LOOPS = {Run: _steps, Fibers: _steps, Turns: _turns, Each: _each}
+LOOPS = {Run: _steps, Fibers: _steps, TileLoop: _tile_loop, Each: _each}

@@ -142,7 +142,7 @@ class Contraction:
     @property
     def settled(self) -> bool:
         """True if the plans of all steps are decided; False while candidates take turns in calls."""
-        return all(getattr(step, "turns", None) is None for step in self.steps)
+        return all(getattr(step, "trials", None) is None for step in self.steps)
 
     @property
     def result_size(self) -> int:

@@ -32,7 +32,7 @@ from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
 
-TURNS = 3
+IN_TURN = 3
 """Patterns in turn that must have been used a few times before no kernel is compiled for the next."""
 FEW = 8
 """Most uses of a pattern that count as few: more than most networks have layers, and fewer than take the time of a
@@ -43,14 +43,14 @@ little beside the run, and kernels do not gather rows into memory."""
 
 
 @dataclass(frozen=True)
-class Turn:
+class LastUse:
     """The pattern that an einsum was last used with, and how many in turn before it were used a few times."""
 
     uses: Uses
     passed: int
 
 
-turns: Lru[Any, Turn] = Lru(256)
+last_uses: Lru[Any, LastUse] = Lru(256)
 """Einsums that were called with patterns they had no kernel for."""
 
 
@@ -93,13 +93,13 @@ def _entries(x: SparseTensor) -> tuple[Tensor, Tensor, Uses]:
 
 def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
     """Return True if this pattern, and several in turn before it, were used a few times only."""
-    turn = turns.get((text, kind))
-    if turn is None or turn.uses is not uses:
-        passed = turn.passed + 1 if turn and turn.uses.count <= FEW else 0
-        turns.pop((text, kind))
-        turn = turns.put((text, kind), Turn(uses, passed))
-        (inputs.passing.add if passed >= TURNS else inputs.passing.discard)(kind)
-    return turn.passed >= TURNS and uses.count < FEW
+    last = last_uses.get((text, kind))
+    if last is None or last.uses is not uses:
+        passed = last.passed + 1 if last and last.uses.count <= FEW else 0
+        last_uses.pop((text, kind))
+        last = last_uses.put((text, kind), LastUse(uses, passed))
+        (inputs.passing.add if passed >= IN_TURN else inputs.passing.discard)(kind)
+    return last.passed >= IN_TURN and uses.count < FEW
 
 
 @dataclass(frozen=True)

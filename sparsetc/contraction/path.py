@@ -86,7 +86,7 @@ def in_steps(request: Request) -> Path | Choice | None:
             order=x.sparse_order,
             fibers=Counts(x.coords, x.pattern.shape, x.pattern.counts, x.pattern.cache).distinct,
             nnz=x.nnz,
-            laws=profile_of(x.device, settings, backend).laws,
+            constants=profile_of(x.device, settings, backend).constants,
             itemsize=x.dtype.itemsize,
             limit=settings.memory_on(x.device),
             sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),

@@ -29,7 +29,7 @@ from sparsetc.ir.program.operands import in_runs
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, in_force
 from sparsetc.packing.base import Packed, get_format, index_dtype
-from sparsetc.packing.deal import PARTITIONS, stored_parts
+from sparsetc.packing.partition import PARTITIONS, stored_parts
 from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
@@ -97,7 +97,7 @@ class Preparation:
         return dict(vars(self))
 
     def prepare(self, plan: Plan) -> Prepared:
-        """Deal and pack the nonzeros, lower each part, and generate its program.
+        """Divide and pack the nonzeros, lower each part, and generate its program.
 
         Args:
             plan: with parts.
@@ -107,7 +107,7 @@ class Preparation:
             given plan it is: a part of nothing is not run. Then these parts, their executable and its arrays.
 
         Raises:
-            PlanError: the partition does not deal as the plan says, a schedule has blocks of what is no dense axis, or
+            PlanError: the partition does not divide as the plan says, a schedule has blocks of no dense axis, or
                 the plan's sums depend on an order where they must not.
             FormatError: a format does not take its part.
         """
@@ -359,8 +359,8 @@ class Preparation:
             reached.index_fill_(0, self._rows_of_part(packed), True)
         zeroed = torch.nonzero(reached if sparse else ~reached).flatten()
         row = self.output.width * accumulator(self.dtype).itemsize
-        law = self.problem.profile.laws
-        listed = zeroed.numel() * (law["listed_row"] + law["listed_byte"] * row)
+        constants = self.problem.profile.constants
+        listed = zeroed.numel() * (constants["listed_row"] + constants["listed_byte"] * row)
         return zeroed if listed <= count * row else None
 
 

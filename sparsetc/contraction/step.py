@@ -47,7 +47,7 @@ from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed
 
 if TYPE_CHECKING:
     from sparsetc.contraction.contraction import Contraction
-    from sparsetc.contraction.tuned import Turns
+    from sparsetc.contraction.tuned import Trials
 
 _numbers = itertools.count()
 
@@ -60,7 +60,7 @@ class Step(Preparation, Inspectable):
         empty: whether no nonzeros take part.
         result_dtype: the dtype of what `result` gives.
         turned: calls of all steps in which a candidate had its turn.
-        turns: the candidates that take turns in calls; None once the plan is decided.
+        trials: the candidates that take turns in calls; None once the plan is decided.
         guard: what says which operands the step takes; None where it takes all.
         alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
         _empty: whether there is nothing to sum.
@@ -87,7 +87,7 @@ class Step(Preparation, Inspectable):
         self._pattern, self._order = arranged(self.output)
         in_order = self.output.permutation is None
         self._as_rows = in_order and (self.output.sparse or len(self.output.kept_shape) == 1)
-        self.turns: Turns | None = None
+        self.trials: Trials | None = None
         with in_place(settings, self.device):
             recurs = request.repeated and settings.effective_tune()[0] == "model"
             self.take(choice or choose(settings.plan, self.problem, recurs))
@@ -126,7 +126,7 @@ class Step(Preparation, Inspectable):
         """The step by another plan; what is packed for it is kept in a cache of its own."""
         other, counts = copy(self), self.problem.counts
         other.problem = replace(self.problem, counts=counts.cached_in(cache))
-        other._others, other.turns = {}, None
+        other._others, other.trials = {}, None
         other.take(Choice(plan))
         return other
 
@@ -174,7 +174,7 @@ class Step(Preparation, Inspectable):
             values: as they are kept with their storage.
             flat: gives those of the operand; None where they are these.
         """
-        if transforming() or self.turns is not None:
+        if transforming() or self.trials is not None:
             return None
         return self.kept_values(values, flat)
 
@@ -274,7 +274,7 @@ class Step(Preparation, Inspectable):
         native loops.
         """
         run, (zeroed, second) = self.executable, (self.arrays.zeroed, self.arrays.second)
-        more = self.guard or self._empty or self.turns is not None or second or not self._as_rows
+        more = self.guard or self._empty or self.trials is not None or second or not self._as_rows
         if self.backend != "numba" or more or run.dtype != self.dtype or [o for _, o, _ in self.orders] != [None]:
             return None
         call, _ = run._bound_to(self.arrays, packed, ())
@@ -293,8 +293,8 @@ class Step(Preparation, Inspectable):
         return on_arrays
 
     def _rows(self, values: Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None) -> Tensor:
-        if self.turns is not None and not captured(self.operand._values):
-            return self.turns.rows(values, dense, given)
+        if self.trials is not None and not captured(self.operand._values):
+            return self.trials.rows(values, dense, given)
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)

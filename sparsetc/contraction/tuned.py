@@ -30,7 +30,7 @@ from sparsetc.device.timing import Timing
 from sparsetc.errors import OutOfMemoryError, SparsetcError
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO, ONE_PASS, Plan, requested
-from sparsetc.packing.deal import storage_keys
+from sparsetc.packing.partition import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
@@ -103,7 +103,7 @@ def tune(made: Step | Pair) -> None:
                 runs = _search(made, candidates, record, alone=group is None)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
-        if getattr(made, "turns", None) is None:
+        if getattr(made, "trials", None) is None:
             _decide(made, record, candidates, runs)
         if group is not None:
             group.plans[made.equation] = made.choice.plan
@@ -180,7 +180,7 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
         return {}
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
     if mode == "calls" and alone and isinstance(made, Step):
-        made.turns = Turns(made, close, known, candidates) if len(close) > 1 else None
+        made.trials = Trials(made, close, known, candidates) if len(close) > 1 else None
     elif isinstance(made, Step) and (made.backend == "triton" or made.device.type == "cpu"):
         threads = 0 if made.backend == "triton" else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
@@ -219,13 +219,15 @@ def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
     for old, new in zip(base.plan.parts, plan.parts, strict=True):
         for before, after in (old.storage, new.storage), (old.schedule, new.schedule):
             for name, value in after.state.items():
-                if name not in ("tree", "take", "turns", "ruled") and value != before.state[name]:  # those follow
+                if (
+                    name not in ("tree", "tile_sizes", "tile_loops", "ruled") and value != before.state[name]
+                ):  # those follow
                     changes.setdefault(name, "".join(str(value).split()))
     name = ", ".join([base.name, *(f"{name}={value}" for name, value in changes.items())])
     return price(Candidate(plan, base.expected, name), problem)
 
 
-class Turns:
+class Trials:
     """The candidates of a step, which take turns in its first calls; then the fastest is taken.
 
     Every result is its caller's, and no call waits for a GPU: times are read once they are there.
@@ -267,7 +269,7 @@ class Turns:
         step = self._owner()
         if step is None or min(map(len, self._taken)) < ROUNDS:
             return
-        step.turns = None
+        step.trials = None
         self._known.add([replace(t, timing=Timing.of(own)) for t, own in zip(self._trials, self._taken, strict=True)])
         with in_place(step.settings, step.device), lasting():
             _decide(step, self._known, self._candidates, runs_of(self._trials))

@@ -117,29 +117,29 @@ def check_extent(largest: float, square: float, dtype: torch.dtype, name: str) -
         )
 
 
-def rank(given: Any, name: str) -> int:
+def rank(components: Any, name: str) -> int:
     """A number of components, 1 or more."""
-    return number(given, 1, f"{name}: the rank")
+    return number(components, 1, f"{name}: the rank")
 
 
-def number(given: Any, least: int, what: str) -> int:
+def number(value: Any, least: int, what: str) -> int:
     """An integer that is large enough."""
     try:
-        found = index(given)
+        whole = index(value)
     except TypeError:
-        found = least - 1
-    if isinstance(given, bool) or found < least:
-        raise DecompositionError(f"{what} must be an integer from {least} on, found {given!r:.80}")
-    return found
+        whole = least - 1
+    if isinstance(value, bool) or whole < least:
+        raise DecompositionError(f"{what} must be an integer from {least} on, found {value!r:.80}")
+    return whole
 
 
-def level(given: Any, what: str) -> float:
+def level(value: Any, what: str) -> float:
     """A number from 0 on; None is 0."""
-    if given is None:
+    if value is None:
         return 0.0
-    if isinstance(given, bool) or not isinstance(given, int | float) or not (given >= 0 and isfinite(given)):
-        raise DecompositionError(f"{what} must be a number from 0 on, found {given!r:.80}")
-    return float(given)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (value >= 0 and isfinite(value)):
+        raise DecompositionError(f"{what} must be a number from 0 on, found {value!r:.80}")
+    return float(value)
 
 
 def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> Ints:
@@ -168,13 +168,13 @@ def model_parts(init: Any) -> tuple[Any, Any] | None:
 
 def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str) -> tuple[Any, list[Tensor]]:
     """Check a start, and return its weights or core, None of a list of factors, and copies of its factors."""
-    head, given = model_parts(init) or (None, init)
-    if not isinstance(given, list | tuple):
-        found = type(init).__name__
-        raise ShapeError(f"{name}: init must be a {kind} model, its two parts or a list of factors, found {found}")
-    if len(given) != x.order:
-        raise ShapeError(f"{name}: init must have {x.order} factors, one a mode of x, found {len(given)}")
-    wanted = enumerate(zip(given, x.shape, ranks, strict=True))
+    head, factors = model_parts(init) or (None, init)
+    if not isinstance(factors, list | tuple):
+        type_name = type(init).__name__
+        raise ShapeError(f"{name}: init must be a {kind} model, its two parts or a list of factors, found {type_name}")
+    if len(factors) != x.order:
+        raise ShapeError(f"{name}: init must have {x.order} factors, one a mode of x, found {len(factors)}")
+    wanted = enumerate(zip(factors, x.shape, ranks, strict=True))
     return head, [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
 
 

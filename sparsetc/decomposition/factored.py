@@ -80,8 +80,7 @@ class Factored:
     @property
     def _head(self) -> Tensor:
         """The weights, or the core."""
-        found: Tensor = getattr(self, self.HEAD)
-        return found
+        return getattr(self, self.HEAD)  # type: ignore[no-any-return]
 
     def _ranks(self) -> Ints:
         """The number of columns of each factor."""

@@ -58,8 +58,7 @@ def _together(
 
 def _called(kernel: Any, mode: int, factors: Sequence[Tensor], values: Any = None) -> Tensor:
     """A kernel of the factors of all modes but one."""
-    result: Tensor = kernel(*(f for m, f in enumerate(factors) if m != mode), values=values)
-    return result
+    return kernel(*(f for m, f in enumerate(factors) if m != mode), values=values)  # type: ignore[no-any-return]
 
 
 def model_kernel(x: SparseTensor, rank: int, **settings: Any) -> Kernel:

@@ -92,9 +92,9 @@ def _unfolded(x: SparseTensor, mode: int) -> SparseTensor:
     """(size, distinct fibers) with x's values, the other modes' coordinates numbered."""
     x = x.expand_dense() if x.dense_order else x
     others = [m for m in range(x.order) if m != mode]
-    found = numbered(*of_modes(x.coords, x.shape, others), x.nnz, x.coords[0])
-    coords = torch.stack((x.coords[mode], found.rank))
-    return SparseTensor(coords, x.values, (x.shape[mode], max(1, found.count)), check=False)
+    fibers = numbered(*of_modes(x.coords, x.shape, others), x.nnz, x.coords[0])
+    coords = torch.stack((x.coords[mode], fibers.rank))
+    return SparseTensor(coords, x.values, (x.shape[mode], max(1, fibers.count)), check=False)
 
 
 def last_vectors(gram: Tensor, count: int) -> Tensor:

@@ -202,9 +202,9 @@ def column(rows: Rows, number: int) -> tuple[float, ...]:
 
 def _read(unread: list[Tensor]) -> list[list[float]]:
     """The measures that were not looked at yet, in one transfer."""
-    found = torch.stack(unread).tolist() if unread else []
+    measures = torch.stack(unread).tolist() if unread else []
     unread.clear()
-    return found  # type: ignore[no-any-return]
+    return measures  # type: ignore[no-any-return]
 
 
 @contextmanager

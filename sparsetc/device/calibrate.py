@@ -284,13 +284,13 @@ def today() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%d")
 
 
-def keep(found: DeviceProfile) -> Path:
+def keep(measured: DeviceProfile) -> Path:
     """Write the record, with the versions that measured; returns its path. `OSError`: it cannot be written."""
     import triton
 
     kind = "hip" if torch.version.hip else "cuda"
     versions = {kind: getattr(torch.version, kind), "torch": str(torch.__version__), "triton": str(triton.__version__)}
-    return profile.write(found, {"driver": _driver(), **versions})
+    return profile.write(measured, {"driver": _driver(), **versions})
 
 
 def table(found: DeviceProfile) -> str:

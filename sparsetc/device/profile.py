@@ -83,7 +83,7 @@ class DeviceProfile:
     when, or ``assumed: `` whose it is; `measured` names those that were measured.
 
     Attributes:
-        laws: constants of the cost model's formulas, fitted to whole kernels.
+        constants: of the cost model's formulas, fitted to whole kernels.
         rules: what schedules and formats go by: sizes of tiles and items, bounds, shares, and tables of them.
         calibrated: day on which `calibrate` measured; empty for a profile of the package.
         loops: where native loops are priced beside torch's programs, for each of the two the seconds that a CPU takes
@@ -128,7 +128,7 @@ class DeviceProfile:
     pair_turn: float
     moved: float
     call: float
-    laws: Mapping[str, float] = field(hash=False)
+    constants: Mapping[str, float] = field(hash=False)
     rules: Mapping[str, Any] = field(hash=False)
     sources: Mapping[str, str] = field(hash=False)
     calibrated: str = ""
@@ -155,9 +155,9 @@ class DeviceProfile:
         return f"DeviceProfile({self.describe()})"
 
 
-_NO_NUMBERS = ("name", "laws", "rules", "sources", "calibrated", "loops")
+_NO_NUMBERS = ("name", "constants", "rules", "sources", "calibrated", "loops")
 NUMBERS = tuple([f.name for f in fields(DeviceProfile) if f.name not in _NO_NUMBERS])
-"""The fields that are numbers, or tables of them. They, the laws and the rules have a source each."""
+"""The fields that are numbers, or tables of them. They, the constants and the rules have a source each."""
 TABLES = ("dot", "tile_share", "run_share", "staged", "fused_slowdown", "product", "block_dot")
 """The fields that are tables by precision."""
 _SCALED = {"crowded": "add", "expanded_bytes": "memory", "far_blocks": "memory", "near_bytes": "l2_bytes"}
@@ -247,12 +247,12 @@ def _profile_of(name: str, entries: dict[str, Any], day: str = "") -> DeviceProf
     usual = {n: entry | {"source": ASSUMED} for n, entry in _shipped("nvidia-h200").items()}
     values, sources = ({n: entry[key] for n, entry in (usual | entries).items()} for key in ("value", "source"))
     rules = {n: values.pop(n) for n in _document("nvidia-h200")["rules"]}
-    laws = {n: values.pop(n) for n in [*values] if n not in NUMBERS}
-    return DeviceProfile(name=name, laws=laws, rules=rules, sources=sources, calibrated=day, **values)
+    constants = {n: values.pop(n) for n in [*values] if n not in NUMBERS}
+    return DeviceProfile(name=name, constants=constants, rules=rules, sources=sources, calibrated=day, **values)
 
 
 def _shipped(name: str) -> dict[str, Any]:
-    """Return the entries of a profile of the package: fields and laws, then rules."""
+    """Return the entries of a profile of the package: fields and constants, then rules."""
     document = _document(name)
     return document["fields"] | document["rules"]
 
@@ -261,8 +261,7 @@ def _shipped(name: str) -> dict[str, Any]:
 def _document(name: str) -> dict[str, Any]:
     """Return a JSON of `profiles/`: the ``value`` and ``source`` of each number, and what it ``means``."""
     text = (Path(__file__).parent / "profiles" / f"{name}.json").read_text(encoding="utf-8")
-    document: dict[str, Any] = json.loads(text)
-    return document
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 VERSION = 2
@@ -378,10 +377,10 @@ def _profile(document: Any, gpu: str) -> DeviceProfile:
         raise ValueError(f"not a record of version {VERSION} of this GPU, with {', '.join(MEASURED)} of one day")
     for name, value in values.items():
         usual = getattr(default_gpu(), name)
-        found, numbers = (value, usual) if name in TABLES else ({"": value}, {"": usual})
-        if not isinstance(found, dict) or set(found) != set(numbers):
+        table, numbers = (value, usual) if name in TABLES else ({"": value}, {"": usual})
+        if not isinstance(table, dict) or set(table) != set(numbers):
             raise ValueError(f"{name} is not of the precisions {', '.join(numbers)}")
-        for precision, number in found.items():  # which a device must be able to have
+        for precision, number in table.items():  # which a device must be able to have
             least, most = numbers[precision] / FACTOR, numbers[precision] * FACTOR
             if not isinstance(number, float) or not least <= number <= most:
                 raise ValueError(f"{name} {precision}".strip() + f" is {number!r}")

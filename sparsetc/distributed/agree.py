@@ -48,21 +48,21 @@ def agreed(
     except Exception as raised:
         error = raised
     failure = None if error is None else f"{type(error).__name__}: {error}"
-    found = ranks.objects((_printed(given or {}), failure, checked))
-    _check_same(what, [one for one, *_ in found])
-    failed = {rank: text for rank, (_, text, _) in enumerate(found) if text is not None}
+    answers = ranks.objects((_printed(given or {}), failure, checked))
+    _check_same(what, [one for one, *_ in answers])
+    failed = {rank: text for rank, (_, text, _) in enumerate(answers) if text is not None}
     if error is not None and len(failed) == ranks.size:
         raise error
     if failed:
         raise DistributedError(f"{what}: {_listed(failed, ranks.size)}") from error
-    _check_same(what, [one for *_, one in found])
+    _check_same(what, [one for *_, one in answers])
     return result  # type: ignore[no-any-return]
 
 
 def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[str, Any]) -> T:
     """Run `make` with the settings on every rank and return its result; collective.
 
-    A plan that deals a tensor by the length of its rows, for one, is refused where a share has rows of one length.
+    A plan that divides a tensor by the length of its rows, for one, is refused where a share has rows of one length.
     Where others take it, the rank's is chosen by cost. Plans that are chosen by time are those of rank 0's share.
 
     Raises:
@@ -76,18 +76,18 @@ def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[st
         except PlanError as error:
             return error
 
-    found = (
+    result = (
         _led(ranks, what, tried)
         if of_call(dict(settings)).effective_tune()[0] != "model"
         else agreed(ranks, what, tried)
     )
-    fits = ranks.objects(not isinstance(found, PlanError))
-    if isinstance(found, PlanError) and not any(fits):
-        raise found
+    fits = ranks.objects(not isinstance(result, PlanError))
+    if isinstance(result, PlanError) and not any(fits):
+        raise result
     if all(fits):
-        return found  # type: ignore[return-value]
+        return result  # type: ignore[return-value]
     other = {**settings, "plan": "auto"}
-    return agreed(ranks, what, lambda: make(**other) if isinstance(found, PlanError) else found)
+    return agreed(ranks, what, lambda: make(**other) if isinstance(result, PlanError) else result)
 
 
 def _led(ranks: Ranks, what: str, make: Callable[[], T]) -> T:

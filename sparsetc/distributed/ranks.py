@@ -147,7 +147,7 @@ class Ranks:
         """Gather an object of each rank on all ranks; it is pickled, and waits for the GPU."""
         if self.size == 1:
             return [mine]
-        data, found = pickle.dumps(mine), [None] * self.size
+        data, gathered = pickle.dumps(mine), [None] * self.size
         device = torch.device("cpu") if "gloo" in self.backend else self.device
         first = len(data).to_bytes(8, "little") + data
         sent = torch.zeros(SHORT, dtype=torch.uint8)
@@ -159,8 +159,8 @@ class Ranks:
             ends = [8 + int.from_bytes(one[:8], "little") for one in each]
             if max(ends) <= SHORT:
                 return [pickle.loads(one[8:end]) for one, end in zip(each, ends, strict=True)]
-            dist.all_gather_object(found, mine, group=self.group)
-        return found
+            dist.all_gather_object(gathered, mine, group=self.group)
+        return gathered
 
     @contextmanager
     def _naming(self, what: str) -> Iterator[None]:

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Cut, chosen
-from sparsetc.distributed.deal import exchanged, source_of
 from sparsetc.distributed.ranks import Ranks
+from sparsetc.distributed.sources import exchanged, source_of
 from sparsetc.errors import ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
@@ -165,8 +165,8 @@ def shard(
     """
     ranks = Ranks(mesh)
     modes = tuple(along) if isinstance(along, Iterable) and not isinstance(along, str) else along
-    given = {"along": modes, "scattered": scattered}
-    source = agreed(ranks, "shard", lambda: source_of(x, modes, ranks, device, scattered), given, lambda it: it.said)
+    same = {"along": modes, "scattered": scattered}
+    source = agreed(ranks, "shard", lambda: source_of(x, modes, ranks, device, scattered), same, lambda it: it.said)
     cut = chosen(source.nonzeros[0], source.shape, source.modes, ranks)
     coords, values = exchanged(source.nonzeros, cut, ranks)
 

@@ -73,7 +73,7 @@ class Share:
         e, ranges = self.bound.einsum, self.cut.ranges(rank)
         if len(dense) != len(e.dense):
             raise EquationError(f'"{e.text}" takes {len(e.dense)} dense operands, found {len(dense)}')
-        found = []
+        operands = []
         for position, operand in zip(e.dense, dense, strict=True):
             term, sizes = e.inputs[position], self.bound.shape(position)
             shape = tuple(operand.shape)
@@ -83,5 +83,5 @@ class Share:
                 if letter in self.modes and operand.shape[dim] != 1:
                     start, stop = ranges[self.modes[letter]]
                     operand = operand.narrow(dim, start, stop - start)
-            found.append(operand)
-        return found
+            operands.append(operand)
+        return operands

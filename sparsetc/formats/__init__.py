@@ -1,4 +1,4 @@
-"""Formats: one file a storage. Each says how nonzeros are stored, how they are dealt, and which plans store them so.
+"""Formats: one file a storage. Each says how nonzeros are stored and divided into parts, and which plans store them so.
 
 Importing this package registers them::
 

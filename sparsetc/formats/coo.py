@@ -46,7 +46,7 @@ class Coo:
     def view(self, shape: Ints, storage: Storage) -> Nest:
         """Return runs: a work item is a run with equal item modes; without item modes, an equal chunk."""
         if storage.lane:
-            raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; deal them to other levels")
+            raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; put them at other levels")
         leaf = words.fields(storage.leaf, shape, "word")
         item = words.fields(storage.item, shape, "item_word")
         chunk = 0 if item else storage.max_item_nnz or UNLIMITED
@@ -87,7 +87,9 @@ def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[C
         yield _runs(problem, counts, (), schedule_of(problem, blocks=False), 0)
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
         in_halves = replace(problem, precisions=(F16X3,))
-        if len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slabs:  # one dot of two tables
+        if (
+            len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes
+        ):  # one dot of two tables
             yield coo(in_halves, counts)
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
         runs = counts.distinct((*problem.kept, mode))
@@ -155,7 +157,7 @@ def _spreads(
     while True:
         blocks, programs = dict(schedule.blocks), programs_of(problem, schedule)
         split = max(among(blocks, problem.bound.einsum.output), key=blocks.__getitem__, default="")
-        last = not schedule.slabs or blocks[split] <= NARROW or 2 * rows * programs >= warps
+        last = not schedule.slowest_axes or blocks[split] <= NARROW or 2 * rows * programs >= warps
         if last or 2 * issued * rows * programs >= warps:  # half of the multiprocessors have one
             yield deepened(problem, schedule, rows * programs, longest), 0
             yield schedule, max(FEWEST, programs * entries // (MORE * warps))

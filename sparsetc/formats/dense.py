@@ -219,7 +219,7 @@ class ProductCost(Cost):
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
-        rate = profile.laws["product_memory"] * profile.memory
+        rate = profile.constants["product_memory"] * profile.memory
         dot = self.flops / self._rate(statistics.itemsize, profile)
         return {"memory": self.moved.at(statistics.symbols) / rate, "dot": dot}
 
@@ -231,11 +231,11 @@ class ProductCost(Cost):
         """Seconds expected: a product reads while it multiplies; intermediates and rounding take time of their own."""
         size, rounding = statistics.itemsize, 0.0
         if self.p.half:
-            rounding = profile.laws["rounding_call"] + ROUNDING * self.tables / profile.memory
+            rounding = profile.constants["rounding_call"] + ROUNDING * self.tables / profile.memory
         forming = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
         each = self.seconds(statistics, profile)
-        multiplied = max(each["memory"], each["dot"]) + profile.laws["product_summed"] * self.summed
-        wide = 0.0 if self._narrow(size) else profile.laws["product_wide"]
+        multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * self.summed
+        wide = 0.0 if self._narrow(size) else profile.constants["product_wide"]
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
             copied = self.formed + prod(self.result)
             forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * copied / profile.memory
@@ -247,13 +247,14 @@ class ProductCost(Cost):
 
     def _rate(self, itemsize: int, profile: DeviceProfile) -> float:
         """Flops a second of torch's products of this type and precision, with idle multiprocessors counted."""
-        law = profile.laws
+        constants = profile.constants
         precision = "tf32" if self.precision == ROUNDED else self.precision  # operands of torch.einsum are not rounded
         unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (precision, max(4, itemsize))
         usual = profile.product["float64" if itemsize >= 8 else RATES[unit]]
-        share = {"tf32": law["product_tf32"], "bf16": law["product_bf16"]}.get(unit, 0.0) if itemsize < 8 else 0.0
+        by_unit = {"tf32": constants["product_tf32"], "bf16": constants["product_bf16"]}
+        share = by_unit.get(unit, 0.0) if itemsize < 8 else 0.0
         if share and any(n * width % profile.rules["aligned"] for n in self.lengths):
-            share = law["product_unaligned"]
+            share = constants["product_unaligned"]
         side = by_precision(profile.rules["product_side"], unit)
         processors = max(1, profile.warps // profile.rules["issued"])
         blocks = max(1, prod(-(-n // side) for n in self.result))

@@ -44,7 +44,7 @@ from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.cost import Statistics
 from sparsetc.ir.program.operands import MIN_DOT, named_operands
 from sparsetc.packing.base import Packed
-from sparsetc.packing.deal import register_partition
+from sparsetc.packing.partition import register_partition
 from sparsetc.packing.tiles import VOLUME, packed_tiles, sides_named, sides_of, tile_populations, view_of
 from sparsetc.planner.bounds import Best, Rates, tiles_of
 from sparsetc.planner.candidate import Candidate
@@ -236,7 +236,7 @@ def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> 
         rest.append(fiber(problem, counts, best_leaf(problem, counts)))
     tiles = histogram // torch.arange(VOLUME + 1, device=histogram.device).clamp(min=1)
     below = [(0, *torch.cumsum(counted, 0).tolist()) for counted in (histogram, tiles)]  # n nonzeros, by n
-    # The smallest of the thresholds that deal alike, and one that makes nothing dense.
+    # The smallest of the thresholds that divide alike, and one that makes nothing dense.
     different = {below[0][least]: least for least in (VOLUME + 1, *reversed(THRESHOLDS))}
     groups, splits = groups_of(problem.bound, sides_of(counts.shape), problem.floating), list[Candidate]()
     schedule_of = cache(lambda fused: _schedule(problem, groups, fused))

@@ -2,7 +2,7 @@
 
 In: a `Problem` and counts of its pattern. Out: a candidate of a part a mode (MM-CSF, section 4).
 
-The partition ``mixed_mode`` deals each nonzero to the mode along which its fiber is longest (MM-CSF, section 4.1). A
+The partition ``mixed_mode`` gives each nonzero to the mode along which its fiber is longest (MM-CSF, section 4.1). A
 nonzero of a tensor of order d lies on d fibers, one along each mode, and is stored in one of them. Longer fibers are
 fewer, and a fiber's coordinates are stored, and its rows gathered, once. The paper's *dynamic* strategy goes through
 the nonzeros one by one and counts a fiber anew whenever a nonzero of it went elsewhere. That is a loop
@@ -22,7 +22,7 @@ from torch import Tensor
 from sparsetc.errors import PlanError
 from sparsetc.formats.fiber import expected_fibers
 from sparsetc.ir.plan import Part, Plan, Storage
-from sparsetc.packing.deal import register_partition
+from sparsetc.packing.partition import register_partition
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
@@ -40,7 +40,7 @@ def _considered(problem: Problem, counts: Counts, best: Best) -> tuple[Candidate
 
 
 def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
-    """A forest for each mode, of the nonzeros that the partition deals to it; one of all, where it has most of them."""
+    """A forest for each mode, of the nonzeros that the partition gives it; one of all, where it has most of them."""
     if problem.order < 2:
         raise PlanError(f'plan {NAME!r} does not apply to "{problem.equation}": a vector has no fibers to choose from')
     schedule = schedule_of(problem, blocks=True)
@@ -124,12 +124,12 @@ def by_mixed_mode(coords: Tensor, shape: tuple[int, ...]) -> list[Tensor | None]
             continue
         chosen += fibers
         inside = long.index_select(0, number[mode].index_select(0, nonzeros))
-        dealt, nonzeros = nonzeros[inside], nonzeros[~inside]
-        share[dealt] = mode
+        in_fibers, nonzeros = nonzeros[inside], nonzeros[~inside]
+        share[in_fibers] = mode
         left[mode].masked_fill_(long, 0)
         for other in order:
             if other != mode:
-                count(other, number[other].index_select(0, dealt), -1)
+                count(other, number[other].index_select(0, in_fibers), -1)
     if chosen >= left[order[0]].numel():  # one mode has no more of them: then its fibers are whole
         nothing = torch.zeros(0, dtype=torch.long, device=coords.device)
         return [None if mode == order[0] else nothing for mode in modes]

@@ -40,7 +40,7 @@ from sparsetc.ir.program.cost import ZERO, Statistics
 from sparsetc.ir.program.operands import MIN_DOT, named_operands
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
-from sparsetc.packing.deal import register_partition
+from sparsetc.packing.partition import register_partition
 from sparsetc.packing.tiles import items_of, placed
 from sparsetc.planner.bounds import Best, Numbers, Rates, different, windows_of
 from sparsetc.planner.candidate import Candidate
@@ -54,7 +54,7 @@ from sparsetc.support.lru import Lru
 from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, of_modes, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
-"""Parameters of a storage of windows, and of the partition that deals by them."""
+"""Parameters of a storage of windows, and of the partition that divides by them."""
 
 
 def sizes_of(storage: Storage) -> tuple[int, int, int, int]:

@@ -76,19 +76,19 @@ def read(
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     with cpu, memory.named(path, lambda: "reading takes several times the bytes of the tensor"):
         if suffix.startswith(".tns"):
-            found = tns.read(path, dtype, progress)
+            tensor = tns.read(path, dtype, progress)
         elif suffix.startswith(".bsp"):
-            found = binsparse.read(path, dtype)
+            tensor = binsparse.read(path, dtype)
         elif suffix == ".parquet":
-            found = parquet.read(path, dtype, columns)
+            tensor = parquet.read(path, dtype, columns)
         elif suffix in foreign.CSV:
-            found = foreign.csv_table(path, columns, dtype)
+            tensor = foreign.csv_table(path, columns, dtype)
         elif suffix in foreign.READERS:
-            found = foreign.read(path, suffix, dtype)
+            tensor = foreign.read(path, suffix, dtype)
         else:
-            found = (npz if suffix == ".npz" else mtx).read(path, dtype)
+            tensor = (npz if suffix == ".npz" else mtx).read(path, dtype)
     device = current().device
-    return found if device is None else found.to(device)
+    return tensor if device is None else tensor.to(device)
 
 
 def write(path: str | os.PathLike[str], x: Any) -> None:

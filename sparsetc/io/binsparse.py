@@ -188,7 +188,7 @@ def _entries(arrays: _Arrays, tensor: Any) -> tuple[Tensor, np.ndarray]:
             inner, ends = [_integers(index) for index in level.indices], level.pointers_to_next
             ends = np.array([0, total]) if ends is None else _integers(ends)
             if ends.size != count + 1 or ends[0] != 0 or ends[-1] != total or any(one.size != total for one in inner):
-                raise ValueError(f"pointers to level {len(rows)} do not deal its {total} indices")
+                raise ValueError(f"pointers to level {len(rows)} do not divide its {total} indices")
             each = np.diff(ends)
         rows = [*(np.repeat(row, each) for row in rows), *inner]
         count = total

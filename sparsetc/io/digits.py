@@ -80,8 +80,8 @@ class Text:
         count = np.bincount(np.searchsorted(np.flatnonzero(newline), start))
         wrong = np.flatnonzero((count != fields) & (count != 0))
         if wrong.size:
-            first, found = int(wrong[0]), int(count[wrong[0]])
-            raise BadToken(self, int(start[count[:first].sum()]), f"{expected}, found {found}", whole_line=True)
+            first, tokens = int(wrong[0]), int(count[wrong[0]])
+            raise BadToken(self, int(start[count[:first].sum()]), f"{expected}, found {tokens}", whole_line=True)
 
 
 def _eight(text: Text, start: np.ndarray, length: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
@@ -152,13 +152,13 @@ def _marks(text: Text, start: np.ndarray, end: np.ndarray, character: str) -> np
     at = np.flatnonzero((text.bytes | np.uint8(32)) == ord(character))
     if at.size == start.size and bool(((at >= start) & (at < end)).all()):
         return at
-    found = end.copy()
+    marks = end.copy()
     token = np.searchsorted(end, at, side="right")
     inside = token < start.size
     at, token = at[inside], token[inside]
     inside = at >= start[token]
-    found[token[inside]] = at[inside]
-    return found
+    marks[token[inside]] = at[inside]
+    return marks
 
 
 def _signs(text: Text, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -220,15 +220,15 @@ def _exponents(text: Text, start: np.ndarray, end: np.ndarray, valid: np.ndarray
 def _by_python(text: Text, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Tokens as float64 by Python's ``float``, which knows nan and inf and rounds correctly."""
     tokens = [text.data[s:e] for s, e in zip(start.tolist(), end.tolist(), strict=True)]
-    found: list[float] = []
+    parsed: list[float] = []
     with suppress(ValueError):
-        found.extend(map(float, tokens))  # as far as they are numbers
+        parsed.extend(map(float, tokens))  # as far as they are numbers
     good = np.ones(start.size, dtype=bool)
     if b"_" in text.data:  # as in 1_000, which Python takes
         good = np.array([b"_" not in token for token in tokens])
-    good[len(found) :] = False
+    good[len(parsed) :] = False
     text.require(good, start, "is not a number")
-    value = np.array(found)
+    value = np.array(parsed)
     infinite = np.flatnonzero(np.isinf(value))
     written = np.array([b"n" in tokens[at].lower() for at in infinite], dtype=bool)
     text.require(written, start[infinite], "is beyond the largest float64; write inf for an infinity")

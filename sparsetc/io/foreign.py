@@ -77,37 +77,37 @@ def _hdf5(path: str, dtype: torch.dtype | None) -> SparseTensor:
         if not here or data.ndim != 1 or data.dtype.kind not in "biuf":
             raise ValueError(f"{name} is no array of numbers of one dimension in this file")
         memory.check(path, f"array {name}", 3 * data.nbytes)
-        numbers: np.ndarray = data[()]
-        return numbers
+        return data[()]  # type: ignore[no-any-return]
 
     with npy.on_disk(path) as raw, h5py.File(binsparse.checked(raw), "r") as file:
         groups = {name: file[name] for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)}
         parts = {name: _parts(group) for name, group in groups.items() if isinstance(group, h5py.Group)}
-        found = [name for name, names in parts.items() if names]
-        name = _only("X" if "X" in found else "", found, f"h5py.File({path!r})[name]")
+        matrices = [name for name, names in parts.items() if names]
+        name = _only("X" if "X" in matrices else "", matrices, f"h5py.File({path!r})[name]")
         group, attributes = groups[name], groups[name].attrs
         data, inner, outer = (array(group, part) for part in parts[name])
         by_rows = str(attributes.get("encoding-type", attributes.get("h5sparse_format", ""))).startswith("csr")
         shape = attributes.get("shape", attributes.get("h5sparse_shape"))
         if shape is None:
             shape = array(group, "shape") if "shape" in group else (attributes["MATLAB_sparse"], outer.size - 1)
-    made: Any = torch.sparse_csr_tensor if by_rows else torch.sparse_csc_tensor
+    compressed: Any = torch.sparse_csr_tensor if by_rows else torch.sparse_csc_tensor
     starts, indices = (torch.from_numpy(index.astype(np.int64)) for index in (outer, inner))
     values, sizes = npz.stored(data, dtype), tuple(map(int, shape))
-    return SparseTensor.from_torch(made(starts, indices, values, sizes, check_invariants=True))
+    return SparseTensor.from_torch(compressed(starts, indices, values, sizes, check_invariants=True))
 
 
 def _parts(group: Any) -> tuple[str, ...]:
     return next((names for names in PARTS if all(name in group for name in names)), ())
 
 
-def _only(preferred: str, found: list[str], how: str) -> str:
+def _only(preferred: str, matrices: list[str], how: str) -> str:
     """Return the only name. Raise ValueError, with advice how to read one of several, if there is not exactly one."""
-    if preferred or len(found) == 1:
-        return preferred or found[0]
-    names = f"{len(found)} sparse matrices: {', '.join(map(repr, found))[:100]}" if found else "no sparse matrices"
+    if preferred or len(matrices) == 1:
+        return preferred or matrices[0]
+    names = ", ".join(map(repr, matrices))[:100]
+    held = f"{len(matrices)} sparse matrices: {names}" if matrices else "no sparse matrices"
     raise ValueError(
-        f"holds {names}; read what you want by {how}, and give scipy's matrices to SparseTensor.from_scipy, others to "
+        f"holds {held}; read what you want by {how}, and give scipy's matrices to SparseTensor.from_scipy, others to "
         "SparseTensor.from_dense"
     )
 
@@ -127,10 +127,10 @@ def _harwell_boeing(path: str, dtype: torch.dtype | None) -> SparseTensor:
 
 
 def _torch(path: str, dtype: torch.dtype | None) -> SparseTensor:
-    found = torch.load(path, map_location="cpu", weights_only=True)
-    sparse = SparseTensor.coerce(found)
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    sparse = SparseTensor.coerce(loaded)
     if sparse is None:
-        raise ValueError(f"holds no sparse tensor but a {type(found).__name__}; torch.load gives it")
+        raise ValueError(f"holds no sparse tensor but a {type(loaded).__name__}; torch.load gives it")
     return sparse
 
 

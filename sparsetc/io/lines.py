@@ -67,9 +67,9 @@ class LineReader:
     def peek(self) -> list[bytes] | None:
         """Return the fields of the next line that has any, None at the end of the file; `take` moves past it."""
         while self._more():
-            found = self._content.search(self._text)
-            self._pass(found.start() if found else len(self._text))
-            if found:
+            match = self._content.search(self._text)
+            self._pass(match.start() if match else len(self._text))
+            if match:
                 return self.shown().partition(self._sign)[0].split()
         return None
 

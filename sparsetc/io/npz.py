@@ -44,8 +44,8 @@ def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Spar
         foreign = "data" in archive.names and "values" not in archive.names
         _check(archive, "data" if foreign else "values", dtype)
         if foreign:
-            found = (_pydata if "fill_value" in archive.names else _scipy)(path)
-            x = SparseTensor.coerce(_signed(found))
+            matrix = (_pydata if "fill_value" in archive.names else _scipy)(path)
+            x = SparseTensor.coerce(_signed(matrix))
             assert x is not None
             return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
         values: Any = archive.array("values")
@@ -129,10 +129,10 @@ def stored(values: np.ndarray | Tensor, dtype: torch.dtype | None) -> Tensor:
 
     ValueError where a dtype that a tensor may have does not hold them.
     """
-    made = values if isinstance(values, Tensor) else torch.from_numpy(_signed(values))
-    if made.dtype not in DTYPES:
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(_signed(values))
+    if tensor.dtype not in DTYPES:
         raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.float32")
-    return made if dtype is None else numbers.cast(made, dtype)
+    return tensor if dtype is None else numbers.cast(tensor, dtype)
 
 
 def write(path: str | os.PathLike[str], x: SparseTensor) -> None:

@@ -23,9 +23,9 @@ def real(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dty
         numbers, remedy = digits.floats(text, start, end)[0], "; read it with dtype=torch.float64"
     else:
         numbers, remedy = digits.integers(text, start, end, reason), ""
-    made, lost = _converted(torch.from_numpy(numbers), dtype)
+    converted, lost = _converted(torch.from_numpy(numbers), dtype)
     text.require(~lost.numpy(), start, reason + remedy)
-    return made
+    return converted
 
 
 def unnamed(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dtype) -> tuple[Tensor, bool]:
@@ -52,18 +52,18 @@ def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Values in another dtype, rounded; ValueError where a real or an integer dtype cannot hold one of them."""
     if values.is_complex() and not dtype.is_complex:
         raise ValueError(f"complex values cannot be read as {dtype}")
-    made, lost = _converted(values, dtype)
+    converted, lost = _converted(values, dtype)
     if bool(lost.any()):
         raise ValueError(f"the value {values[lost][0].item()} does not fit {dtype}")
-    return made
+    return converted
 
 
 def _converted(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Values in another dtype, and where that cannot hold them: a finite one is infinite, or an integer is another."""
-    made = values.to(dtype)
+    converted = values.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
-        return made, made.isinf() & ~values.isinf()
-    lost = made.to(values.dtype) != values
+        return converted, converted.isinf() & ~values.isinf()
+    lost = converted.to(values.dtype) != values
     if values.is_floating_point():
         lost |= (values >= 2.0**63) | (values < -(2.0**63))  # what becomes of those depends on the processor
-    return made, lost
+    return converted, lost

@@ -119,23 +119,23 @@ def pack(
         return
     with cpu, memory.named(name, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
-        with _opened(name, dtype, columns, limit, progress) as found, ExitStack() as opened:
-            rows, largest = parquet.row_group(found.order), [-1] * found.order
-            blocks, held = _blocks(found, largest), list[list[Tensor]]()
+        with _opened(name, dtype, columns, limit, progress) as opened, ExitStack() as stack:
+            rows, largest = parquet.row_group(opened.order), [-1] * opened.order
+            blocks, held = _blocks(opened, largest), list[list[Tensor]]()
             for block in blocks:
                 held.append(block)
                 if sum(len(one[0]) * len(one) * 8 for one in held) > (limit - FIXED) // HELD:
-                    database = opened.enter_context(_database(name, path, spill, limit))
+                    database = stack.enter_context(_database(name, path, spill, limit))
                     _fill(database, chain(held, blocks), rows)
                     held.clear()
-                    in_order = _sorted(database, found.order, rows)
+                    in_order = _sorted(database, opened.order, rows)
             if held:
-                in_order = _sorted_here(held, found.order, rows)
-            shape = found.shape or tuple(size + 1 for size in largest)
+                in_order = _sorted_here(held, opened.order, rows)
+            shape = opened.shape or tuple(size + 1 for size in largest)
             if _state(name) != state:
                 raise IOFormatError(f"{name}: changed while it was read; pack it again")
             try:
-                parquet.append(file, shape, found.dtype, _summed(in_order, found, rows), found.labels)
+                parquet.append(file, shape, opened.dtype, _summed(in_order, opened, rows), opened.labels)
             except DtypeError as error:
                 raise IOFormatError(f"{name}: {error}") from error
 
@@ -177,8 +177,8 @@ def _opened(
     if text.endswith(".tns"):
         with lines.opened(path, tns.COMMENT, show) as reader:
             layout = tns.head(reader, dtype, torch.float32)
-            found = _text(reader, layout, tns.fault, lambda coords, reals: (list(coords), reals[0]))
-            yield PackingSource(layout.order, layout.dtype, layout.sizes, found)
+            batches = _text(reader, layout, tns.fault, lambda coords, reals: (list(coords), reals[0]))
+            yield PackingSource(layout.order, layout.dtype, layout.sizes, batches)
     elif text.endswith(".mtx"):
         with lines.opened(path, mtx.COMMENT, show) as reader:
             header = mtx.head(reader)
@@ -186,8 +186,8 @@ def _opened(
             header.check(kind)
             layout = header.layout(dtype, torch.float32)
             kind = kind or (torch.complex64 if header.field == "complex" else torch.float32)
-            found = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
-            yield PackingSource(2, kind, header.shape, found)
+            batches = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
+            yield PackingSource(2, kind, header.shape, batches)
     elif name.endswith(foreign.CSV):
         with options(memory_limit=limit // WHOLE):
             labels = foreign.csv_labels(path, columns)
@@ -196,8 +196,8 @@ def _opened(
         if first is None:
             raise IOFormatError(f"{path}: no rows")
         kind = dtype or first.dtype
-        found = ((list(x.coords), x.values) for x in chain([first], blocks))
-        yield PackingSource(first.order, kind, None, found, labels)
+        batches = ((list(x.coords), x.values) for x in chain([first], blocks))
+        yield PackingSource(first.order, kind, None, batches, labels)
     elif name.endswith(".parquet"):
         with options(memory_limit=limit // WHOLE), closing(parquet.Table(path, columns)) as opened:
             if opened.header is not None:
@@ -265,11 +265,11 @@ def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseExcept
     return None
 
 
-def _blocks(found: PackingSource, largest: list[int]) -> Iterator[list[Tensor]]:
+def _blocks(source: PackingSource, largest: list[int]) -> Iterator[list[Tensor]]:
     """Yield the stored columns of a source block by block, and update the largest coordinates meanwhile."""
-    none = torch.empty(0, dtype=SUMMED_IN.get(found.dtype, found.dtype))
-    yield [*[torch.empty(0, dtype=torch.int64)] * found.order, *map(torch.from_numpy, parquet.columns(none))]
-    for coords, values in found.batches:
+    none = torch.empty(0, dtype=SUMMED_IN.get(source.dtype, source.dtype))
+    yield [*[torch.empty(0, dtype=torch.int64)] * source.order, *map(torch.from_numpy, parquet.columns(none))]
+    for coords, values in source.batches:
         largest[:] = [max(size, int(row.max())) for size, row in zip(largest, coords, strict=True)]
         yield [*coords, *map(torch.from_numpy, parquet.columns(values.to(none.dtype)))]
 
@@ -291,18 +291,18 @@ def _fill(database: Any, blocks: Iterable[list[Tensor]], rows: int) -> None:
     """Read blocks into the table of a database, ``rows`` or more at a time: a statement takes longer than its rows."""
     arrow = parquet.library()
     held = list[Any]()
-    made = False
+    exists = False
 
     def insert() -> None:
         database.register("block", arrow.concat_tables(held))
-        database.execute("INSERT INTO nonzeros FROM block" if made else "CREATE TABLE nonzeros AS FROM block")
+        database.execute("INSERT INTO nonzeros FROM block" if exists else "CREATE TABLE nonzeros AS FROM block")
         held.clear()
 
     for block in blocks:
         held.append(arrow.table({f"c{at}": arrow.array(column.numpy()) for at, column in enumerate(block)}))
         if sum(map(len, held)) >= rows:
             insert()
-            made = True
+            exists = True
     if held:
         insert()
 
@@ -314,35 +314,35 @@ def _sorted(database: Any, order: int, rows: int) -> Iterator[list[Tensor]]:
         yield [torch.from_numpy(column.to_numpy(zero_copy_only=False).copy()) for column in batch.columns]
 
 
-def _summed(batches: Iterable[list[Tensor]], found: PackingSource, rows: int) -> Iterator[Batch]:
+def _summed(batches: Iterable[list[Tensor]], source: PackingSource, rows: int) -> Iterator[Batch]:
     """Unique nonzeros, about ``rows`` at a time; DtypeError for a sum of integers that the dtype cannot hold.
 
     What was added up of the last nonzero of a batch goes on in the next as it is.
     """
     held: list[Tensor] = []
     for columns in batches:
-        if found.dtype in INTEGERS:
-            columns[found.order :] = halves(columns[-1])
+        if source.dtype in INTEGERS:
+            columns[source.order :] = halves(columns[-1])
         if held:
             done = held[0].shape[0] - 1
             done = done if 2 * done > rows else 0
             if done:
-                yield _batch([column[:done] for column in held], found)
+                yield _batch([column[:done] for column in held], source)
             columns = [torch.cat((before[done:], column)) for before, column in zip(held, columns, strict=True)]
-        fresh = crd.starts_of_runs(columns[: found.order])
+        fresh = crd.starts_of_runs(columns[: source.order])
         if bool(fresh.all()):
             held = columns
             continue
         number = torch.cumsum(fresh, 0) - 1
-        terms = [column.to(wide(column.dtype)) for column in columns[found.order :]]
+        terms = [column.to(wide(column.dtype)) for column in columns[source.order :]]
         sums = [summed_rows(column, number, int(number[-1]) + 1) for column in terms]
-        held = [*(column[fresh] for column in columns[: found.order]), *sums]
+        held = [*(column[fresh] for column in columns[: source.order]), *sums]
     if held:
-        yield _batch(held, found)
+        yield _batch(held, source)
 
 
-def _batch(columns: list[Tensor], found: PackingSource) -> Batch:
-    coords, terms = columns[: found.order], columns[found.order :]
-    if found.dtype in INTEGERS:
-        return coords, joined(terms[0], terms[1], found.dtype)
-    return coords, (torch.complex(*terms) if found.dtype.is_complex else terms[0]).to(found.dtype)
+def _batch(columns: list[Tensor], source: PackingSource) -> Batch:
+    coords, terms = columns[: source.order], columns[source.order :]
+    if source.dtype in INTEGERS:
+        return coords, joined(terms[0], terms[1], source.dtype)
+    return coords, (torch.complex(*terms) if source.dtype.is_complex else terms[0]).to(source.dtype)

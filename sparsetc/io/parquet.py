@@ -100,8 +100,8 @@ class Table:
         names, rows = names or self.names, self.starts[group + 1] - self.starts[group]
         memory.check(self.path, f"row group {group}", self._nbytes(group, names))
         with self._faults(f"row group {group}"), self._lock.own:  # as a file object has one position
-            found = self._file.read_row_group(group, names)
-            columns = [found.column(name) for name in names]
+            row_group = self._file.read_row_group(group, names)
+            columns = [row_group.column(name) for name in names]
             if any(len(column) != rows for column in columns):
                 raise ValueError(f"it has other than the {rows:,} rows that the footer says")
             if any(column.null_count for column in columns):
@@ -242,8 +242,8 @@ class PackedFile(Table):
         while at < stop:
             group = bisect_right(self.starts, at) - 1
             first, end = self.starts[group], min(stop, self.starts[group + 1])
-            for column, found in zip(into, self._group(group, keep=end == stop), strict=True):
-                column[at - start : end - start] = found[at - first : end - first]
+            for column, part in zip(into, self._group(group, keep=end == stop), strict=True):
+                column[at - start : end - start] = part[at - first : end - first]
             at = end
         return coords, values.to(self.dtype)
 
@@ -323,14 +323,14 @@ class PackedFile(Table):
 
     def _group(self, group: int, keep: bool) -> list[np.ndarray]:
         """The columns of a row group, their coordinates within the sizes."""
-        number, found = self._held
+        number, columns = self._held
         if number != group:
-            found = self.group(group)
-            for mode, (column, size) in enumerate(zip(found, self.shape, strict=False)):
+            columns = self.group(group)
+            for mode, (column, size) in enumerate(zip(columns, self.shape, strict=False)):
                 if column.size and not 0 <= int(column.min()) <= int(column.max()) < size:
                     raise self.fault(f"row group {group}: a coordinate of mode {mode} outside its size, {size}")
-        self._held = (group, found) if keep else (-1, [])
-        return found
+        self._held = (group, columns) if keep else (-1, [])
+        return columns
 
     def _first_from(self, row: int) -> int:
         """The number of the first nonzero whose coordinate of mode 0 is at least ``row``."""
@@ -436,7 +436,7 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
 
 
 def append(
-    file: Any, shape: Sequence[int], dtype: torch.dtype, found: Iterable[Batch], labels: Labels | None = None
+    file: Any, shape: Sequence[int], dtype: torch.dtype, batches: Iterable[Batch], labels: Labels | None = None
 ) -> None:
     """A packed file of batches of nonzeros that are in order and unique; each becomes a row group."""
     arrow, schema = library(), _schema(shape, dtype)
@@ -448,11 +448,11 @@ def append(
         "sorting_columns": [arrow.parquet.SortingColumn(mode) for mode in range(order)],
     }
     with arrow.parquet.ParquetWriter(file, schema, write_page_checksum=True, store_schema=False, **options) as writer:
-        for coords, values in found:
+        for coords, values in batches:
             plain = values.resolve_conj().resolve_neg().contiguous().to(SUMMED_IN.get(dtype, dtype))
             arrays = [*(column.numpy() for column in coords), *columns(plain)]
-            made = [arrow.array(array.astype(kind)) for array, kind in zip(arrays, kinds, strict=True)]
-            writer.write_table(arrow.Table.from_arrays(made, schema=schema), len(values))
+            arrow_columns = [arrow.array(array.astype(kind)) for array, kind in zip(arrays, kinds, strict=True)]
+            writer.write_table(arrow.Table.from_arrays(arrow_columns, schema=schema), len(values))
         about = {"version": VERSION, "shape": list(shape), "order": order, "dtype": dtype_name(dtype)}
         writer.add_key_value_metadata({KEY: json.dumps({**about, "crc": _crc(about)})})
         if labels:

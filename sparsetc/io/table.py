@@ -105,21 +105,21 @@ def read(reader: LineReader, layout: TableLayout, describe: Describe) -> tuple[T
         IOFormatError: a line that is not as the layout says, or more or fewer lines than it says.
         OutOfMemoryError: more rows than the memory limit allows.
     """
-    found = list[ParsedPart]()
+    read_parts = list[ParsedPart]()
     rows = 0
     held = 0
     for part in parts(reader, layout, describe):
-        found.append(part)
+        read_parts.append(part)
         rows += part.rows
         held += part.nbytes
         check_declared(reader, layout, rows)
         memory.check(reader.path, f"its first {rows:,} nonzeros", held + rows * layout.row_bytes)
     check_declared(reader, layout, rows, ended=True)
-    dtype = torch.float32 if layout.dtype_open and all(part.single for part in found) else layout.dtype
-    columns = [[part.reals[at].to(dtype) for part in found] for at in range(layout.reals)]
+    dtype = torch.float32 if layout.dtype_open and all(part.single for part in read_parts) else layout.dtype
+    columns = [[part.reals[at].to(dtype) for part in read_parts] for at in range(layout.reals)]
     coords = torch.empty((layout.order, rows), dtype=torch.int64)
-    for mode in reversed(range(layout.order if found else 0)):  # which never holds all modes twice
-        np.concatenate([part.coords.pop() for part in found], out=coords[mode].numpy())
+    for mode in reversed(range(layout.order if read_parts else 0)):  # which never holds all modes twice
+        np.concatenate([part.coords.pop() for part in read_parts], out=coords[mode].numpy())
     return coords, [torch.cat([torch.zeros(0, dtype=dtype), *column]) for column in columns]
 
 
@@ -157,8 +157,8 @@ def check_declared(reader: LineReader, layout: TableLayout, rows: int, ended: bo
     """IOFormatError where a file that declares how many rows it has is found to have more or, once ended, fewer."""
     declared = rows if layout.rows is None else layout.rows
     if rows > declared or (ended and rows < declared):
-        how, found = ("too long", f"{declared + 1} or more") if rows > declared else ("truncated", rows)
-        raise reader.fault(f"{how}: the header declares {declared} entries, the file has {found}")
+        how, entries = ("too long", f"{declared + 1} or more") if rows > declared else ("truncated", rows)
+        raise reader.fault(f"{how}: the header declares {declared} entries, the file has {entries}")
 
 
 def _before_fault(block: bytes, layout: TableLayout) -> tuple[ParsedPart, digits.BadToken | None]:
@@ -179,9 +179,9 @@ def _parse_natively(block: bytes, layout: TableLayout) -> ParsedPart | None:
     most = len(block) // (2 * layout.fields) + 1  # a digit and a blank a field
     coords, reals = np.empty((layout.order, most), np.int32), np.empty((layout.reals, most))
     sizes = np.minimum(np.array(layout.sizes or [INT32_MAX] * layout.order), INT32_MAX)
-    found = np.zeros(2, np.int64)
-    rows = read_table(np.frombuffer(block, np.uint8), sizes, coords, reals, digits.EXACT_POWERS, found)
-    lines, lost = found.tolist()
+    counted = np.zeros(2, np.int64)
+    rows = read_table(np.frombuffer(block, np.uint8), sizes, coords, reals, digits.EXACT_POWERS, counted)
+    lines, lost = counted.tolist()
     single = not (lost and layout.dtype_open)
     if rows < 0 or not (single or layout.dtype == torch.float64):
         return None
@@ -204,8 +204,8 @@ def _parse(block: bytes, layout: TableLayout) -> ParsedPart:
     reals = []
     single = True
     for column, size in zip(columns, layout.sizes or [2**63 - 1] * layout.order, strict=False):
-        found = digits.coordinates(text, *column, size)
-        coords.append(found.astype(np.int32) if found.max(initial=0) < 2**31 else found)
+        coordinates = digits.coordinates(text, *column, size)
+        coords.append(coordinates.astype(np.int32) if coordinates.max(initial=0) < 2**31 else coordinates)
     for column in columns[layout.order :]:
         if layout.dtype_open:
             real, narrow = numbers.unnamed(text, *column, layout.dtype)

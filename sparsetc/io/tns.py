@@ -96,11 +96,11 @@ def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | N
 
 def _commented(reader: lines.LineReader, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Return the sizes of ``# shape:`` comments, or ``sizes`` without one. Raise IOFormatError if two disagree."""
-    for found in _SHAPE.finditer(reader.head):
-        stated = tuple(map(int, found[1].split()))
+    for match in _SHAPE.finditer(reader.head):
+        stated = tuple(map(int, match[1].split()))
         if sizes not in (None, stated):
-            line = 1 + reader.head.count(b"\n", 0, found.start())
-            raise reader.fault(f"other sizes than were given before, {_spaced(sizes)}", line, found[0])
+            line = 1 + reader.head.count(b"\n", 0, match.start())
+            raise reader.fault(f"other sizes than were given before, {_spaced(sizes)}", line, match[0])
         sizes = stated
     return sizes
 

@@ -8,7 +8,7 @@ In: choices made by `planner`. Out: `Plan`, packed by `formats` and lowered by `
                | name  options                  # a request: what is not said is chosen
     part      := format(storage)  nonzeros  schedule
     storage   := item modes | lane modes | leaf modes, and the sizes the format cuts by    # what arrays depend on
-    schedule  := lanes, unroll, warps, dense blocks and slabs, dot or multiply, precision, tree    # what they do not
+    schedule  := lanes, unroll, warps, dense blocks, grid order, dot or multiply, precision, tree    # what they do not
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ class Storage(Record):
         """The modes of all levels, ascending."""
         return sorted(mode for level in self.levels for mode in level)
 
-    def misdealt(self, order: int, letters: Sequence[str] = ()) -> str:
+    def level_fault(self, order: int, letters: Sequence[str] = ()) -> str:
         """Return an error text, empty if every mode stands in exactly one level, and once in `sequence`."""
         if self.order == order:
             fits = not self.sequence or sorted(self.sequence) == self.modes
             return "" if fits else f"the storage's sequence names each of {order} modes once, found {self.sequence}"
         lacking = outside(range(order), self.modes)
         beyond = outside(self.modes, range(order))
-        fault = f"the storage deals {self.order} modes, the tensor has {order}"
+        fault = f"the storage has {self.order} modes, the tensor {order}"
         if lacking:
             named = f" ({letters[lacking[0]]!r})" if letters else ""
             return f"{fault}: mode {lacking[0]}{named} is at no level"
@@ -146,9 +146,9 @@ class Schedule(Record):
         masked_unroll: unroll factor of the masked loop that follows: 1 for long fibers, more for short rows.
         pieces: for one dense axis of the output at most: powers of two whose sum is its block, to pad less: 16 + 8 for
             24.
-        slabs: dense axes whose block number is the slowest dimension of the grid: all items run for one block before
-            the next, so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item follow
-            one another.
+        slowest_axes: dense axes whose block number is the slowest dimension of the grid: all items run for one block
+            before the next, so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item
+            follow one another.
         rounded: dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is
             half the bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are
             of float32.
@@ -159,10 +159,11 @@ class Schedule(Record):
             do, else all.
         native: whether a torch program is run as native loops, where all parts of the plan can be and numba is there.
         tree: what is multiplied, contracted by dots and summed, in which order; None is what `default_tree` says.
-        take: positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other
+        tile_sizes: positions that a program holds in registers at once, by letter of a tile: powers of two, 1 for other
             letters.
-        turns: letters of a tile whose positions loops take, outermost first; what is in neither is split over the grid.
-        ruled: `tree`, `take` and `turns` where the default rule gave them: another einsum does not take these over.
+        tile_loops: letters of a tile that a program loops over, `tile_sizes` positions at a time, outermost first; what
+            is in neither is split over the grid.
+        ruled: `tree`, `tile_sizes` and `tile_loops` where the default rule gave them: no other einsum reuses them.
 
     Examples:
         >>> stc.plans.Schedule(warps=4, blocks=(("r", 32),)).block("r")
@@ -180,20 +181,20 @@ class Schedule(Record):
     unroll: int = bounded(1, "unroll", 1, MOST_STEPS)
     masked_unroll: int = bounded(1, "masked_unroll", 1, MOST_STEPS)
     pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    slabs: tuple[str, ...] = ()
+    slowest_axes: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
     copies: int = bounded(1, "the number of copies", power=True)
     threads: int = bounded(0, "the number of threads", 0, MOST_THREADS)
     native: bool = False
     tree: Tree | None = None
-    take: tuple[tuple[str, int], ...] = ()
-    turns: tuple[str, ...] = ()
+    tile_sizes: tuple[tuple[str, int], ...] = ()
+    tile_loops: tuple[str, ...] = ()
     ruled: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
     def by_rule(self) -> Schedule:
-        """Return the schedule without a tree, `take` and `turns` that the default rule gave it; others stay."""
-        unchanged = self.ruled and self.ruled == (self.tree, self.take, self.turns)
-        return replace(self, tree=None, take=(), turns=(), ruled=()) if unchanged else self
+        """Return the schedule without a tree, `tile_sizes` and `tile_loops` of the default rule; others stay."""
+        unchanged = self.ruled and self.ruled == (self.tree, self.tile_sizes, self.tile_loops)
+        return replace(self, tree=None, tile_sizes=(), tile_loops=(), ruled=()) if unchanged else self
 
     def block(self, axis: str) -> int:
         """Return the number of elements of a dense axis in a program: its block, or the sum of its pieces."""
@@ -216,7 +217,7 @@ class Part(Record):
         format: name of the format.
         storage: modes and sizes that the format stores by.
         schedule: how the part's kernel runs.
-        nnz: its nonzeros, once they were dealt.
+        nnz: its nonzeros, once they were counted.
         nbytes: bytes of its index arrays, once they were packed.
         label: what the part holds, e.g. ``rows of 32 nonzeros or more``; of one of two sparse operands, its letters.
         operand: number of the operand that the part stores if there are two sparse ones; None if there is one.
@@ -270,7 +271,7 @@ class Plan(Record):
         name: name of the plan; of a request, the plan that is asked for.
         parts: the parts, each with its storage and schedule; empty for a request.
         fused: run all parts in one launch, so that a small part cannot leave the GPU idle (HLSTO, section VI-C).
-        partition: name of the rule that dealt the nonzeros to the parts.
+        partition: name of the rule that divides the nonzeros among the parts.
         options: arguments of that rule; in a request, the choices that are already made.
         shares: numbers of the rule's shares that have a part, if others are empty; empty if all have one.
         steps: in a path of several contractions, the plan of each; None for one of dense operands.
@@ -424,10 +425,10 @@ def verify(plan: Plan) -> None:
         raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts and names {len(plan.shares)} shares")
     for number, part in enumerate(plan.parts):
         where = f"plan {plan.name!r}, part {number} ({part.format})"
-        dealt = part.storage.modes
-        if dealt != list(range(len(dealt))):
-            lacking = next((f"; mode {m} is at none" for m in range(dealt[-1]) if m not in dealt), "")
-            raise PlanError(f"{where}: each mode must be at one level, found {dealt}{lacking}")
+        modes = part.storage.modes
+        if modes != list(range(len(modes))):
+            lacking = next((f"; mode {m} is at none" for m in range(modes[-1]) if m not in modes), "")
+            raise PlanError(f"{where}: each mode must be at one level, found {modes}{lacking}")
         storage, schedule = part.storage, part.schedule
         if schedule.precision not in (*PRECISIONS, F16, F16X3):
             named = ", ".join((*PRECISIONS, F16, F16X3))
@@ -449,8 +450,8 @@ def verify(plan: Plan) -> None:
             raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")
         if schedule.rounded and schedule.precision != ROUNDED:
             raise PlanError(f"{where}: operands are rounded at precision {ROUNDED}, not at {schedule.precision}")
-        for axis in schedule.slabs:
-            if axis not in dict((*schedule.blocks, *schedule.pieces)) or schedule.slabs.count(axis) > 1:
-                raise PlanError(f"{where}: slabs are of axes that have a block, each named once, found {axis!r}")
+        for axis in schedule.slowest_axes:
+            if axis not in dict((*schedule.blocks, *schedule.pieces)) or schedule.slowest_axes.count(axis) > 1:
+                raise PlanError(f"{where}: slowest_axes names axes that have a block, each once, found {axis!r}")
     if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
         raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")

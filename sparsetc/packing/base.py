@@ -160,7 +160,7 @@ class Format(Protocol):
     Where `pack` has a parameter ``cache``, it is given what is kept with a pattern when it packs all of its nonzeros.
 
     With ``even = True`` tiles are those of a tensor cut evenly, by `sparsetc.packing.tiles.sides_of`: `explain` counts
-    those of all nonzeros, whichever part they were dealt to, and of other formats the tiles that are stored.
+    those of all nonzeros, whichever part they went to, and of other formats the tiles that are stored.
     """
 
     name: str
@@ -203,7 +203,7 @@ def pack(
     coords: Tensor, shape: tuple[int, ...], format: str, storage: Storage, cache: Lru[Any, Any] | None = None
 ) -> Packed:
     """Pack with the named format and check its view; `cache` holds objects made of these coordinates."""
-    if fault := storage.misdealt(coords.shape[0]):
+    if fault := storage.level_fault(coords.shape[0]):
         raise FormatError(fault)
     if fault := unknown_parameter(format, storage, coords.shape[0]):
         raise PlanError(fault)

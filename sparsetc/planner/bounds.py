@@ -126,7 +126,7 @@ class Rates:
             launched: the rest has a launch of its own.
         """
         profile = problem.profile
-        fixed = profile.launch + profile.laws["starting_waits"] * profile.wait
+        fixed = profile.launch + profile.constants["starting_waits"] * profile.wait
         left = 1 - ((1 - left) * ERROR).clip(max=1)
         rest = left * max(0.0, best.seconds - fixed) + (left > 0) * (fixed if launched else 0.0)
         first = self.first[:, None]

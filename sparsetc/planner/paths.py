@@ -81,7 +81,7 @@ class Search:
         order: how many of these have coordinates.
         fibers: the count of distinct coordinates of some modes.
         nnz: entries of the sparse operand.
-        laws: rates of the device, of which those named ``path_...`` are read.
+        constants: of the cost model, of which those named ``path_...`` are read.
         itemsize: bytes of a value.
         limit: bytes that an intermediate result may take.
         sparse_result: True if the result has a pattern, and nothing is made dense.
@@ -92,7 +92,7 @@ class Search:
     order: int
     fibers: Callable[[Ints], int]
     nnz: int
-    laws: Mapping[str, float]
+    constants: Mapping[str, float]
     itemsize: int
     limit: int
     sparse_result: bool
@@ -137,7 +137,9 @@ class Search:
             a, b = pair
             letters = sorted(among(dict.fromkeys((*a.letters, *b.letters)), needed), key=lambda c: c not in s.sparse)
             rows, elements = self._size(among(letters, s.sparse)), self._size(letters)
-            small = len(a.members + b.members) == 2 and rows <= self.nnz / 2 and elements <= self.laws["path_outer"]
+            small = (
+                len(a.members + b.members) == 2 and rows <= self.nnz / 2 and elements <= self.constants["path_outer"]
+            )
             if small or set(a.letters) & set(b.letters):
                 product_term = DenseTerm(tuple(letters), tuple(sorted(a.members + b.members)))
                 yield Edge(pair, State(s.sparse, s.dense, (*rest, product_term)), "product")
@@ -151,14 +153,14 @@ class Search:
 
     def price(self, s: State, edge: Edge, most: float) -> float:
         """Seconds of a contraction; infinitely many where it would take too much memory, or `most` in any case."""
-        law = self.laws
+        constants = self.constants
         if edge.kind == "product":
             assert edge.after is not None
             out = edge.after.terms[-1].letters
             every = {c for t in edge.taken for c in t.letters}
-            rate = law["path_multiply"] if every.difference(out) else law["path_outer_product"]
+            rate = constants["path_multiply"] if every.difference(out) else constants["path_outer_product"]
             moved = self.itemsize * self._size(out)
-            seconds = law["path_call"] + max(self._wide(rate) * self._size(every), law["path_byte"] * moved)
+            seconds = constants["path_call"] + max(self._wide(rate) * self._size(every), constants["path_byte"] * moved)
             return seconds if moved <= self.limit else inf
         if edge.kind == "dense":
             return self._dense(s, most)
@@ -170,13 +172,13 @@ class Search:
 
     def _fresh(self, nbytes: float) -> float:
         """Return the extra seconds of a large new tensor, for the pages that the system hands out."""
-        return nbytes * self.laws["path_fresh"] if nbytes >= self.laws["path_large"] else 0.0
+        return nbytes * self.constants["path_fresh"] if nbytes >= self.constants["path_large"] else 0.0
 
     def _pass(self, s: State, edge: Edge, most: float) -> float:
-        law = self.laws
+        constants = self.constants
         nnz = self._count(s.sparse)
         after = edge.after
-        if law["path_sparse_call"] + nnz * law["path_row"] >= most:
+        if constants["path_sparse_call"] + nnz * constants["path_row"] >= most:
             return inf  # whatever else is counted
         output = self.bound.einsum.output
         out = {*output} if after is None else {*after.sparse, *after.dense}
@@ -188,10 +190,10 @@ class Search:
         if after is not None and nbytes > self.limit:
             return inf
         # The result is made, brought to its order and put in its place; a row of it has an index.
-        base = law["path_sparse_call"] + self._fresh(nbytes)
-        base += runs * (law["path_row"] + 4 * self.itemsize * width * law["path_byte"])
+        base = constants["path_sparse_call"] + self._fresh(nbytes)
+        base += runs * (constants["path_row"] + 4 * self.itemsize * width * constants["path_byte"])
         if after is None and not self.sparse_result:  # rows without nonzeros are zeros
-            base += nbytes * law["path_byte"]
+            base += nbytes * constants["path_byte"]
         seconds = self._level(nnz, runs, s.dense, dense_letters)
         for leaf in s.sparse:  # fibers: one mode is summed first, with the terms that have it
             last = [t for t, whole in zip(dense_letters, terms, strict=True) if leaf not in whole]
@@ -201,7 +203,7 @@ class Search:
             rows = self._count(tuple([c for c in s.sparse if c != leaf]))
             summed = s.dense.union(*first)
             seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
-        return base + seconds * (law["path_fused"] if after is None and self._outer(edge.taken, s.dense) else 1.0)
+        return base + seconds * (constants["path_fused"] if after is None and self._outer(edge.taken, s.dense) else 1.0)
 
     def _outer(self, terms: Iterable[DenseTerm], values: frozenset[str] = frozenset()) -> bool:
         """Return True if a row of the result has more elements than a row of any operand: it is an outer product."""
@@ -211,30 +213,30 @@ class Search:
 
     def _level(self, rows: int, runs: int, values: frozenset[str], tables: Sequence[frozenset[str]]) -> float:
         """Seconds of rows of values times rows of tables, summed over runs."""
-        law, right = self.laws, frozenset[str]().union(*tables)
+        constants, right = self.constants, frozenset[str]().union(*tables)
         every = self._size(values | right)
         if not values and len(tables) <= 1:
-            return rows * (law["path_row"] + every * self._wide(law["path_bag"]))
-        seconds = rows * law["path_row"] * (1 + len(tables))
-        product_seconds = self._wide(law["path_outer_product"])
+            return rows * (constants["path_row"] + every * self._wide(constants["path_bag"]))
+        seconds = rows * constants["path_row"] * (1 + len(tables))
+        product_seconds = self._wide(constants["path_outer_product"])
         if len(tables) > 1:  # the tables' rows are multiplied by one another first
             seconds += rows * self._size(right) * product_seconds
         if not values:
-            return seconds + rows * self._size(right) * self._wide(law["path_bag"])
-        long = rows >= law["path_long_run"] * runs
-        if not values & right and min(self._size(values), self._size(right)) >= law["path_least_dot"] and long:
-            return seconds + runs * law["path_run"] + rows * every * self._wide(law["path_thin_multiply"])
+            return seconds + rows * self._size(right) * self._wide(constants["path_bag"])
+        long = rows >= constants["path_long_run"] * runs
+        if not values & right and min(self._size(values), self._size(right)) >= constants["path_least_dot"] and long:
+            return seconds + runs * constants["path_run"] + rows * every * self._wide(constants["path_thin_multiply"])
         return seconds + rows * every * product_seconds
 
     def _dense(self, s: State, most: float) -> float:
         """Return the seconds of contracting the remaining operands densely, making the sparse one dense included."""
-        law, head = self.laws, {*s.sparse, *s.dense}
+        constants, head = self.constants, {*s.sparse, *s.dense}
         nbytes = self.itemsize * self._size(head)
-        seconds = law["path_sparse_call"]
+        seconds = constants["path_sparse_call"]
         if s is not self.root:  # what the operand itself becomes is kept with its values
-            seconds = 2 * law["path_call"] + nbytes * law["path_byte"] + self._fresh(nbytes)
-            written = self.itemsize * self._size(s.dense) * law["path_byte"]
-            seconds += self._count(s.sparse) * (law["path_row"] + written) if s.sparse else 0.0
+            seconds = 2 * constants["path_call"] + nbytes * constants["path_byte"] + self._fresh(nbytes)
+            written = self.itemsize * self._size(s.dense) * constants["path_byte"]
+            seconds += self._count(s.sparse) * (constants["path_row"] + written) if s.sparse else 0.0
         if nbytes > self.limit or seconds >= most:
             return inf
         return seconds + self._rest(s)[1]
@@ -245,7 +247,7 @@ class Search:
             return self._rests[s]
         import opt_einsum  # few einsums are searched
 
-        law, texts = self.laws, ["".join(t.letters) for t in s.terms]
+        constants, texts = self.constants, ["".join(t.letters) for t in s.terms]
         texts.append("".join((*s.sparse, *sorted(s.dense))))
         shapes = [self.bound.extents(text) for text in texts]
         equation = f"{','.join(texts)}->{''.join(self.bound.einsum.output)}"
@@ -258,9 +260,9 @@ class Search:
             if nbytes[-1] > self.limit:
                 seconds = inf
             narrow = min(self._size(every.difference(t)) for t in each)
-            rate = law["path_multiply"] if narrow >= law["path_narrow"] else law["path_thin_multiply"]
-            seconds += 2 * law["path_call"] + max(
-                self._size(every) * self._wide(rate), 2 * sum(nbytes) * law["path_byte"]
+            rate = constants["path_multiply"] if narrow >= constants["path_narrow"] else constants["path_thin_multiply"]
+            seconds += 2 * constants["path_call"] + max(
+                self._size(every) * self._wide(rate), 2 * sum(nbytes) * constants["path_byte"]
             )
             seconds += sum(map(self._fresh, nbytes))
         self._rests[s] = tuple(map(tuple, order)), seconds
@@ -276,7 +278,7 @@ class Search:
         """
         one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf) if seconds is None else seconds
         skip = ("pass",) if seconds is None and not asked else ("pass", "dense")
-        best_path = self.best(inf if asked else one / self.laws["path_apart"], skip)
+        best_path = self.best(inf if asked else one / self.constants["path_apart"], skip)
         if best_path is None:
             return None
         seconds, order = best_path

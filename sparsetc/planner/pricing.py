@@ -24,7 +24,7 @@ from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, Statistics, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.packing.base import FORMATS, Packed, get_format
-from sparsetc.packing.deal import PARTITIONS
+from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
 from sparsetc.tensor.inputs import dtype_name
@@ -96,7 +96,7 @@ def seconds_of(
     for launch in [run] if plan.fused and backend == "triton" else [[n] for n in run]:
         seconds[launch[0]] += profile.launch
         if all(parts[n].turn is None for n in launch):
-            seconds[launch[0]] += profile.laws["starting_waits"] * profile.wait
+            seconds[launch[0]] += profile.constants["starting_waits"] * profile.wait
     made = {"rounded": ROUNDING, "split": LARGEST, "halves": HALVING}
     if backend == "triton":
         made["arranged"] = 2 * both[0][1].itemsize
@@ -106,10 +106,10 @@ def seconds_of(
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
     if copies > 1:  # summed once, whatever parts add to them
         seconds[first] += profile.launch + copies * output / profile.l2
-    seconds[first] += _zeroed(both, copies * output, output, profile.laws["listed_byte"]) / profile.memory
+    seconds[first] += _zeroed(both, copies * output, output, profile.constants["listed_byte"]) / profile.memory
     if backend == "triton" and both[0][1].itemsize == 2 and not all(part.owned for part, _ in both):
         # Sums that are added to are zeros of float32 first, and converted after.
-        seconds[first] += 2 * profile.laws["launch_after"] * profile.launch + CONVERTED * output / profile.memory
+        seconds[first] += 2 * profile.constants["launch_after"] * profile.launch + CONVERTED * output / profile.memory
     for n, (part, sizes), alone in zip(run, both, scalar, strict=True):
         slowed = by_precision(profile.fused_slowdown, part.precision) if alone and beside_tiles else 1.0
         seconds[n] += slowed * part.predicted(sizes, profile)
@@ -193,8 +193,8 @@ def natively(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
-    """Return the candidate priced, each part with its grid in slabs (`Schedule.slabs`) if that is expected to gain."""
-    return tried(_in_slabs, price(candidate, problem), problem, by_part=True)
+    """Return the candidate priced, with `Schedule.slowest_axes` of each part where they are expected to gain."""
+    return tried(_by_passes, price(candidate, problem), problem, by_part=True)
 
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
@@ -203,7 +203,7 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
     if plan is without.plan:
         return without
     other = price(replace(without, plan=plan), problem)
-    least_gain, seconds = problem.profile.laws["least_gain"], (without.seconds or (), other.seconds or ())
+    least_gain, seconds = problem.profile.constants["least_gain"], (without.seconds or (), other.seconds or ())
     if not by_part:
         return other if least_gain * sum(seconds[1]) < sum(seconds[0]) else without
     gains = [least_gain * after < before for before, after in zip(*seconds, strict=True)]
@@ -215,16 +215,16 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
     return replace(without, plan=plan, costs=better(without.costs, other.costs), seconds=better(*seconds))
 
 
-def _in_slabs(own: Schedule, problem: Problem) -> Schedule:
-    """Use slabs for every axis that is split over the grid, unless the schedule names slabs."""
+def _by_passes(own: Schedule, problem: Problem) -> Schedule:
+    """Make every axis that is split over the grid slowest there, unless the schedule names some."""
     sizes = problem.bound.by_index
-    slabs = own.slabs or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
-    return own if slabs == own.slabs else replace(own, slabs=slabs)
+    slowest_axes = own.slowest_axes or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
+    return own if slowest_axes == own.slowest_axes else replace(own, slowest_axes=slowest_axes)
 
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:
     """Add to copies of the output, to more where it has fewer rows, so that additions wait less for one another."""
-    crowd = max(1, int(problem.profile.laws["uncrowded"]) // problem.rows)
+    crowd = max(1, int(problem.profile.constants["uncrowded"]) // problem.rows)
     return replace(own, copies=max(own.copies, min(problem.rules["most_copies"], 1 << crowd.bit_length() - 1)))
 
 

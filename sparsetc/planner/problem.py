@@ -19,7 +19,7 @@ from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_ba
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
-from sparsetc.packing.deal import dealing, row_numbers, shares
+from sparsetc.packing.partition import row_numbers, shares, shares_key
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.support import Ints, Names, outside
 from sparsetc.support.lru import Lru, cached_property
@@ -57,7 +57,7 @@ class Counts:
             coords: (order, nnz).
             shape: sizes of the modes.
             memory: of a pattern, where counts outlive the object.
-            cache: of a pattern, where the shares that partitions deal, and groups of rows, are found when they are
+            cache: of a pattern, where the shares of partitions, and groups of rows, are found when they are
                 packed.
             share: how many of the nonzeros are counted, and a function that gives their numbers, None for all.
         """
@@ -190,22 +190,22 @@ class Counts:
 
         Args:
             partition: name of a registered rule.
-            kept: modes that the output keeps, which a rule that deals by rows asks for.
+            kept: modes that the output keeps, which a rule that divides by rows asks for.
             options: the rule's own arguments.
 
         Raises:
             PlanError: the rule is not known, or breaks its promises.
         """
 
-        def dealt() -> list[Tensor | None]:
+        def divided() -> list[Tensor | None]:
             return shares(partition, options.items(), kept, self.coords, self.shape, self.cache)
 
         def count() -> list[tuple[int, dict[Any, Any]]]:
-            return [(self.nnz if numbers is None else numbers.numel(), {}) for numbers in dealt()]
+            return [(self.nnz if numbers is None else numbers.numel(), {}) for numbers in divided()]
 
-        held = self.once(dealing(partition, options.items(), kept), count)
+        held = self.once(shares_key(partition, options.items(), kept), count)
         return tuple(
-            Counts(self.coords, self.shape, memory, share=(nnz, lambda n=n: dealt()[n]))  # type: ignore[misc]
+            Counts(self.coords, self.shape, memory, share=(nnz, lambda n=n: divided()[n]))  # type: ignore[misc]
             for n, (nnz, memory) in enumerate(held)
         )
 

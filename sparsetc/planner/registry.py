@@ -42,7 +42,7 @@ class Method:
             apply.
         options: the options that a request by the method's name may have.
         alone: True where ``"auto"`` considers the method for one einsum, and not only for several that share a copy.
-        shared: True where nonzeros are dealt and stored alike for every einsum, so that one packed copy serves them
+        shared: True where nonzeros are divided and stored alike for every einsum, so that one packed copy serves them
             all.
         make: the function that a format offers or a user registered.
         kernels: True where ``"auto"`` considers the method for Triton's kernels alone.
@@ -259,7 +259,7 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False, other: Ot
     if not plan.is_request:
         verify(plan)
         for number, part in enumerate(plan.parts):
-            if fault := part.storage.misdealt(problem.order, problem.letters):
+            if fault := part.storage.level_fault(problem.order, problem.letters):
                 raise PlanError(f"plan {plan.name!r}, part {number} ({part.format}): {fault}")
             if fault := unknown_parameter(part.format, part.storage, problem.order):
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")

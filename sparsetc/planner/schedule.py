@@ -197,7 +197,7 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> 
     more = fit_in(2, fewest + 1) or (fit_in(1, fewest + 1) and not fit_in(2, fewest))
     stages, precision = STAGES[more], problem.precision_as_loaded
     warps = 8 if doubled and high * wide > room else 4
-    return Schedule(warps, tuple(block.items()), True, precision, stages=stages, lanes=0, slabs=tuple(columns))
+    return Schedule(warps, tuple(block.items()), True, precision, stages=stages, lanes=0, slowest_axes=tuple(columns))
 
 
 def _sides(problem: Problem, block: Mapping[str, int], columns: Collection[str]) -> tuple[int, int]:
@@ -217,9 +217,9 @@ def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) ->
     time so, with a warp for 16 rows (NVIDIA H200).
     """
     profile = problem.profile
-    rows, nbytes = _sides(problem, dict(schedule.blocks), schedule.slabs)
+    rows, nbytes = _sides(problem, dict(schedule.blocks), schedule.slowest_axes)
     warps = max(1, min(schedule.warps, rows // MIN_DOT))
-    if not schedule.slabs or programs * warps > problem.rules["deepened"] * profile.warps:
+    if not schedule.slowest_axes or programs * warps > problem.rules["deepened"] * profile.warps:
         return schedule
     side_by_side = max(1, -(-programs * problem.rules["issued"] // profile.warps))
     each, several = (problem.shared // (n * nbytes) - (rows >= WARPGROUP) for n in (side_by_side, ENOUGH))

@@ -143,8 +143,9 @@ def symbolic_cost(
     sizes = {c: traced(c, size) for c, size in bound.sizes if size}
     costs = [cost_of(_of_sizes(program, bound, sizes)) for program in programs]
     stored = [_counted(part, traced, "" if len(programs) == 1 else f"_{n}") for n, part in enumerate(statistics)]
-    laws = {name: _rate(name, value, traced) for name, value in profile.laws.items()}
-    rates = replace(profile, laws=laws, **{name: _rate(name, getattr(profile, name), traced) for name in NUMBERS})
+    constants = {name: _rate(name, value, traced) for name, value in profile.constants.items()}
+    numbers = {name: _rate(name, getattr(profile, name), traced) for name in NUMBERS}
+    rates = replace(profile, constants=constants, **numbers)
     each = [*zip(costs, stored, strict=True)]
     numbers = {
         "bytes": sum(cost.work(part, rates)[0] for cost, part in each),

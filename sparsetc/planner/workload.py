@@ -14,7 +14,7 @@ from math import inf
 
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost, Statistics
-from sparsetc.packing.deal import storage_keys
+from sparsetc.packing.partition import storage_keys
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of, ranked
 from sparsetc.planner.pricing import costs

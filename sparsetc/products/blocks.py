@@ -169,32 +169,32 @@ class BlockPath(JoinPath):
             return self._unfolded(blocks.view(-1))
         return self._sorted(blocks_made)
 
-    def _unfolded(self, made: Tensor) -> Tensor:
+    def _unfolded(self, products: Tensor) -> Tensor:
         """Return (nnz,) places in the dense product, without sorting, if it is little larger than its blocks."""
         r, c, _ = self.blocking.extents
         row, column = self._lines
         tasks = self.tasks
         columns = self.blocking.pairs.columns
-        narrow = index_dtype(made.numel())
+        narrow = index_dtype(products.numel())
         block = torch.full((self.blocking.pairs.rows * columns,), -1, dtype=narrow, device=row.device)
         block.index_copy_(0, tasks.places, torch.arange(tasks.blocks, dtype=narrow, device=row.device))
         block = block.view(-1, columns).index_select(0, row // r).index_select(1, column // c)
         inside = torch.add((column % c).to(narrow), (row % r).to(narrow).unsqueeze(1), alpha=c)
         at = torch.add(inside, block, alpha=r * c).view(-1)
         if tasks.blocks == self.blocking.pairs.rows * columns:
-            nonzero = made.index_select(0, at) != 0
+            nonzero = products.index_select(0, at) != 0
         else:
-            nonzero = (made.index_select(0, at.clamp(min=0)) != 0) & (at >= 0)
+            nonzero = (products.index_select(0, at.clamp(min=0)) != 0) & (at >= 0)
         places = torch.nonzero(nonzero).flatten()
         self.budget.check(places.numel())
         self._reads: list[Read] = [(at.index_select(0, places), None)]
         return places
 
-    def _sorted(self, made: Iterable[Tensor]) -> Tensor:
+    def _sorted(self, buffers: Iterable[Tensor]) -> Tensor:
         """(nnz,) the places in any number of buffers, found among blocks and sorted."""
         r, c, _ = self.blocking.extents
         positions, total = [self.blocking.join.x_key[:0]], 0
-        for b, blocks in zip(self._buffers, made, strict=True):
+        for b, blocks in zip(self._buffers, buffers, strict=True):
             at = torch.nonzero(blocks.view(-1)).flatten() + b.start * r * c
             total += at.numel()
             self.budget.check(total, least=b is not self._buffers[-1])
@@ -280,15 +280,15 @@ class BlockPath(JoinPath):
             self._room.append(halves)
         return results
 
-    def _read(self, made: Iterator[Tensor]) -> Tensor:
+    def _read(self, buffers: Iterator[Tensor]) -> Tensor:
         """(nnz,) the results, read from the blocks."""
         if self._reads[0][1] is None:
-            (blocks,) = made
+            (blocks,) = buffers
             return blocks.view(-1).index_select(0, self._reads[0][0])
         out = torch.empty(
             sum(at.numel() for at, _ in self._reads), dtype=accumulator(self.dtype), device=self.budget.device
         )
-        for blocks, (at, slot) in zip(made, self._reads, strict=True):
+        for blocks, (at, slot) in zip(buffers, self._reads, strict=True):
             assert slot is not None
             out.index_copy_(0, slot, blocks.view(-1).index_select(0, at))
         return out

@@ -48,8 +48,8 @@ def _checked(plan: Plan) -> Plan:
     return plan
 
 
-def _two_of(known: Names, found: object) -> bool:
-    return isinstance(found, tuple | list) and len(found) == 2 and all(f in known for f in found)
+def _two_of(known: Names, pair: object) -> bool:
+    return isinstance(pair, tuple | list) and len(pair) == 2 and all(f in known for f in pair)
 
 
 def plan_bcb(

@@ -64,8 +64,8 @@ def stream(equation: str, x: Any, *dense: Any, out: Tensor | None = None, **opti
         >>> stc.stream("ij,j->i", stc.eye(4), torch.ones(4), chunk_bytes="1MiB").tolist()
         [1.0, 1.0, 1.0, 1.0]
     """
-    with stream_kernel(equation, x, *dense, **options) as made:
-        return made(*dense, out=out)
+    with stream_kernel(equation, x, *dense, **options) as kernel:
+        return kernel(*dense, out=out)
 
 
 @entry_point
@@ -102,12 +102,12 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
     """
     chosen, settings = StreamOptions.of_call(options)
     with ExitStack() as held:
-        given = operand(x)
-        if isinstance(given, PackedFile) and given is not x:
-            held.enter_context(given)
-        bound = _bound(equation, given, dense)
+        tensor = operand(x)
+        if isinstance(tensor, PackedFile) and tensor is not x:
+            held.enter_context(tensor)
+        bound = _bound(equation, tensor, dense)
         target = chosen.target([*dense, x])
-        compiler = Compiler(bound, given.dtype, settings, chosen.output, target)
+        compiler = Compiler(bound, tensor.dtype, settings, chosen.output, target)
         check_form(chosen.output, bound.einsum)
         _check_order(settings, compiler)
         check_request(settings.plan)  # of which chunks ask, where there are any
@@ -117,35 +117,35 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         nbytes, rows = budget.cut(dense_rows, chosen.chunk, bool(form.kept_shape))
         kept = None
         if rows is not None:
-            compiler = Compiler(bound, given.dtype, settings, "sparse", target)
+            compiler = Compiler(bound, tensor.dtype, settings, "sparse", target)
             modes, problem = bound.einsum.inputs[0], compiler.template.problem
             kept = [modes.index(problem.letters[m]) for m in problem.kept]  # of a repeated letter the first
         else:
             compiler.copies = budget.copies(form.rows, nbytes)
         shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))
-        about = bound.einsum.text, shapes, dtype_name(given.dtype), settings.effective_precision(), compiler.backend
+        about = (bound.einsum.text, shapes, dtype_name(tensor.dtype), settings.effective_precision(), compiler.backend)
         recipe = contents.Recipe(*about, chosen.output, rows is not None, chosen.drop_zeros)
         where = target if settings.memory_limit is None else torch.device("cpu")
         if chosen.packed_on is not None:
             where = named_device(chosen.packed_on)
-        source = source_of(given, kept)
+        source = source_of(tensor, kept)
         pinned, most = target.type == "cuda", (nbytes, rows)
         store: ChunkMemory | ChunkFile
         with bar(source.nnz, f"packing {equation}", chosen.progress, "nonzeros") as at:
             if chosen.file is None:
                 store = ChunkMemory(pinned)
-                made = cut(source, compiler, most, store, where, at)
+                stream_cut = cut(source, compiler, most, store, where, at)
             else:
                 with replacing(chosen.file) as opened:
                     writer = ChunkWriter(opened)
                     contents.write(writer, recipe, compiler, cut(source, compiler, most, writer, where, at))
                 store = ChunkFile(chosen.file, pinned, contents.parsed)
-                made = contents.read(store, compiler)
+                stream_cut = contents.read(store, compiler)
     again = None
-    if any(variant.reads_zeros for variant in made.variants):  # else the operands need not be kept
+    if any(variant.reads_zeros for variant in stream_cut.variants):  # else the operands need not be kept
         changed = {"file": None, "device": target, "plan": "coo"}
         again = partial(stream_kernel, equation, x, *dense, **{**options, **changed})
-    return Stream(recipe, compiler, made, store, budget, chosen, again)
+    return Stream(recipe, compiler, stream_cut, store, budget, chosen, again)
 
 
 @entry_point
@@ -184,9 +184,9 @@ def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
         if compiler.backend != recipe.backend:
             raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
         _check_order(settings, compiler)
-        made = contents.read(file, compiler)
+        stream_cut = contents.read(file, compiler)
         budget = Budget.of(compiler, settings.memory_on(target), chosen.lanes(target), recipe.drop_zeros)
-        return Stream(recipe, compiler, made, file, budget, chosen)
+        return Stream(recipe, compiler, stream_cut, file, budget, chosen)
     except BaseException:
         file.close()
         raise
@@ -199,15 +199,15 @@ def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence
             "the sparse operand is of bools, which are not multiplied: stream .to(torch.float32) of a tensor, or pack "
             "a file with dtype=torch.float32"
         )
-    given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
-    for n, o in enumerate(given):
+    operands = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
+    for n, o in enumerate(operands):
         if not isinstance(o, Tensor) or o.layout != torch.strided:
             if SparseTensor.coerce(o) is not None:
                 raise EquationError(f"a stream takes one sparse operand, its first; operand {n + 2} is sparse too")
             raise DtypeError(f"operand {n + 2} must be a torch tensor, found {type(o).__name__}")
         if o.is_meta or not torch.is_autocast_enabled(o.device.type):  # torch asks no autocast of meta
             check_operand(o, n + 1, x.dtype, o.device)
-    return parse(equation, [tuple(x.shape), *(tuple(o.shape) for o in given)], [True] + [False] * len(given))
+    return parse(equation, [tuple(x.shape), *(tuple(o.shape) for o in operands)], [True] + [False] * len(operands))
 
 
 def _check_order(settings: Options, compiler: Compiler) -> None:

@@ -79,7 +79,7 @@ class StreamOptions:
             raise PlanError(f'order must be "size" or "given", found {self.order!r:.80}')
 
     @classmethod
-    def of_call(cls, given: dict[str, Any]) -> tuple[StreamOptions, Options]:
+    def of_call(cls, arguments: dict[str, Any]) -> tuple[StreamOptions, Options]:
         """Return what keyword arguments say of a stream, None for a default, and the other settings of the call.
 
         Raises:
@@ -87,11 +87,11 @@ class StreamOptions:
             KeywordError: an argument that is not known.
         """
         names = [f.name for f in fields(cls)]
-        own = cls(**{name: given[name] for name in names if given.get(name) is not None})
+        own = cls(**{name: arguments[name] for name in names if arguments.get(name) is not None})
         known = list(dict.fromkeys((*names, *Options.__dataclass_fields__)))
-        if unknown := outside(given, known):
+        if unknown := outside(arguments, known):
             raise KeywordError(refused(unknown, known))
-        settings = of_call({name: value for name, value in given.items() if name not in names})
+        settings = of_call({name: value for name, value in arguments.items() if name not in names})
         return own, replace(settings, precision=settings.effective_precision())
 
     @property
@@ -167,12 +167,12 @@ class Budget:
         """
         template, dtype = compiler.template, compiler.dtype
         output = template.output
-        given = [prod(shape) * dtype.itemsize for shape in compiler.bound.dense_shapes]
+        operand_bytes = [prod(shape) * dtype.itemsize for shape in compiler.bound.dense_shapes]
         elements, wide = sum(map(prod, template.bound.dense_shapes)), accumulator(dtype).itemsize
         copied = [order for _, order, strided in template.orders if not strided]
         moved = any(copied) or any(change for change, _ in compiler.pull.beside)
         widened = compiler.backend == "torch" and wide != dtype.itemsize
-        dense = sum(given)
+        dense = sum(operand_bytes)
         if widened or moved:
             dense += elements * (wide if widened else dtype.itemsize)
         if compiler.settings.effective_precision() == "medium" and compiler.backend == "triton":
@@ -184,7 +184,7 @@ class Budget:
             coordinates = 8 * (output.width * (letters + 1) if output.permutation else len(output.kept_shape))
             finished += coordinates * (1 + drop_zeros) + 8 * drop_zeros
         text = f'"{compiler.bound.einsum.text}" on {compiler.target}'
-        tensors = 2 * len(given) + 4 if compiler.target.type == "cuda" else 0
+        tensors = 2 * len(operand_bytes) + 4 if compiler.target.type == "cuda" else 0
         return cls(text, total, tensors, streams, dense, row, finished)
 
     @property
@@ -217,29 +217,29 @@ class Budget:
         chunk = max(SMALLEST, min(wanted, _pages(free // 2 // self.streams)))
         return chunk, max(1, (free // self.streams - chunk) // max(1, self.row))
 
-    def keeps(self, made: StreamCut, rows: int, whole: bool = True) -> bool:
+    def keeps(self, chunks: StreamCut, rows: int, whole: bool = True) -> bool:
         """Return True if the result of packed chunks stays on the device, False if it is copied back in pieces.
 
         Args:
-            made: the chunks.
+            chunks: the chunks.
             rows: of the result.
             whole: whether it may stay there: of a dense result the rows without nonzeros are made on the host.
 
         Raises:
             OutOfMemoryError: it can be neither.
         """
-        if whole and self.bytes(made, rows, True) <= self.limit:
+        if whole and self.bytes(chunks, rows, True) <= self.limit:
             return True
-        if not made.window or self.bytes(made, rows, False) > self.limit:
-            self._refuse(made.largest, self.result(rows), "pack the tensor again in smaller chunks")
+        if not chunks.window or self.bytes(chunks, rows, False) > self.limit:
+            self._refuse(chunks.largest, self.result(rows), "pack the tensor again in smaller chunks")
         return False
 
-    def bytes(self, made: StreamCut, rows: int, kept: bool) -> int:
+    def bytes(self, chunks: StreamCut, rows: int, kept: bool) -> int:
         """Return the bytes of a call, with its result kept on the device or not."""
-        held = self.dense + self.streams * made.largest
+        held = self.dense + self.streams * chunks.largest
         if kept:
-            return held + self.result(rows + made.window, made.copies)
-        return held + self.streams * made.window * self.row
+            return held + self.result(rows + chunks.window, chunks.copies)
+        return held + self.streams * chunks.window * self.row
 
     def _refuse(self, chunk: int, result: int, instead: str) -> None:
         raise OutOfMemoryError(

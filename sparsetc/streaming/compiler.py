@@ -194,7 +194,7 @@ class Compiler:
     def _bound(self, prepared: Preparation) -> tuple[Plan, tuple[int, ...], list[BoundPart]]:
         """Return the plan of a chunk, the numbers of its parts that hold nonzeros, and these parts packed and lowered.
 
-        Where the partition deals otherwise here than where the plan was chosen, any plan will do, since a chunk is a
+        Where the partition divides otherwise here than where the plan was chosen, any plan will do, since a chunk is a
         tensor of its own: one of the same name, or else the one that is expected to be fastest.
         """
         request = requested(self.settings.plan)

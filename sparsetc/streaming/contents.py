@@ -214,7 +214,7 @@ def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
 def _lowered(variant: Variant, compiler: Compiler) -> Variant:
     """Return a variant with its programs; `PlanError` or `ValueError` where the parts do not fit the einsum."""
     verify(Plan("stream", variant.parts, variant.fused))
-    if any(fault := p.storage.misdealt(compiler.template.problem.order) for p in variant.parts):
+    if any(fault := p.storage.level_fault(compiler.template.problem.order) for p in variant.parts):
         raise ValueError(fault)
     return replace(variant, programs=compiler.lowered(variant))
 

@@ -179,15 +179,16 @@ class Stream:
     def _tables(self, dense: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tables that programs read, and the dense operands behind them."""
         compiler, device = self.compiler, self.device
-        given = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
-        if any(isinstance(d, Tensor) and torch._C._functorch.is_batchedtensor(d) for d in given):
+        converted = [as_dense(o, f"operand {n + 2}") for n, o in enumerate(dense)]
+        if any(isinstance(d, Tensor) and torch._C._functorch.is_batchedtensor(d) for d in converted):
             raise TransformError(f'"{self.equation}" is streamed, which torch.func.vmap cannot batch; take stc.einsum')
-        if carry_derivatives(given):
+        if carry_derivatives(converted):
             raise TransformError(
                 f'"{self.equation}" is streamed, which gives no gradients: detach() the operands, or take stc.einsum'
             )
         moved = [
-            d.to(device) if isinstance(d, Tensor) and d.layout == torch.strided and not d.is_meta else d for d in given
+            d.to(device) if isinstance(d, Tensor) and d.layout == torch.strided and not d.is_meta else d
+            for d in converted
         ]
         operands = dense_of_call(compiler.bound, moved, compiler.dtype, device)
         whole = [d.expand(s) for d, s in zip(operands, compiler.bound.dense_shapes, strict=True)]

@@ -63,13 +63,13 @@ class Blocks:
 
         Each has as many dimensions as (n, *sides).
         """
-        found = []
+        inside = []
         for mode in self.ragged:
             shape = [1] * len(self.sides)
             shape[mode] = side = self.sides[mode]
             position = coords[mode].unsqueeze(1) * side + torch.arange(side, device=coords.device)
-            found.append((position < self.shape[mode]).reshape(-1, *shape))
-        return tuple(found)
+            inside.append((position < self.shape[mode]).reshape(-1, *shape))
+        return tuple(inside)
 
     def check_end(self, coords: Tensor, values: Tensor) -> None:
         """FormatError unless values past the end of every mode are zero; one transfer from the device a ragged mode."""
@@ -136,17 +136,17 @@ class BlockCut:
         smaller = Blocks(sides, blocks.shape)
         if all(k == 1 for k in times):
             return cls(smaller, coords, times, None)
-        found = crd.with_dense_modes(coords, times)  # coordinates of the larger, then places in them
+        cut = crd.with_dense_modes(coords, times)  # coordinates of the larger, then places in them
         order = len(times)
         factors = torch.tensor(times, device=coords.device).unsqueeze(1)
-        found = found[:order] * factors + found[order:]
+        cut = cut[:order] * factors + cut[order:]
         sizes = torch.tensor(smaller.grid, device=coords.device).unsqueeze(1)
-        source = torch.nonzero((found < sizes).all(0)).flatten()
-        found = found.index_select(1, source)
+        source = torch.nonzero((cut < sizes).all(0)).flatten()
+        cut = cut.index_select(1, source)
         if coalesced:
-            by_place = crd.lexsort(found, smaller.grid)
-            found, source = found.index_select(1, by_place), source.index_select(0, by_place)
-        return cls(smaller, found.contiguous(), times, source)
+            by_place = crd.lexsort(cut, smaller.grid)
+            cut, source = cut.index_select(1, by_place), source.index_select(0, by_place)
+        return cls(smaller, cut.contiguous(), times, source)
 
     def values(self, values: Tensor) -> Tensor:
         """(m, *smaller sides, *dense sizes) of (n, *larger sides, *dense sizes); differentiable."""
@@ -197,8 +197,8 @@ def joined(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int]) -> Tensor
     """The inverse of `split`, and its transpose: a dimension with a side, and the next, become one of a given size."""
     shape = _joined_shape(tensor.shape, tuple(sides))
     tensor = tensor.reshape(shape)
-    for n, (found, size) in enumerate(zip(shape, sizes, strict=True)):
-        tensor = tensor if found == size else tensor.narrow(n, 0, size)
+    for n, (length, size) in enumerate(zip(shape, sizes, strict=True)):
+        tensor = tensor if length == size else tensor.narrow(n, 0, size)
     return tensor
 
 

@@ -21,13 +21,13 @@ def bits(x: Tensor) -> int:
     """A number for the bits of a tensor in their order, which other tensors rarely have; waits for a GPU."""
     x = torch.atleast_1d(torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()).resolve_neg()
     weights = _weights(CHUNK << 4 * x.is_cuda, x.device)
-    chunk, found = weights.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
+    chunk, number = weights.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
     for rows in x.split(max(1, chunk // max(1, x[:1].numel()))):
         # Of one element, or none, `contiguous` leaves any stride.
         flat = rows.contiguous().as_strided((rows.numel(),), (1,))
         for words in flat.view(WORDS.get(x.element_size(), torch.int32)).split(chunk):
-            found.mul_(3).add_((words * weights[: words.numel()]).sum())
-    return int(found)
+            number.mul_(3).add_((words * weights[: words.numel()]).sum())
+    return int(number)
 
 
 @lru_cache

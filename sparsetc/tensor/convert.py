@@ -50,8 +50,8 @@ def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> Tensor:
     key = crd.linear_key(x.coords, sizes)[0]
     flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
     with without_autocast(x.device):
-        found = flat.index_put_((key,), values).reshape(*sizes, *values.shape[1:])
-    return found if blocks is None else blocks.laid_out(found)
+        dense = flat.index_put_((key,), values).reshape(*sizes, *values.shape[1:])
+    return dense if blocks is None else blocks.laid_out(dense)
 
 
 def to_torch(x: SparseTensor, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> Tensor:
@@ -108,8 +108,8 @@ def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[i
         values = crd.picked(values, order)
     lines, inner = pattern.coords
     starts = torch.searchsorted(lines, torch.arange(pattern.shape[0] + 1, device=x.device))
-    made: Any = torch.sparse_compressed_tensor  # whose stub lacks the index arrays
-    return made(starts, inner, values, x.shape, layout=layout, device=x.device, check_invariants=False)  # type: ignore[no-any-return]
+    compressed: Any = torch.sparse_compressed_tensor  # whose stub lacks the index arrays
+    return compressed(starts, inner, values, x.shape, layout=layout, device=x.device, check_invariants=False)  # type: ignore[no-any-return]
 
 
 def to_numpy(x: SparseTensor) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
@@ -145,9 +145,9 @@ def to_scipy(x: SparseTensor) -> Any:
     except ImportError as error:
         raise ImportError('to_scipy needs scipy: pip install "sparsetc[io]"') from error
     if x.pattern.blocks is not None and not x.pattern.blocks.ragged:
-        made = to_torch(x, torch.sparse_bsr, None).detach().cpu()
-        values = made.values().resolve_conj().resolve_neg().numpy()
-        return bsr_array((values, made.col_indices().numpy(), made.crow_indices().numpy()), shape=x.shape)
+        bsr = to_torch(x, torch.sparse_bsr, None).detach().cpu()
+        values = bsr.values().resolve_conj().resolve_neg().numpy()
+        return bsr_array((values, bsr.col_indices().numpy(), bsr.crow_indices().numpy()), shape=x.shape)
     coords, values, shape = to_numpy(x)
     return coo_array((values, (coords[0], coords[1])), shape=shape)
 
@@ -187,12 +187,12 @@ def from_torch(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
 
 def _from_coo(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
     shape, indices = tuple(tensor.shape), tensor._indices()
-    found = reading(
+    coordinates = reading(
         torch.sparse_coo, shape, [indices], [indices.untyped_storage()], lambda own: (own[0].contiguous(), None)
     )
     if tensor.requires_grad:  # autograd follows values(), which only a coalesced tensor has
-        return cls._make(found.pattern, tensor.coalesce().values())
-    return cls._make(found.pattern, found.values(tensor._values()))
+        return cls._make(coordinates.pattern, tensor.coalesce().values())
+    return cls._make(coordinates.pattern, coordinates.values(tensor._values()))
 
 
 def _from_compressed(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
@@ -214,8 +214,8 @@ def _from_compressed(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
         return _compressed_coordinates(own, by_rows), None
 
     memory = [outer.untyped_storage(), inner.untyped_storage()]
-    found = reading((tensor.layout, blocks), shape, [outer, inner], memory, numbered, blocks)
-    return cls._make(found.pattern, found.values(values.flatten(0, batch)))
+    coordinates = reading((tensor.layout, blocks), shape, [outer, inner], memory, numbered, blocks)
+    return cls._make(coordinates.pattern, coordinates.values(values.flatten(0, batch)))
 
 
 def _compressed_coordinates(own: tuple[Tensor, ...], by_rows: bool) -> Tensor:
@@ -316,8 +316,8 @@ def _from_arrays(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
 
     kind = (matrix.format, blocks, str(values.device))
     indices = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in memory]
-    found = reading(kind, shape, indices, memory, numbered, blocks)
-    return cls._make(found.pattern, found.values(values))
+    coordinates = reading(kind, shape, indices, memory, numbered, blocks)
+    return cls._make(coordinates.pattern, coordinates.values(values))
 
 
 def from_pydata(cls: type[SparseTensor], array: Any) -> SparseTensor:
@@ -423,8 +423,8 @@ def expand_dense(x: SparseTensor) -> SparseTensor:
     """
     if x.blocksize:
         pattern, cut = x._pattern.cut((1,) * x.sparse_order)
-        found = cut.values(x._values)
-        return expand_dense(type(x)._make(pattern, found.reshape(pattern.nnz, *found.shape[1 + x.sparse_order :])))
+        values = cut.values(x._values)
+        return expand_dense(type(x)._make(pattern, values.reshape(pattern.nnz, *values.shape[1 + x.sparse_order :])))
     if not x.dense_order:
         return x
     nbytes = 8 * x.order * x.values.numel()

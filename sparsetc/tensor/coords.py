@@ -228,8 +228,8 @@ def numbered(rows: Rows, sizes: Sequence[int], n: int, like: Tensor, ascending: 
     elif markable(prod(sizes), n):
         marked = torch.zeros(prod(sizes), dtype=torch.bool, device=like.device).index_fill_(0, keys[0], True)
         rank = torch.cumsum(marked, 0).sub_(1).index_select(0, keys[0])
-        found = torch.nonzero(marked).flatten()
-        return Numbering(rank, _decoded(found, sizes), found.numel())
+        distinct = torch.nonzero(marked).flatten()
+        return Numbering(rank, _decoded(distinct, sizes), distinct.numel())
     else:
         number, representatives = narrow_runs(rows, sizes, like)
         rank = number.long()
@@ -315,11 +315,11 @@ def ranked(key: Tensor, spread: int) -> tuple[Tensor, int]:
 
 def _by_sorting(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(n,) of keys in order: the number of each, which one it is, and whether it is the first of its number."""
-    found, order = torch.sort(key, stable=True)
-    fresh = torch.ones_like(found, dtype=torch.bool)
-    torch.ne(found[1:], found[:-1], out=fresh[1:])
+    ascending, order = torch.sort(key, stable=True)
+    fresh = torch.ones_like(ascending, dtype=torch.bool)
+    torch.ne(ascending[1:], ascending[:-1], out=fresh[1:])
     dtype = torch.int32 if key.numel() <= INT32_MAX else torch.int64
-    del found
+    del ascending
     return torch.cumsum(fresh, 0, dtype=dtype).sub_(1), order, fresh
 
 
@@ -342,12 +342,12 @@ def sorted_keys(keys: Tensor, spread: int) -> tuple[Tensor, Tensor]:
     """(distinct int64 `keys` below `spread`, ascending; where each was)."""
     n = keys.numel()
     if not markable(spread, n):
-        found, order = torch.sort(narrowed(keys, spread))
-        return found.long(), order
+        ascending, order = torch.sort(narrowed(keys, spread))
+        return ascending.long(), order
     number = torch.arange(1, n + 1, dtype=torch.int32 if n <= INT32_MAX else torch.int64, device=keys.device)
     table = torch.zeros(spread, dtype=number.dtype, device=keys.device).index_copy_(0, keys, number)
-    found = torch.nonzero(table).flatten()
-    return found, table.index_select(0, found).sub_(1)
+    ascending = torch.nonzero(table).flatten()
+    return ascending, table.index_select(0, ascending).sub_(1)
 
 
 def joint_keys(
@@ -368,11 +368,11 @@ def joint_keys(
 
 def _decoded(keys: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Coordinates of linear keys, row-major."""
-    found = []
+    columns = []
     for size in reversed(sizes[1:]):
-        found.append(keys % size)
+        columns.append(keys % size)
         keys = keys // size
-    return (keys, *reversed(found))
+    return (keys, *reversed(columns))
 
 
 def set_bits(words: Tensor, word: int) -> Tensor:

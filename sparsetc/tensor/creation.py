@@ -38,22 +38,22 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 0) -> SparseTensor:
         >>> stc.cat([stc.eye(2), stc.eye(2)], 1).shape
         (2, 4)
     """
-    given = _alike(tensors, "cat")
-    order = given[0].order
+    parts = _alike(tensors, "cat")
+    order = parts[0].order
     mode = crd.mode_of(order, dim, "cat")
-    others = {(*x.shape[:mode], *x.shape[mode + 1 :]) for x in given}
+    others = {(*x.shape[:mode], *x.shape[mode + 1 :]) for x in parts}
     if len(others) > 1:
-        raise ShapeError(f"cat along mode {mode} takes one shape of the others, found {[x.shape for x in given]}")
-    if mode >= given[0].sparse_order:
-        given = [x.expand_dense() for x in given]
+        raise ShapeError(f"cat along mode {mode} takes one shape of the others, found {[x.shape for x in parts]}")
+    if mode >= parts[0].sparse_order:
+        parts = [x.expand_dense() for x in parts]
     coords, start = [], 0
-    for x in given:
+    for x in parts:
         rows = x.coords.clone()
         rows[mode] += start
         coords.append(rows)
         start += x.shape[mode]
-    shape = (*given[0].shape[:mode], start, *given[0].shape[mode + 1 :])
-    return SparseTensor(torch.cat(coords, 1), torch.cat([x.values for x in given]), shape, check=False)
+    shape = (*parts[0].shape[:mode], start, *parts[0].shape[mode + 1 :])
+    return SparseTensor(torch.cat(coords, 1), torch.cat([x.values for x in parts]), shape, check=False)
 
 
 @entry_point
@@ -79,33 +79,33 @@ def block_diag(*tensors: SparseTensor) -> SparseTensor:
         >>> stc.block_diag(stc.eye(2), stc.full((1, 2), 3.0)).shape
         (3, 4)
     """
-    given = _alike(tensors, "block_diag")
-    modes, dense = given[0].sparse_order, given[0].shape[given[0].sparse_order :]
-    if any(x.shape[modes:] != dense for x in given):
-        raise ShapeError(f"block_diag takes tensors with the same dense modes, found shapes {[x.shape for x in given]}")
-    starts = torch.tensor([(0,) * modes, *(x.shape[:modes] for x in given)]).cumsum(0)
-    coords = [x.coords + start[:, None].to(x.device) for x, start in zip(given, starts, strict=False)]
+    parts = _alike(tensors, "block_diag")
+    modes, dense = parts[0].sparse_order, parts[0].shape[parts[0].sparse_order :]
+    if any(x.shape[modes:] != dense for x in parts):
+        raise ShapeError(f"block_diag takes tensors with the same dense modes, found shapes {[x.shape for x in parts]}")
+    starts = torch.tensor([(0,) * modes, *(x.shape[:modes] for x in parts)]).cumsum(0)
+    coords = [x.coords + start[:, None].to(x.device) for x, start in zip(parts, starts, strict=False)]
     shape = (*starts[-1].tolist(), *dense)
-    return SparseTensor(torch.cat(coords, 1), torch.cat([x.values for x in given]), shape)
+    return SparseTensor(torch.cat(coords, 1), torch.cat([x.values for x in parts]), shape)
 
 
 def _alike(tensors: Sequence[Any], name: str) -> list[SparseTensor]:
     """The tensors of single nonzeros, on one device and with the same dense modes."""
     if not isinstance(tensors, list | tuple):
         raise ShapeError(f"{name} takes a list of sparse tensors, found {type(tensors).__name__}")
-    found = [SparseTensor.coerce(x) for x in tensors]
-    if not found or None in found:
+    coerced = [SparseTensor.coerce(x) for x in tensors]
+    if not coerced or None in coerced:
         raise ShapeError(
             f"{name} takes sparse tensors, at least one, found {[type(x).__name__ for x in tensors]!s:.200}"
         )
-    given: list[SparseTensor] = [x for x in found if x is not None]
-    if len({x.order for x in given}) > 1:
-        raise ShapeError(f"{name} takes tensors of one order, found {[x.shape for x in given]}")
-    if len({x.device for x in given}) > 1:
-        raise DeviceError(f"{name} takes tensors on one device, found {sorted(str(x.device) for x in given)}")
-    if any(x.blocksize for x in given) or len({x.dense_order for x in given}) > 1:
-        given = [x.expand_dense() for x in given]
-    return given
+    sparse: list[SparseTensor] = [x for x in coerced if x is not None]
+    if len({x.order for x in sparse}) > 1:
+        raise ShapeError(f"{name} takes tensors of one order, found {[x.shape for x in sparse]}")
+    if len({x.device for x in sparse}) > 1:
+        raise DeviceError(f"{name} takes tensors on one device, found {sorted(str(x.device) for x in sparse)}")
+    if any(x.blocksize for x in sparse) or len({x.dense_order for x in sparse}) > 1:
+        sparse = [x.expand_dense() for x in sparse]
+    return sparse
 
 
 @entry_point

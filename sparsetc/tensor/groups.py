@@ -48,9 +48,9 @@ def groups_of(pattern: Pattern, kept: Ints) -> Groups:
         rows, shape = crd.of_modes(pattern.coords, pattern.shape, kept)
         distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
         coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
-        found = Pattern(coords, shape, True)
-        found.labels = pattern.labels_of(kept)
-        return Groups(found, distinct.rank, distinct.count)
+        pattern_of_groups = Pattern(coords, shape, True)
+        pattern_of_groups.labels = pattern.labels_of(kept)
+        return Groups(pattern_of_groups, distinct.rank, distinct.count)
 
     return pattern._once(("groups of", kept), made)
 

@@ -55,7 +55,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
         places = of_entries.new_full((rows * k + 1,), otherwise)
         return places.index_put((place,), of_entries[order])[:-1].view(rows, k)
 
-    found = candidates(values, _last(values.dtype, largest))
+    first_k = candidates(values, _last(values.dtype, largest))
     where = candidates(position, size)
     # before the absent position number j of a row are j others, and the entries that stand no further than these all
     ahead = row * (size + 1) + position - (number - start[row])
@@ -63,10 +63,10 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     asked = absent + torch.arange(rows, device=x.device).unsqueeze(1) * (size + 1)
     absent = absent + torch.searchsorted(ahead, asked, right=True) - start.unsqueeze(1)
     inside = absent < size
-    zeros = found.new_full((rows, k), _last(values.dtype, largest)).masked_fill(inside, 0)
+    zeros = first_k.new_full((rows, k), _last(values.dtype, largest)).masked_fill(inside, 0)
     where, first = torch.cat((where, absent.where(inside, size)), 1).sort(stable=True, dim=1)
-    found, best = torch.cat((found, zeros), 1).gather(1, first).sort(stable=True, dim=1, descending=largest)
-    ranked = (one[:, :k].reshape(*sizes, k).movedim(-1, mode) for one in (found, where.gather(1, best)))
+    first_k, best = torch.cat((first_k, zeros), 1).gather(1, first).sort(stable=True, dim=1, descending=largest)
+    ranked = (one[:, :k].reshape(*sizes, k).movedim(-1, mode) for one in (first_k, where.gather(1, best)))
     return torch.return_types.topk(tuple(ranked))  # type: ignore[arg-type, return-value]
 
 

@@ -235,8 +235,8 @@ class Reductions:
         apart = wide.with_values((wide._values - at_entries(mean, wide, "the mean")).abs().square())
         absent = positions - wide.map(torch.ones_like).abs().sum(gone, True, output="dense")
         squares = apart.sum(gone, True, output="dense") + absent * mean.abs().square()
-        found = squares / max(0, positions - (correction if unbiased else 0))
-        return (found if keepdim else found.squeeze(gone)).to(x._values[:0].abs().dtype)
+        variance = squares / max(0, positions - (correction if unbiased else 0))
+        return (variance if keepdim else variance.squeeze(gone)).to(x._values[:0].abs().dtype)
 
     def std(self, *args: Any, **settings: Any) -> Tensor:
         """Return the standard deviation, the root of `var`, which has the same arguments.
@@ -288,12 +288,12 @@ class Reductions:
 
 def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, bool]:
     """Return `dim` and `keepdim`, also from numpy's names. Raise `KeywordError` for others."""
-    given = {name: value for name, value in numpys.items() if value is not None}
-    if unknown := sorted(given.keys() - {"axis", "keepdims"}):
+    named = {name: value for name, value in numpys.items() if value is not None}
+    if unknown := sorted(named.keys() - {"axis", "keepdims"}):
         raise KeywordError(f"a reduction takes dim=, keepdim= and output=, or axis= and keepdims=, not {unknown[0]}=")
-    if (dim is not None and "axis" in given) or (keepdim and "keepdims" in given):
+    if (dim is not None and "axis" in named) or (keepdim and "keepdims" in named):
         raise KeywordError("axis= and keepdims= are other names of dim= and keepdim=: a reduction takes one of them")
-    return given.get("axis", dim), given.get("keepdims", keepdim)
+    return named.get("axis", dim), named.get("keepdims", keepdim)
 
 
 def _reduced(
@@ -373,19 +373,19 @@ def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool, dtype: to
     return nothing + x._values.sum(dtype=dtype)  # a function of no values too
 
 
-def _with_ones(found: Tensor, gone: Sequence[int]) -> Tensor:
+def _with_ones(sums: Tensor, gone: Sequence[int]) -> Tensor:
     for mode in gone:
-        found = found.unsqueeze(mode)
-    return found
+        sums = sums.unsqueeze(mode)
+    return sums
 
 
-def _with_sizes_of_1(found: SparseTensor, x: SparseTensor, gone: Sequence[int]) -> SparseTensor:
+def _with_sizes_of_1(sums: SparseTensor, x: SparseTensor, gone: Sequence[int]) -> SparseTensor:
     """The sparse result with the modes that are gone, of size 1; dense ones as dense modes."""
-    old, left = found._pattern, iter(found._pattern.coords)
+    old, left = sums._pattern, iter(sums._pattern.coords)
     none = torch.zeros_like(old.coords[0])
     coords = torch.stack([none if m in gone else next(left) for m in range(x.sparse_order)])
     shape = tuple(1 if m in gone else x._pattern.shape[m] for m in range(x.sparse_order))
-    values = _with_ones(found._values, [m - x.sparse_order + 1 for m in gone if m >= x.sparse_order])
+    values = _with_ones(sums._values, [m - x.sparse_order + 1 for m in gone if m >= x.sparse_order])
     pattern = Pattern(coords, shape, True)
     pattern.labels = {name: old.labels.get(name) for name in x._pattern.labels}
-    return found._make(pattern, values)
+    return sums._make(pattern, values)

@@ -65,10 +65,10 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
     x = without_blocks(x)
     mode, values = mode_of(x.order, dim, name), x._values.to(accumulator(x.dtype))
     if mode >= x.sparse_order:
-        found = (torch.log_softmax if log else torch.softmax)(values, mode - x.sparse_order + 1)
+        normalised = (torch.log_softmax if log else torch.softmax)(values, mode - x.sparse_order + 1)
     else:
-        found = _over_groups(values, x.pattern, tuple(m for m in range(x.sparse_order) if m != mode), log)
-    return SparseTensor._make(x.pattern, found.to(x.dtype))
+        normalised = _over_groups(values, x.pattern, tuple(m for m in range(x.sparse_order) if m != mode), log)
+    return SparseTensor._make(x.pattern, normalised.to(x.dtype))
 
 
 def _over_groups(values: Tensor, pattern: Pattern, kept: Ints, log: bool) -> Tensor:

@@ -104,11 +104,11 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def __init__(
         self, coords: ArrayLike, values: ArrayLike, shape: Any = None, *, coalesce: bool = True, check: bool = True
     ) -> None:
-        made = constructed(coords, values, shape, coalesce, check)
-        if isinstance(made, Unsorted):
-            self._unsorted = made
+        checked = constructed(coords, values, shape, coalesce, check)
+        if isinstance(checked, Unsorted):
+            self._unsorted = checked
         else:
-            self._set(*made)
+            self._set(*checked)
 
     def _set(self, pattern: Pattern, values: Tensor) -> None:
         self._pattern = pattern
@@ -416,9 +416,9 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
                     [0., 0., 0., 0.],
                     [0., 0., 0., 0.]])
         """
-        made = constructed(coords, blocks, shape, coalesce, check, in_blocks=True)
-        assert not isinstance(made, Unsorted)
-        return cls._make(*made)
+        checked = constructed(coords, blocks, shape, coalesce, check, in_blocks=True)
+        assert not isinstance(checked, Unsorted)
+        return cls._make(*checked)
 
     # ---- to and from others -----------------------------------------------------------------------------------
 

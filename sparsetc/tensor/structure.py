@@ -160,8 +160,8 @@ class Structure:
     @property
     def grad(self) -> SparseTensor | None:
         """The gradient of the values, on the same pattern; None before there is one."""
-        found = self._values.grad
-        return None if found is None else self._make(self._pattern, found)
+        gradient = self._values.grad
+        return None if gradient is None else self._make(self._pattern, gradient)
 
     def copy_(self, other: SparseTensor, non_blocking: bool = False) -> Self:
         """Copy the entries of another tensor of this shape into this one, as `Module.load_state_dict` does.
@@ -262,11 +262,11 @@ class Structure:
             >>> stc.eye(2).reshape(4).to_dense()
             tensor([1., 0., 0., 1.])
         """
-        x, given = without_blocks(_untyped(self)), _flat(shape)
-        count, known = prod(x.shape), prod(n for n in given if n != -1)
-        wanted = [count // known if n == -1 and known else n for n in given]
-        if given.count(-1) > 1 or not wanted or prod(wanted) != count:
-            raise ShapeError(f"a tensor of shape {x.shape} cannot take the shape {tuple(given)}")
+        x, sizes = without_blocks(_untyped(self)), _flat(shape)
+        count, known = prod(x.shape), prod(n for n in sizes if n != -1)
+        wanted = [count // known if n == -1 and known else n for n in sizes]
+        if sizes.count(-1) > 1 or not wanted or prod(wanted) != count:
+            raise ShapeError(f"a tensor of shape {x.shape} cannot take the shape {tuple(sizes)}")
         wanted = list(crd.checked_shape(wanted))
         if x.dense_order:
             rows = prod(x._pattern.shape)

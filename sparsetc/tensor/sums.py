@@ -101,14 +101,14 @@ def in_pieces(lengths: Tensor, most: int) -> Iterator[Tensor]:
     yield lengths
 
 
-def captured(found: Tensor) -> bool:
+def captured(sums: Tensor) -> bool:
     """True while a CUDA graph is captured, when no value can be read."""
-    return found.is_cuda and torch.cuda.is_current_stream_capturing()
+    return sums.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def unseen(found: Tensor) -> bool:
+def unseen(sums: Tensor) -> bool:
     """Return True if nothing can be looked at: a CUDA graph is captured, or a transform of `torch.func` is active."""
-    return transforming() or captured(found)
+    return transforming() or captured(sums)
 
 
 def fitted(wide: Tensor, dtype: torch.dtype, what: str) -> Tensor:
@@ -131,16 +131,16 @@ def fitted(wide: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     return narrow
 
 
-def wrapped(found: Tensor, close: Tensor) -> Tensor:
+def wrapped(sums: Tensor, close: Tensor) -> Tensor:
     """Return True where integers, computed modulo 2**64, differ from float64, whose errors must be below 2**63."""
-    return (close - found.double()).abs() > 2.0**63
+    return (close - sums.double()).abs() > 2.0**63
 
 
-def refuse_wrapped(found: Tensor, close: Tensor, what: str) -> None:
+def refuse_wrapped(sums: Tensor, close: Tensor, what: str) -> None:
     """Raise DtypeError where integers wrapped, as `wrapped` says; nothing is looked at while a graph is captured."""
-    if unseen(found):
+    if unseen(sums):
         return
-    past = wrapped(found, close)
+    past = wrapped(sums, close)
     if bool(past.any()):
         worst = float(close[past][0])
         raise DtypeError(f"{what} is {worst:.3g}, past 64 bits; convert the operands with .to(torch.float64)")

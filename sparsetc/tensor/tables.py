@@ -83,10 +83,9 @@ def from_table(
 def _numbered(column: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The labels in a column, each once and in order, and the number of each row's."""
     try:
-        found, numbers = np.unique(column, return_inverse=True)
+        return np.unique(column, return_inverse=True)
     except TypeError as error:  # of texts and numbers in one column
         raise FormatError(f"column {name!r} holds labels that have no order: {error}") from None
-    return found, numbers
 
 
 def labels_of(x: SparseTensor) -> Labels:
@@ -117,8 +116,8 @@ def with_labels(x: SparseTensor, labels: Mapping[str, Sequence[Any] | np.ndarray
     sizes = x.shape[: x.sparse_order]
     fitting = [of is None or of.shape == (size,) for of, size in zip(arrays.values(), sizes, strict=False)]
     if len(arrays) != len(sizes) or not all(fitting):
-        found = ", ".join(f"{name}: {None if of is None else of.shape}" for name, of in arrays.items())
-        raise ShapeError(f"labels are a name for each sparse mode, of sizes {sizes}, and as many labels; found {found}")
+        forms = ", ".join(f"{name}: {None if of is None else of.shape}" for name, of in arrays.items())
+        raise ShapeError(f"labels are a name for each sparse mode, of sizes {sizes}, and as many labels; found {forms}")
     pattern = x.pattern.bare()
     pattern.labels = {n: a if a is None or a.dtype.kind in "iufU" else a.astype(str) for n, a in arrays.items()}
     return type(x)._make(pattern, x.values)

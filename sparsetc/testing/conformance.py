@@ -126,15 +126,16 @@ def check_view(packed: Packed) -> None:
 
 def check_read(packed: Packed, coords: Tensor) -> None:
     """Check that the view reads every nonzero once, at its packed position."""
-    found, _, source, live = nonzeros(packed)
+    read_back, _, source, live = nonzeros(packed)
     require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
     require(
-        found.shape == coords.shape, f"what the view reads: shape {tuple(found.shape)}, expected {tuple(coords.shape)}"
+        read_back.shape == coords.shape,
+        f"what the view reads: shape {tuple(read_back.shape)}, expected {tuple(coords.shape)}",
     )
     order = torch.argsort(source)
     whole = torch.equal(source[order], torch.arange(coords.shape[1], device=source.device))
     require(whole, f"what the view reads: the positions are not those of all {coords.shape[1]} nonzeros, once each")
-    require(torch.equal(found[:, order], coords), "what the view reads: coordinates differ from those packed")
+    require(torch.equal(read_back[:, order], coords), "what the view reads: coordinates differ from those packed")
 
 
 def check_values(packed: Packed) -> None:
@@ -154,7 +155,7 @@ def check_values(packed: Packed) -> None:
 def check_representatives(packed: Packed, coords: Tensor) -> None:
     """Check that the nonzero representing an item or a lane has the coordinates shared by all of it."""
     view, arrays = packed.view, packed.arrays
-    found, _, source, live = nonzeros(packed)
+    read_back, _, source, live = nonzeros(packed)
     at = positions(view, arrays, packed.items, packed.stored)
     for level, coordinates in ((ITEM, view.levels[0]), (LANE, view.levels[1])):
         known = packed.representatives[level]
@@ -168,7 +169,7 @@ def check_representatives(packed: Packed, coords: Tensor) -> None:
             torch.equal(shared[:, known[at[view.positions[level]][live]]], shared[:, source]),
             f"a representative of level {level} lacks a coordinate that its nonzeros share",
         )
-    require(found.shape[1] == packed.nnz, f"{found.shape[1]} nonzeros are read, expected {packed.nnz}")
+    require(read_back.shape[1] == packed.nnz, f"{read_back.shape[1]} nonzeros are read, expected {packed.nnz}")
 
 
 def check_splits(packed: Packed, coords: Tensor) -> None:
@@ -184,9 +185,9 @@ def check_splits(packed: Packed, coords: Tensor) -> None:
         lanes = _owners(at[view.positions[LANE]][live], coords[fibers][:, source])
         require(lanes <= 1, f"a fiber has {lanes} lanes, and split_fibers is not set")
     if view.values.sides and not packed.split_fibers:
-        found, _ = read(view, packed.arrays, packed.items, packed.stored)
-        inside = torch.stack([own < size for own, size in zip(found, packed.shape, strict=True)]).all(0)
-        _, starts = crd.sorted_runs(crd.sort_keys(found[:, inside], packed.shape))
+        read_back, _ = read(view, packed.arrays, packed.items, packed.stored)
+        inside = torch.stack([own < size for own, size in zip(read_back, packed.shape, strict=True)]).all(0)
+        _, starts = crd.sorted_runs(crd.sort_keys(read_back[:, inside], packed.shape))
         require(bool(starts.all()), "positions share their coordinates, and split_fibers is not set")
 
 
@@ -222,11 +223,11 @@ def nonzeros(packed: Packed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     not that of tiles, where they mask what is past a mode's end: the last positions along it, or a list's last places.
     """
     view = packed.view
-    found, at = read(view, packed.arrays, packed.items, packed.stored)
+    read_back, at = read(view, packed.arrays, packed.items, packed.stored)
     source = at if packed.positions is None else packed.positions[at]
     live = source >= 0
     require(not view.blocks or bool(live.all()), "the view reads a stored place that is padding")
     for mode, size in enumerate(packed.shape):
-        own = found[mode, live] if mode in view.along else found[mode]
+        own = read_back[mode, live] if mode in view.along else read_back[mode]
         require(bool(((own >= 0) & (own < size)).all()), "the view reads a coordinate outside the shape")
-    return found[:, live], at[live], source[live], live
+    return read_back[:, live], at[live], source[live], live

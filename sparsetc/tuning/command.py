@@ -65,8 +65,8 @@ def _list(options: Namespace) -> None:
     by_problem: dict[tuple[str, ...], list[Line]] = {}
     for line in filter(partial(_asked, options), _timed()):
         by_problem.setdefault((line.device, line.versions, line.equation, line.key), []).append(line)
-    for (device, versions, equation, _), found in by_problem.items():
-        first, latest = found[0], {line.name: line for line in found}
+    for (device, versions, equation, _), of_problem in by_problem.items():
+        first, latest = of_problem[0], {line.name: line for line in of_problem}
         times = sorted(latest.values(), key=lambda line: line.timing.median)
         shape = " x ".join(map(str, first.pattern.get("shape", ())))
         print(f'"{equation}", {shape or "two sparse operands"}, {first.problem.get("dtype")}, {first.day}')

@@ -101,7 +101,7 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
     changes: list[Callable[[Schedule, int], dict[str, Any]]] = [
         *(lambda own, by, n=name: {n: _shifted(getattr(own, n), by)} for name in ("warps", "unroll", "lanes")),  # type: ignore[misc]
         *(lambda own, by, a=axis: {"blocks": _resized(own.blocks, a, by), "pieces": ()} for axis in blocks),  # type: ignore[misc]
-        lambda own, by: {"slabs": tuple(blocks) if by > 0 else ()},
+        lambda own, by: {"slowest_axes": tuple(blocks) if by > 0 else ()},
         # Two more hold one more step's operands where these are found by words that are loaded ahead.
         lambda own, by: {"stages": _staged(own, by)},
         lambda own, by: {"copies": _shifted(own.copies, 2 * by) if own.copies > 1 else 1},

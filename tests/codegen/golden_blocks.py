@@ -16,7 +16,9 @@ MTTKRP = "ijk,jr,kr->ir"
 def plan(order: int, precision: str, stages: int, **blocks: int) -> stc.plans.Plan:
     """Runs of the entries of a row of blocks, one entry a step; mode 0 numbers entries, mode 1 rows of blocks."""
     storage = stc.plans.Storage((1,), (), (0, *range(2, order + 1)))
-    schedule = stc.plans.Schedule(4, tuple(blocks.items()), True, precision, stages=stages, lanes=0, slabs=("r",))
+    schedule = stc.plans.Schedule(
+        4, tuple(blocks.items()), True, precision, stages=stages, lanes=0, slowest_axes=("r",)
+    )
     return stc.plans.Plan("coo", (stc.plans.Part("coo", storage, schedule),))
 
 

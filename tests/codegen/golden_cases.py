@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 from cases import Problem, explicit_plan, joined
+from grid_order_cases import with_slowest
 from rounded_cases import rounding
-from slab_cases import slabbed
 
 import sparsetc as stc
 
@@ -32,7 +32,7 @@ MATRIX = explicit_plan("coo", "0||1", {"r": 32}, lanes=8, max_item_nnz=512)
 CUT = explicit_plan("coo", "0||12", {"r": 128}, lanes=4, max_item_nnz=512)
 LONG, SHORT_ROWS = explicit_plan("coo", "0||1", {"r": 64}, lanes=4), explicit_plan("fiber", "|0|1", {"r": 64})
 ROUNDED = rounding(joined(LONG, SHORT_ROWS, 5), "B", parts=(0,))
-SLABS = slabbed(joined(LONG, SHORT_ROWS, 5), "r")
+GRID_ORDER = with_slowest(joined(LONG, SHORT_ROWS, 5), "r")
 WIDE = explicit_plan("coo", "0||213", {"r": 32}, lanes=8, max_item_nnz=512)
 SEMI = explicit_plan("fiber", "01||2", {"r": 32}, lanes=8)
 
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[str, dict[str, int], torch.dtype, stc.plans.Plan, str]] =
     "ttm_semi_sparse": ("ijk,kr->ijr", SIZES, F32, SEMI, "triton"),
     "reduction": ("ijk->", SIZES, torch.int32, ALL, "triton"),
     "spmm": ("ij,jr->ir", SIZES, torch.float64, MATRIX, "triton"),
-    "spmm_slabs": ("ij,jr->ir", RAGGED, F32, SLABS, "triton"),
+    "spmm_grid_order": ("ij,jr->ir", RAGGED, F32, GRID_ORDER, "triton"),
     "spmm_rounded": ("ij,jr->ir", SIZES, F32, ROUNDED, "triton"),
     "mttkrp_tiles_rounded": ("ijk,jr,kr->ir", SIZES, F32, rounding(tiles(r=32), "B", "C"), "triton"),
     "two_words": ("ijkl,jr,lr->ir", HUGE, F32, WIDE, "triton"),

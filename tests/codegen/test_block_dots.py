@@ -126,7 +126,9 @@ def test_values_of_nonzeros_are_read_whatever_plan_is_given() -> None:
     coords = torch.tensor([[0, 1, 2], [0, 1, 1], [0, 2, 3]])
     y = stc.SparseTensor(coords, torch.tensor([2.0, 3.0, 4.0]), (3, 4, 4))
     tables = [torch.randn(4, 16, 40), torch.randn(3, 16, 16)]
-    other = replace(plan, parts=(replace(part, schedule=replace(part.schedule, tree=None, take=(), turns=())),))
+    other = replace(
+        plan, parts=(replace(part, schedule=replace(part.schedule, tree=None, tile_sizes=(), tile_loops=())),)
+    )
     kernel = stc.compile("aIJ,Jjr,aij->Iir", y, *tables, plan=other, backend="triton")
     want = torch.einsum("aIJ,Jjr,aij->Iir", y.to_dense(), *tables)
     torch.testing.assert_close(interpreted(kernel, tables), want.double(), rtol=1e-4, atol=1e-4)

@@ -32,7 +32,7 @@ def packs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(args[2])
         return packing.pack(*args)
 
-    monkeypatch.setattr("sparsetc.packing.deal.pack", pack)
+    monkeypatch.setattr("sparsetc.packing.partition.pack", pack)
     return made
 
 

@@ -128,7 +128,7 @@ def test_kernels_kept_with_a_tensor_are_bounded(monkeypatch: pytest.MonkeyPatch)
 def test_tensors_of_one_pattern_share_what_is_packed(operands: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     x, b, c = operands
     stc.compile(MTTKRP, x, b, c, plan="fiber")
-    monkeypatch.setattr("sparsetc.packing.deal.pack", lambda *a: pytest.fail("it was packed again"))
+    monkeypatch.setattr("sparsetc.packing.partition.pack", lambda *a: pytest.fail("it was packed again"))
     stc.compile(MTTKRP, x.with_values(x.values * 2), b, c, plan="fiber")
     stc.compile(MTTKRP, x.to(torch.float32), b.float(), c.float(), plan="fiber")
 

@@ -48,7 +48,7 @@ def test_errors_of_allocations_are_ours(error: Exception, monkeypatch: pytest.Mo
         with pytest.raises(stc.OutOfMemoryError, match=r"memory ran out.*fewer columns") as caught:
             call()
         assert caught.value.__cause__ is error
-    monkeypatch.setattr("sparsetc.packing.deal.pack", fail)
+    monkeypatch.setattr("sparsetc.packing.partition.pack", fail)
     with pytest.raises(stc.OutOfMemoryError):
         stc.compile("ij,ir->jr", x, torch.ones(4, 2, dtype=torch.float64))
 

@@ -231,7 +231,7 @@ def search(x: stc.SparseTensor, equation: str, sizes: dict[str, int]) -> tuple[B
     def fibers(modes: tuple[int, ...]) -> int:
         return int(torch.unique(x.coords[list(modes)], dim=1).shape[1]) if modes else 1
 
-    return bound, Search(bound, x.order, fibers, x.nnz, cpu().laws, 4, 1 << 32, sparse_result=False)
+    return bound, Search(bound, x.order, fibers, x.nnz, cpu().constants, 4, 1 << 32, sparse_result=False)
 
 
 def test_a_transform_of_integrals_takes_the_dense_tensor() -> None:

@@ -308,13 +308,13 @@ def test_pairs_of_triton_programs_are_priced_as_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("profile", [default_gpu(), cpu(), PROFILE], ids=lambda p: p.name)
 def test_every_number_of_a_profile_has_a_source(profile: DeviceProfile) -> None:
-    assert tuple(profile.sources) == (*NUMBERS, *profile.laws, *profile.rules)
+    assert tuple(profile.sources) == (*NUMBERS, *profile.constants, *profile.rules)
     assert all(re.match("(measured|assumed): .", source) for source in profile.sources.values())
     for name in NUMBERS:
         value = getattr(profile, name)
         assert isinstance(value, dict) == (name in TABLES)
         assert all(n >= 0 for n in (value.values() if name in TABLES else [value]))
-    assert all(law >= 0 for law in profile.laws.values())
+    assert all(constants >= 0 for constants in profile.constants.values())
     assert f"{len(profile.measured)} of {len(profile.sources)} numbers measured" in profile.describe()
     assert profile.describe() in repr(profile)
     assert pickle.loads(pickle.dumps(profile)) == copy.deepcopy(profile) == profile
@@ -324,12 +324,12 @@ def test_every_number_of_a_profile_has_a_source(profile: DeviceProfile) -> None:
 def test_every_law_and_rule_is_read_and_every_number_says_what_it_means() -> None:
     package = Path(profiles.__file__).parents[1]
     code = "".join(path.read_text() for path in package.rglob("*.py"))
-    assert {*re.findall(r'laws?\["(\w+)"\]', code)} == {*default_gpu().laws}
+    assert {*re.findall(r'constants\["(\w+)"\]', code)} == {*default_gpu().constants}
     read = {name for names in re.findall(r"rules\[([^]]+)\]", code) for name in re.findall(r'"(\w+)"', names)}
     assert {*default_gpu().rules} == {*cpu().rules} <= read
     shipped = json.loads((package / "device" / "profiles" / "nvidia-h200.json").read_text())
     entries = shipped["fields"] | shipped["rules"]
-    named = [*NUMBERS, *default_gpu().laws, *default_gpu().rules]
+    named = [*NUMBERS, *default_gpu().constants, *default_gpu().rules]
     assert [name for name, entry in entries.items() if entry.get("means")] == named
 
 

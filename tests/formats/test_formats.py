@@ -212,7 +212,7 @@ def test_a_class_that_is_no_format_is_refused() -> None:
 
 
 def test_a_storage_of_another_order_is_refused() -> None:
-    with pytest.raises(FormatError, match="the storage deals 3 modes, the tensor has 2"):
+    with pytest.raises(FormatError, match="the storage has 3 modes, the tensor 2"):
         pack(pattern("random", (4, 5)), (4, 5), "coo", Storage(leaf=(0, 1, 2)))
 
 

@@ -25,7 +25,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import sparsetc as stc
 from sparsetc.formats.mixed_mode import by_mixed_mode
 from sparsetc.packing.base import Packed
-from sparsetc.packing.deal import deal
+from sparsetc.packing.partition import divide
 from sparsetc.planner.problem import Counts
 
 PLAN = "mm-csf"
@@ -84,9 +84,9 @@ def shares_of(coords: torch.Tensor, shape: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_longest_fibers_take_what_is_left_of_them(order: int, name: str) -> None:
     x = random_sparse(ORDERS[order], name, torch.float64)
-    dealt = by_mixed_mode(x.coords, x.shape)
+    shares = by_mixed_mode(x.coords, x.shape)
     every = list(range(x.nnz))
-    assert [every if part is None else part.tolist() for part in dealt] == by_sets(x.coords, order)
+    assert [every if part is None else part.tolist() for part in shares] == by_sets(x.coords, order)
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -213,9 +213,9 @@ def test_one_part_a_mode_serves_all_einsums(order: int, backend: str) -> None:
         pytest.importorskip("triton")
     x = crossed(order, torch.float32)
     kernels, packed = all_kernels(x, backend), storages(x)
-    dealt = [share for share in Counts(x.coords, x.shape).shares("mixed_mode") if share.nnz]
-    assert len(packed) == len(dealt) == order
-    assert sorted(p.nnz for p in packed) == sorted(share.nnz for share in dealt)
+    shares = [share for share in Counts(x.coords, x.shape).shares("mixed_mode") if share.nnz]
+    assert len(packed) == len(shares) == order
+    assert sorted(p.nnz for p in packed) == sorted(share.nnz for share in shares)
     for kernel in kernels:
         assert {part.packed.token for part in kernel.step.parts} == {p.token for p in packed}
     # Values too are packed once, not once a kernel.
@@ -254,12 +254,12 @@ def test_a_share_of_nothing_is_not_kept(pattern: str, parts: int) -> None:
 
 
 def test_nonzeros_are_dealt_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    deals: list[str] = []
-    monkeypatch.setattr("sparsetc.packing.deal.deal", lambda name, *a: deals.append(name) or deal(name, *a))
+    divided: list[str] = []
+    monkeypatch.setattr("sparsetc.packing.partition.divide", lambda name, *a: divided.append(name) or divide(name, *a))
     x = random_sparse((7, 9, 5), "random", torch.float64)
     for mode in range(3):
         stc.einsum(mttkrp(3, mode), *operands_of(x, mode), plan=PLAN)
-    assert deals == ["mixed_mode"]
+    assert divided == ["mixed_mode"]
 
 
 def test_one_copy_takes_less_memory_than_one_a_mode() -> None:

@@ -23,7 +23,7 @@ from window_cases import MODES, OTHERS, REQUESTS, WHOLE, checked, scrambled, sto
 import sparsetc as stc
 from sparsetc.formats import window
 from sparsetc.ir.plan import F16X3
-from sparsetc.packing.deal import deal
+from sparsetc.packing.partition import divide
 from sparsetc.planner.bounds import Best
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
@@ -353,7 +353,7 @@ def dealt(coords: torch.Tensor, shape: tuple[int, ...], *kept: int, **options: i
     """The nonzeros of each share."""
     own = {"height": 2, "width": 4, "tau": 50, "strip": 2, "threshold": 5, **options}
     nnz = coords.shape[1]
-    parts = deal("row_similarity", coords, shape, kept, own)
+    parts = divide("row_similarity", coords, shape, kept, own)
     return [list(range(nnz)) if part is None else part.tolist() for part in parts]
 
 

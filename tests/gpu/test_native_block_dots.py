@@ -40,14 +40,14 @@ def test_gradients(case: BlockDot, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 3, 5, 7])
-@pytest.mark.parametrize("slabs", [(), ("r",)])
-def test_stages_and_the_order_of_programs_change_no_result(slabs: tuple[str, ...], stages: int) -> None:
+@pytest.mark.parametrize("slowest_axes", [(), ("r",)])
+def test_stages_and_the_order_of_programs_change_no_result(slowest_axes: tuple[str, ...], stages: int) -> None:
     x, dense = BlockDot("ij,jr->ir", (37, 9), (32, 32)).operands(torch.float16, "cuda")
     dense = [torch.randn(dense[0].shape[0], 200, device="cuda").half()]
     plan = stc.compile(SPMM, x, *dense, plan="coo").plan
     (part,) = plan.parts
     blocks = tuple((c, 32 if c == "r" else n) for c, n in part.schedule.blocks)
-    schedule = replace(part.schedule.by_rule(), stages=stages, slabs=slabs, blocks=blocks)
+    schedule = replace(part.schedule.by_rule(), stages=stages, slowest_axes=slowest_axes, blocks=blocks)
     plan = replace(plan, parts=(replace(part, schedule=schedule),))
     check(stc.einsum(SPMM, x, *dense, plan=plan), expected(SPMM, x, dense), torch.float16)
 

@@ -30,7 +30,7 @@ from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.operands import HALVES
 from sparsetc.ir.program.tile import Operand, TileProgram
 from sparsetc.packing.base import pack
-from sparsetc.packing.deal import deal, taken
+from sparsetc.packing.partition import divide, shares_of_plan
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing.conformance import nonzeros
@@ -152,9 +152,9 @@ def run_plan(
         order = crd.lexsort(coords, shape)
         coords, values = coords[:, order], values[order]
     kept = tuple(letters.index(c) for c in e.kept)
-    dealt = taken(plan, deal(plan.partition, coords, shape, kept, dict(plan.options)))
+    shares = shares_of_plan(plan, divide(plan.partition, coords, shape, kept, dict(plan.options)))
     result = values.new_zeros(bound.output_shape, dtype=reference.wide(*(o.dtype for o in (values, *dense))))
-    for part, share in zip(plan.parts, dealt, strict=True):
+    for part, share in zip(plan.parts, shares, strict=True):
         own = coords if share is None else coords[:, share]
         own_values = values if share is None else values[share]
         stored, _, places, _ = nonzeros(pack(own, shape, part.format, part.storage))

@@ -236,8 +236,11 @@ def part(**changes: object) -> Part:
         (Plan("p", (part(warps=64),)), "the number of warps must be 32 or less, found 64"),
         (Plan("p", (part(registers=-1),)), "the number of registers must be 0 or more, found -1"),
         (Plan("p", (part(registers=256),)), "the number of registers must be 255 or less, found 256"),
-        (Plan("p", (part(slabs=("s",)),)), "slabs are of axes that have a block, each named once, found 's'"),
-        (Plan("p", (part(slabs=("r", "r")),)), "slabs are of axes that have a block, each named once, found 'r'"),
+        (Plan("p", (part(slowest_axes=("s",)),)), "slowest_axes names axes that have a block, each once, found 's'"),
+        (
+            Plan("p", (part(slowest_axes=("r", "r")),)),
+            "slowest_axes names axes that have a block, each once, found 'r'",
+        ),
         (Plan("p", (part(max_fiber_len=-1),)), "max_fiber_len must be 0 or more, found -1"),
         (Plan("p", (part(max_item_nnz=-1),)), "max_item_nnz must be 0 or more, found -1"),
     ],

@@ -441,7 +441,7 @@ def test_a_plan_is_checked_before_it_is_run() -> None:
     x, dense = operands("ijk,jr,kr->ir", torch.float64)
     bound = parse("ijk,jr,kr->ir", [x.shape, *(tuple(d.shape) for d in dense)], [True, False, False])
     plan = two_parts(5)
-    with pytest.raises(PlanError, match="plan 'two' has 1 parts, its partition deals 2"):
+    with pytest.raises(PlanError, match="plan 'two' has 1 parts, its partition makes 2"):
         run_plan(replace(plan, parts=plan.parts[:1]), bound, x.coords, x.values, dense)
     with pytest.raises(PlanError, match="has no parts"):
         run_plan(replace(plan, parts=()), bound, x.coords, x.values, dense)

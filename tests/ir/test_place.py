@@ -13,7 +13,7 @@ import sparsetc as stc
 from sparsetc.errors import PlanError
 from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.coordinates import Field
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, Turns, blocks, pairs, runs, tiles
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, TileLoop, blocks, pairs, runs, tiles
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.program.tile import (
     LANES,
@@ -66,8 +66,8 @@ def outline(body: Sequence[Statement]) -> str:
     return " ".join(words)
 
 
-def loops(view: Nest, turns: str = "") -> list[Loop]:
-    return [Loop(axis) for axis in (*view.loops, *(Turns(letter, size=4) for letter in turns))]
+def loops(view: Nest, letters: str = "") -> list[Loop]:
+    return [Loop(axis) for axis in (*view.loops, *(TileLoop(letter, size=4) for letter in letters))]
 
 
 @pytest.mark.parametrize(

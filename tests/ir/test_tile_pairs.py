@@ -22,7 +22,7 @@ from sparsetc.codegen.split_float16 import EXACT
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.lower import Fold, Target, lower_pairs
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, Turns, pairs
+from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, TileLoop, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
@@ -139,7 +139,7 @@ def value_of(name: str, **new: Any) -> Callable[[Statement], list[Statement]]:
         ),
         (value_of("x", out=Tile("x", ("ij",), LEAF)), "a tile of x is read along ij, k, .* found ij"),
         (lambda s: list(s.body) if isinstance(s, Loop) else [s], "in the loop over pairs"),
-        (lambda s: [Loop(Turns("l", 16, 1), s.body)] if isinstance(s, Loop) else [s], "in the loop over pairs"),
+        (lambda s: [Loop(TileLoop("l", 16, 1), s.body)] if isinstance(s, Loop) else [s], "in the loop over pairs"),
         (lambda s: [] if isinstance(s, Value) else [s], "x, y .*: x, y is not made before it"),
         (lambda s: [replace(s, owned=False) if isinstance(s, Add) else s], "stored at its item's number"),
         (lambda s: [replace(s, key=Key("row", ITEM)) if isinstance(s, Add) else s], "stored at its item's number"),

@@ -95,7 +95,7 @@ def test_the_tree_of_a_plan_is_shown_and_kept() -> None:
 
 RUNS = TreeCase(MTTKRP, "coo", "0||12")
 FIBERS = TreeCase(MTTKRP, "fiber", "0|1|2")
-TILES = TreeCase(MTTKRP, "dense_tile", "0|12|", take=IN_TILE, sides=(8, 16, 8))
+TILES = TreeCase(MTTKRP, "dense_tile", "0|12|", tile_sizes=IN_TILE, sides=(8, 16, 8))
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,25 @@ TILES = TreeCase(MTTKRP, "dense_tile", "0|12|", take=IN_TILE, sides=(8, 16, 8))
         (FIBERS, "sum[tile lane nonzero](X * B * C)", "cannot sum over tile: it does not depend on it, or sums"),
         (TILES, "sum[tile](dot[k](C, X) * B)", "the result has no axis j, which is never summed"),
         (TILES, "sum[i j tile](dot[k](C, X) * B)", "axis i is summed, which the result keeps"),
-        (replace(TILES, take=IN_TILE[:2]), "sum[j tile](dot[k](C, X) * B)", "the 8 positions of k are summed"),
-        (replace(TILES, turns=("i",)), "sum[j tile](dot[k](C, X) * B)", "i cannot be taken in turn, since the result"),
-        (replace(TILES, turns=("k",)), "sum[j tile](dot[k](C, X) * B)", "contracts k, whose positions are taken in"),
-        (replace(TILES, take=(("i", 3),)), "sum[j tile](dot[k](C, X) * B)", "are a power of two, found 3 of i"),
-        (replace(RUNS, take=(("i", 4),)), "sum[nonzero lane](X * B * C)", "takes positions of i, along which nothing"),
+        (replace(TILES, tile_sizes=IN_TILE[:2]), "sum[j tile](dot[k](C, X) * B)", "the 8 positions of k are summed"),
         (
-            replace(TILES, take=IN_TILE[:1], turns=("j", "k")),
+            replace(TILES, tile_loops=("i",)),
+            "sum[j tile](dot[k](C, X) * B)",
+            "i cannot be taken in turn, since the result",
+        ),
+        (
+            replace(TILES, tile_loops=("k",)),
+            "sum[j tile](dot[k](C, X) * B)",
+            "contracts k, whose positions are taken in",
+        ),
+        (replace(TILES, tile_sizes=(("i", 3),)), "sum[j tile](dot[k](C, X) * B)", "are a power of two, found 3 of i"),
+        (
+            replace(RUNS, tile_sizes=(("i", 4),)),
+            "sum[nonzero lane](X * B * C)",
+            "takes positions of i, along which nothing",
+        ),
+        (
+            replace(TILES, tile_sizes=IN_TILE[:1], tile_loops=("j", "k")),
             "sum[j tile](sum[k](X * C) * B)",
             "sums over k apart from j: both are one sum",
         ),
@@ -175,7 +187,7 @@ def test_a_factor_that_is_the_same_for_all_nonzeros_may_stand_inside_their_sum(e
 def test_plans_of_other_orders_and_trees_that_are_none_are_refused() -> None:
     x, y, b = stc.SparseTensor.from_dense(torch.ones(4, 4)), torch.ones(4, 4, 4), torch.ones(4, 2)
     plan = stc.compile("ijk,jr,kr->ir", stc.SparseTensor.from_dense(y), b, b, plan="coo").plan
-    with pytest.raises(stc.PlanError, match="the storage deals 3 modes, the tensor has 2"):
+    with pytest.raises(stc.PlanError, match="the storage has 3 modes, the tensor 2"):
         stc.einsum("ij,jr->ir", x, b, plan=plan)
     plan = stc.compile("ij,jr->ir", x, b, plan="coo").plan
     with pytest.raises(stc.PlanError, match=r"tree is a Tree, as sparsetc\.plans\.parse_tree makes it, found str"):

@@ -20,8 +20,8 @@ class TreeCase:
     levels: str
     """Modes of the item, the lane and the leaf, as in ``0|1|2``."""
     tree: str = ""
-    take: tuple[tuple[str, int], ...] = ()
-    turns: tuple[str, ...] = ()
+    tile_sizes: tuple[tuple[str, int], ...] = ()
+    tile_loops: tuple[str, ...] = ()
     sides: tuple[int, ...] = ()
     sequence: tuple[int, ...] = ()
     lanes: int = 16
@@ -56,7 +56,7 @@ class TreeCase:
         blocks = tuple((c, max(least, 1 << (SIZES[c] - 1).bit_length())) for c in axes)
         tree = stc.plans.parse_tree(self.tree) if self.tree else None
         schedule = stc.plans.Schedule(blocks=blocks, dot=self.dot, lanes=self.lanes, tree=tree)
-        schedule = replace(schedule, take=self.take, turns=self.turns)
+        schedule = replace(schedule, tile_sizes=self.tile_sizes, tile_loops=self.tile_loops)
         return stc.plans.Plan("trees", (stc.plans.Part(self.format, storage, schedule),))
 
     def kernel(self, backend: str = "triton") -> stc.Kernel:

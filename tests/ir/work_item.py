@@ -22,7 +22,7 @@ import torch
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest import values as halves
 from sparsetc.ir.nest.coordinates import Expression, Reader
-from sparsetc.ir.nest.nest import Axis, Each, Fibers, Run, Turns
+from sparsetc.ir.nest.nest import Axis, Each, Fibers, Run, TileLoop
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import (
@@ -136,15 +136,15 @@ class WorkItem:
         """Execute statements, loops included."""
         for s in body:
             if isinstance(s, Loop):
-                for _ in self.turns(s.axis):
+                for _ in self.iterations(s.axis):
                     self.run(s.body)
             else:
                 self.statement(s)
 
-    def turns(self, axis: Axis) -> Iterator[None]:
+    def iterations(self, axis: Axis) -> Iterator[None]:
         """Every turn of a loop; in each the axis has its positions, and after the last it has none."""
-        if isinstance(axis, Turns):
-            for start in range(0, axis.size, axis.take):
+        if isinstance(axis, TileLoop):
+            for start in range(0, axis.size, axis.step):
                 self.positions[axis.letter] = self.block(axis.letter, start)
                 yield
             self.positions.pop(axis.letter, None)

@@ -15,7 +15,7 @@ from cases import OPERATIONS, Problem, assert_matches, random_sparse, random_val
 
 import sparsetc as stc
 from sparsetc.packing.base import Packed
-from sparsetc.packing.deal import deal
+from sparsetc.packing.partition import divide
 
 
 @pytest.fixture(autouse=True)
@@ -137,8 +137,8 @@ def test_ranks_share_what_is_packed(backend: str) -> None:
 
 
 def test_outputs_share_a_partition_that_does_not_deal_by_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    deals: list[str] = []
-    monkeypatch.setattr("sparsetc.packing.deal.deal", lambda name, *a: deals.append(name) or deal(name, *a))
+    divided: list[str] = []
+    monkeypatch.setattr("sparsetc.packing.partition.divide", lambda name, *a: divided.append(name) or divide(name, *a))
     x = random_sparse((20, 20, 20), "dense", torch.float64)
     storages = stc.plans.Storage((0,), (), (1, 2)), stc.plans.Storage((), (0, 1), (2,))
     parts = tuple(
@@ -154,11 +154,11 @@ def test_outputs_share_a_partition_that_does_not_deal_by_their_rows(monkeypatch:
     assert arrays_of(x) == 2
     stc.einsum("ijk,jr,kr->ir", *operands, plan=replace(plan, parts=(parts[1], parts[0])))
     assert arrays_of(x) == 4
-    assert deals == ["threshold"]
+    assert divided == ["threshold"]
     by_rows = replace(plan, partition="run_length", options=(("threshold", 300),))
     for equation in ("ijk,jr,kr->ir", "ijk,ir,kr->jr"):
         assert_matches(stc.einsum(equation, *operands, plan=by_rows), equation, operands)
-    assert deals == ["threshold", "run_length", "run_length"]
+    assert divided == ["threshold", "run_length", "run_length"]
 
 
 @pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])

@@ -1,4 +1,4 @@
-"""What is registered from outside: names that may be names, rules that deal each nonzero once, nothing shadowed."""
+"""What is registered from outside: names that may be names, rules that divide nonzeros, nothing shadowed."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def matrix() -> stc.SparseTensor:
 
 # --- partitions -------------------------------------------------------------------------------------------------------
 
-Deal = Callable[[int], "list[torch.Tensor | None]"]
+Rule = Callable[[int], "list[torch.Tensor | None]"]
 
 
-def split_by(deal: Deal, whole_rows: bool = False) -> torch.Tensor:
-    """Row sums of `matrix`, its nonzeros dealt to two parts."""
-    stc.plans.register_partition("of a test", whole_rows=whole_rows)(lambda coords, shape, *kept: deal(coords.shape[1]))
+def split_by(rule: Rule, whole_rows: bool = False) -> torch.Tensor:
+    """Row sums of `matrix`, its nonzeros divided among two parts."""
+    stc.plans.register_partition("of a test", whole_rows=whole_rows)(lambda coords, shape, *kept: rule(coords.shape[1]))
     (part,) = explicit_plan("coo", "0||1", {}, lanes=1).parts
     return stc.einsum(
         "ij->i", matrix(), plan=stc.plans.Plan("two", (part, part), partition="of a test"), backend="torch"
@@ -53,33 +53,33 @@ def numbers(*found: int) -> torch.Tensor:
     return torch.tensor(found, dtype=torch.long)
 
 
-def test_each_nonzero_is_dealt_once() -> None:
+def test_each_nonzero_is_in_one_part() -> None:
     assert split_by(lambda n: [numbers(3, 0), numbers(1, 2)]).tolist() == [3.0, 3.0, 4.0]
     assert split_by(lambda n: [None, numbers()]).tolist() == [3.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize(
-    ("dealt", "message"),
+    ("parts", "message"),
     [
-        ([numbers(0, 0), numbers(2, 3)], "each of the 4 nonzeros to one part; nonzero 0 is dealt 2 times"),
-        ([numbers(0, 1), numbers(3)], "nonzero 2 is dealt 0 times"),
-        ([numbers(0, 1), numbers(1, 2, 3)], "nonzero 1 is dealt 2 times"),
-        ([None, numbers(3)], "nonzero 3 is dealt 2 times"),
-        ([numbers(0, 1), numbers(2, 4)], "dealt a nonzero 4, which there is not"),
-        ([numbers(0, 1), numbers(2, -1)], "dealt a nonzero -1, which there is not"),
+        ([numbers(0, 0), numbers(2, 3)], "each of the 4 nonzeros to one part; nonzero 0 is in 2 parts"),
+        ([numbers(0, 1), numbers(3)], "nonzero 2 is in 0 parts"),
+        ([numbers(0, 1), numbers(1, 2, 3)], "nonzero 1 is in 2 parts"),
+        ([None, numbers(3)], "nonzero 3 is in 2 parts"),
+        ([numbers(0, 1), numbers(2, 4)], "gave nonzero 4, which does not exist"),
+        ([numbers(0, 1), numbers(2, -1)], "gave nonzero -1, which does not exist"),
         ([torch.ones(4, dtype=torch.bool), numbers()], r"by their numbers.*found torch\.bool, shape \(4,\)"),
         ([numbers(0, 1, 2, 3).float(), numbers()], r"found torch\.float32"),
         ([[0, 1], [2, 3]], "found list"),
     ],
 )
-def test_a_rule_that_deals_otherwise_is_refused(dealt: Any, message: str) -> None:
+def test_a_rule_that_divides_otherwise_is_refused(parts: Any, message: str) -> None:
     with pytest.raises(stc.PlanError, match=f"partition 'of a test' .*{message}"):
-        split_by(lambda n: dealt)
+        split_by(lambda n: parts)
 
 
 def test_a_row_that_was_promised_to_be_whole_is_not_cut() -> None:
     assert split_by(lambda n: [numbers(0, 1), numbers(2, 3)], whole_rows=True).tolist() == [3.0, 3.0, 4.0]
-    with pytest.raises(stc.PlanError, match=r"whole_rows=True.*one output row, that of nonzero [01], to several parts"):
+    with pytest.raises(stc.PlanError, match=r"whole_rows=True, and cut an output row, that of nonzero [01];"):
         split_by(lambda n: [numbers(0, 2), numbers(1, 3)], whole_rows=True)
 
 
@@ -88,7 +88,7 @@ def test_an_output_that_keeps_no_mode_has_one_row() -> None:
         lambda coords, shape, kept: [numbers(0, 2), numbers(1, 3)]
     )
     (part,) = explicit_plan("coo", "||01", {}, lanes=1).parts
-    with pytest.raises(stc.PlanError, match=r"whole_rows=True.*one output row, that of nonzero [01], to several parts"):
+    with pytest.raises(stc.PlanError, match=r"whole_rows=True, and cut an output row, that of nonzero [01];"):
         stc.einsum("ij->", matrix(), plan=stc.plans.Plan("two", (part, part), partition="of a test"), backend="torch")
 
 
@@ -224,10 +224,10 @@ def test_a_format_that_lacks_its_view_is_told_so() -> None:
 def halves(mode: int) -> Callable[..., list[torch.Tensor | None]]:
     """A rule: even coordinates of a mode, and odd ones."""
 
-    def deal(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
+    def rule(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
         return [torch.nonzero(coords[mode] % 2 == n).flatten() for n in range(2)]
 
-    return deal
+    return rule
 
 
 def test_what_is_registered_anew_is_run_from_then_on() -> None:

@@ -139,9 +139,9 @@ def test_numbers_that_no_tensor_reaches() -> None:
 @pytest.mark.parametrize(
     ("storage", "says"),
     [
-        (Storage((0,), leaf=(1,)), r"deals 2 modes, the tensor has 3: mode 2 \('k'\) is at no level"),
+        (Storage((0,), leaf=(1,)), r"has 2 modes, the tensor 3: mode 2 \('k'\) is at no level"),
         (Storage((0,), leaf=(2,)), r"at one level, found \[0, 2\]; mode 1 is at none"),
-        (Storage((0,), leaf=(1, 2, 3)), "deals 4 modes, the tensor has 3: there is no mode 3"),
+        (Storage((0,), leaf=(1, 2, 3)), "has 4 modes, the tensor 3: there is no mode 3"),
     ],
 )
 def test_the_mode_that_was_forgotten_is_named(storage: Storage, says: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.packing.deal import PARTITIONS
+from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.registry import FORMATS, PLANS
 
 MODULES = (stc, stc.decomposition, stc.masks, stc.nn, stc.datasets, stc.testing)

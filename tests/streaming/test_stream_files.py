@@ -251,7 +251,7 @@ def test_a_mode_that_is_not_there_is_named(saved: Path) -> None:
     parts = Parts(saved)
     parts.part()["storage"]["leaf"].append(5)
     parts.write()
-    with pytest.raises(stc.IOFormatError, match="deals 6 modes, the tensor has 5: there is no mode 5"):
+    with pytest.raises(stc.IOFormatError, match="has 6 modes, the tensor 5: there is no mode 5"):
         streamed(saved)
 
 

@@ -134,8 +134,8 @@ def test_a_tree_sums_over_sides() -> None:
     x, *dense = operands("ijk,jr,kr->ir", torch.float32)
     (part,) = plan("columns", "ijk,jr,kr->ir").parts
 
-    def by(tree: str, take: tuple[tuple[str, int], ...]) -> stc.Kernel:
-        schedule = replace(part.schedule, tree=stc.plans.parse_tree(tree), take=take)
+    def by(tree: str, tile_sizes: tuple[tuple[str, int], ...]) -> stc.Kernel:
+        schedule = replace(part.schedule, tree=stc.plans.parse_tree(tree), tile_sizes=tile_sizes)
         own = stc.plans.Plan("windows", (replace(part, schedule=schedule),))
         return stc.compile("ijk,jr,kr->ir", x, *dense, plan=own, backend="torch")
 

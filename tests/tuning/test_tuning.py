@@ -656,7 +656,7 @@ def test_a_fit_is_kept_where_choices_by_it_are_better(cache: Path, capsys: pytes
     assert fit.calibrated
     assert fit.program > 3 * usual.program
     assert fit.sources["program"].startswith("measured: tune refit")
-    assert fit.laws == usual.laws
+    assert fit.constants == usual.constants
 
 
 def test_a_fit_that_is_no_better_is_not_kept(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

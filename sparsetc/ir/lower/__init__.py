@@ -47,9 +47,9 @@ class WholeLowering(Lowering):
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         super().__init__(inner, schedule)
-        self.dense = tuple([replace(a, block=a.size, pieces=(), slab=False) for a in self.dense])
+        self.dense = tuple([replace(a, block=a.size, pieces=(), slowest=False) for a in self.dense])
         self.positions = tuple([replace(a, block=a.size) for a in self.positions])
-        self.around, self.take = self.view.loops, dict(inner.sides)
+        self.around, self.tile_sizes = self.view.loops, dict(inner.sides)
         sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}
         stored = (a for name in inner.stored for a in self._stored(name))
         self.sizes = {a: sizes[a] for a in dict.fromkeys((*stored, *sizes))}

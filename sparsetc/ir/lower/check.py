@@ -28,7 +28,7 @@ def home(around: Sequence[Axis], over: Collection[str]) -> int:
     return level
 
 
-def turns_of_sums(
+def order_of_sums(
     over: Iterable[str], looped: Collection[str], beside: Collection[str]
 ) -> list[tuple[list[str], list[str]]]:
     """(axes in registers, loops) that are summed together, one after the other.
@@ -50,7 +50,7 @@ def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> Non
     assert schedule.tree is not None
     _verify_factors(schedule.tree, inner)
     _verify_roles(inner, schedule)
-    axes = _axes_of(schedule.tree, inner, around, dict(schedule.take))
+    axes = _axes_of(schedule.tree, inner, around, dict(schedule.tile_sizes))
     for axis in sorted(axes - inner.keyed):
         raise PlanError(f"tree {schedule.tree}: the result has no axis {axis}, which is never summed")
     for axis in sorted(inner.keyed - axes):
@@ -71,22 +71,22 @@ def _verify_factors(tree: Tree, inner: Inner) -> None:
 
 def _verify_roles(inner: Inner, schedule: Schedule) -> None:
     """Positions of a tile are at once, in turn or, where the result keeps them, over the grid."""
-    take = dict(schedule.take)
-    for c in (*take, *schedule.turns):
+    tile_sizes = dict(schedule.tile_sizes)
+    for c in (*tile_sizes, *schedule.tile_loops):
         if c not in inner.sides:
             raise PlanError(f"the schedule takes positions of {c}, along which nothing stored has a side")
-    for c, n in take.items():
+    for c, n in tile_sizes.items():
         if n < 1 or n & (n - 1):
             raise PlanError(f"positions that are taken at once are a power of two, found {n} of {c}")
     for c, side in inner.sides.items():
         keeps = c in inner.along(inner.kept) or c in inner.output_axes
-        if keeps and c in schedule.turns:
+        if keeps and c in schedule.tile_loops:
             raise PlanError(f"positions of {c} cannot be taken in turn, since the result keeps them")
-        if not keeps and c not in schedule.turns and take.get(c, 1) < side:
+        if not keeps and c not in schedule.tile_loops and tile_sizes.get(c, 1) < side:
             raise PlanError(f"the {side} positions of {c} are summed, so they are taken at once or in turn")
 
 
-def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str, int]) -> frozenset[str]:
+def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], tile_sizes: Mapping[str, int]) -> frozenset[str]:
     """Return the axes on which a tree depends. Raise `PlanError` at the first invalid node, factors first."""
     looped = [axis.name for axis in around]
 
@@ -94,7 +94,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
         return PlanError(f"tree {tree}: {node} {why}")
 
     def in_registers(axes: frozenset[str]) -> set[str]:
-        return {a for a in axes if a == LANES or a in take or a in inner.dense}
+        return {a for a in axes if a == LANES or a in tile_sizes or a in inner.dense}
 
     def axes_of(node: Tree) -> frozenset[str]:
         if node.kind == "factor":
@@ -130,7 +130,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], take: Mapping[str
         if dense and node is not tree and inner.view.innermost.lanes:
             raise fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")
         left = set(axes)
-        for beside, over in turns_of_sums(node.over, looped, in_registers(axes)):
+        for beside, over in order_of_sums(node.over, looped, in_registers(axes)):
             left -= {*beside, *over}
             if not over:
                 continue

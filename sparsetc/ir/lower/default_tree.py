@@ -66,7 +66,7 @@ def completed(inner: Inner, schedule: Schedule) -> Schedule:
     if len(inner.stored) > 1:
         rule = by_pairs
     full = rule(inner, schedule)
-    return replace(full, ruled=(full.tree, full.take, full.turns))
+    return replace(full, ruled=(full.tree, full.tile_sizes, full.tile_loops))
 
 
 def by_pairs(inner: Inner, schedule: Schedule) -> Schedule:
@@ -80,10 +80,10 @@ def by_pairs(inner: Inner, schedule: Schedule) -> Schedule:
     loops = tuple(axis.name for axis in inner.view.loops)
     over = outside(inner.sides, inner.output_axes)
     if schedule.dot:
-        take = tuple((c, max(side, MIN_DOT)) for c, side in inner.sides.items())
-        return replace(schedule, tree=total(dot(x, y, over), loops), take=take)
-    take = tuple((c, side) for c, side in inner.sides.items() if c not in over)
-    return replace(schedule, tree=total(product((x, y)), (*over, *loops)), take=take, turns=over)
+        tile_sizes = tuple((c, max(side, MIN_DOT)) for c, side in inner.sides.items())
+        return replace(schedule, tree=total(dot(x, y, over), loops), tile_sizes=tile_sizes)
+    tile_sizes = tuple((c, side) for c, side in inner.sides.items() if c not in over)
+    return replace(schedule, tree=total(product((x, y)), (*over, *loops)), tile_sizes=tile_sizes, tile_loops=over)
 
 
 def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
@@ -386,12 +386,12 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     sides, sizes = tuple(inner.sides.items()), tuple(inner.sizes.items())
     groups = _divided(sides, sizes, output, inner.operands, schedule.dot, wide)
     block = _blocks(inner, schedule, groups)
-    turns = tuple([c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1])
-    take = tuple([(c, n) for c, n in block.items() if n > 1])
-    return replace(schedule, tree=_tree(inner, groups, turns), take=take, turns=turns)
+    tile_loops = tuple([c for c in groups.spread if block[c] < inner.sides[c] or inner.sides[c] == 1])
+    tile_sizes = tuple([(c, n) for c, n in block.items() if n > 1])
+    return replace(schedule, tree=_tree(inner, groups, tile_loops), tile_sizes=tile_sizes, tile_loops=tile_loops)
 
 
-def _tree(inner: Inner, g: TileGroups, turns: Sequence[str]) -> Tree:
+def _tree(inner: Inner, g: TileGroups, tile_loops: Sequence[str]) -> Tree:
     """Build the tree of a tile: its dots, their scale factors, and the sums that are left to the end."""
     within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
     (x,) = map(factor, inner.stored)
@@ -405,7 +405,7 @@ def _tree(inner: Inner, g: TileGroups, turns: Sequence[str]) -> Tree:
         tree = dot(_rows(within, g.first), x, g.first)
         tree = product([tree, *_factors(o for o in within if not set(o.rows) & set(g.contracted))])
         tree = dot(tree, _rows(within, g.second), g.second) if g.second else tree
-    spread = sorted(g.spread, key=turns.__contains__)  # what is in registers is summed first
+    spread = sorted(g.spread, key=tile_loops.__contains__)  # what is in registers is summed first
     tree = total(tree, (*spread, *loops, *(() if g.first else g.second)))
     return total(product([tree, *_factors(outside(inner.operands, within))]), inner.summed)
 

@@ -22,10 +22,10 @@ from dataclasses import replace
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, factor
-from sparsetc.ir.lower.check import home, turns_of_sums, verify_tree
+from sparsetc.ir.lower.check import home, order_of_sums, verify_tree
 from sparsetc.ir.lower.inner import Inner, X
 from sparsetc.ir.lower.place import place
-from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Axis, Turns
+from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Axis, TileLoop
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
@@ -67,14 +67,18 @@ class Lowering:
         self.halved = self._halved()
         self.operand |= {name: replace(self.operand[name], halves=True) for name in self.halved}
         self.unscale: list[Tile] = []
-        self.take = dict(schedule.take)
+        self.tile_sizes = dict(schedule.tile_sizes)
         self.positions = tuple(
-            [ir.DenseAxis(c, side, self.take.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
+            [
+                ir.DenseAxis(c, side, self.tile_sizes.get(c, 1), inner.folds.get(c, ()))
+                for c, side in inner.sides.items()
+            ]
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
-        unrolled, turned = len(inner.stored) == 1, among(schedule.turns, inner.sides)
-        turns = (Turns(c, size=inner.sides[c], take=self.take.get(c, 1), unrolled=unrolled) for c in turned)
-        self.around = (*self.view.loops, *turns)
+        unrolled, turned = len(inner.stored) == 1, among(schedule.tile_loops, inner.sides)
+        sizes = self.tile_sizes
+        loops = (TileLoop(c, size=inner.sides[c], step=sizes.get(c, 1), unrolled=unrolled) for c in turned)
+        self.around = (*self.view.loops, *loops)
         verify_tree(inner, schedule, self.around)
         self._check_order()
 
@@ -107,10 +111,12 @@ class Lowering:
         )
 
     def _dense(self, letter: str) -> ir.DenseAxis:
-        """A dense axis as the schedule takes it: one of a single block has no slabs, whatever the schedule says."""
+        """A dense axis as the schedule takes it: one of a single block is not slowest, whatever the schedule says."""
         size, block = self.inner.sizes[letter], self.schedule.block(letter)
         pieces = dict(self.schedule.pieces).get(letter, ())
-        return ir.DenseAxis(letter, size, block, pieces=pieces, slab=letter in self.schedule.slabs and size > block)
+        return ir.DenseAxis(
+            letter, size, block, pieces=pieces, slowest=letter in self.schedule.slowest_axes and size > block
+        )
 
     def contract(self) -> Tile:
         """Make the statements, and return what is to be added to the output."""
@@ -172,7 +178,7 @@ class Lowering:
     def value(self, name: str) -> ir.Value:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
         over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
-        axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.take])
+        axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes])
         rows = outside(axes, over)
         columns = among(axes, over)
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
@@ -183,7 +189,7 @@ class Lowering:
         """Return the statement that gathers rows of a dense operand: one for each lane if lanes determine them."""
         o = self.operand[name]
         level = self.inner.depth(o.rows)
-        lanes, along = self.view.beside[level], among(self.inner.along(o.rows), self.take)
+        lanes, along = self.view.beside[level], among(self.inner.along(o.rows), self.tile_sizes)
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         axes, folded = (*lanes, *o.axes, *along), 0
         over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
@@ -237,7 +243,7 @@ class Lowering:
     def stored_order(self) -> Names:
         """Return positions in the order of a dot's side: letters summed outside dots, kept, contracted by dots."""
         summed = self.summed
-        beside = sorted(among(self.inner.sides, summed), key=lambda c: c not in self.schedule.turns)
+        beside = sorted(among(self.inner.sides, summed), key=lambda c: c not in self.schedule.tile_loops)
         kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)
 
@@ -248,7 +254,7 @@ class Lowering:
         values = self.view.values
         fixed = values.sequence if values.bitmap and values.contracted else ()  # of others, any order will do
         stored = [inner.letters[m] for m in fixed if m in view.sided]
-        at_hand = {*self.take, *self.schedule.turns}  # at once or in turn, and not over the grid
+        at_hand = {*self.tile_sizes, *self.schedule.tile_loops}  # at once or in turn, and not over the grid
         held, wanted = [
             [c for c in order if inner.sides[c] > 1 and c in at_hand] for order in (stored, self.stored_order)
         ]
@@ -405,7 +411,7 @@ class Lowering:
         """Registers and loops are summed as they come."""
         tile = self.tile(node.parts[0])
         looped = [axis.name for axis in self.around]
-        for beside, loops in turns_of_sums(self._over(node), looped, tile.axes):
+        for beside, loops in order_of_sums(self._over(node), looped, tile.axes):
             tile = self.sum("step" if loops else "summed", tile, beside)
             summed: dict[str, list[str]] = {}
             for axis in reversed(self._loops(loops)):

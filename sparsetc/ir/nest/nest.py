@@ -40,7 +40,7 @@ Axes say what a work item takes in turn, and how much of it at once; `ir.lower` 
                      # ids in the item's range, one at a time
           | run      # the item's range of nonzeros, `lanes` consecutive ones at a time, the last of which may be fewer
           | fibers   # the nonzeros of a block, step by step: the next one of each of its `lanes` fibers
-          | turns    # positions along a side of a tile, `take` at a time
+          | tile     # positions along a side of a tile, `step` at a time
 """
 
 from __future__ import annotations
@@ -236,15 +236,15 @@ class Fibers(Axis):
 
 
 @dataclass(frozen=True)
-class Turns(Axis):
+class TileLoop(Axis):
     """The positions along a side of a tile, some at a time.
 
     Attributes:
-        unrolled: whether the text of a turn is printed for each, where it holds no loop.
+        unrolled: whether the body is printed once for each step, where it holds no loop.
     """
 
     size: int = 1
-    take: int = 1
+    step: int = 1
     unrolled: bool = True
 
     @property
@@ -252,10 +252,10 @@ class Turns(Axis):
         return self.name
 
     def visits(self, around: Any, by_level: Sequence[Any], programs: int) -> Any:
-        return around * -(-self.size // self.take)
+        return around * -(-self.size // self.step)
 
     def describe(self, unroll: int) -> str:
-        return f"{self.name} in the tile" + (f", {self.take} at a time" if self.take > 1 else "")
+        return f"{self.name} in the tile" + (f", {self.step} at a time" if self.step > 1 else "")
 
 
 Name = TypeVar("Name")

@@ -62,8 +62,8 @@ def verify(program: ir.TileProgram) -> None:
     if adds != 1:
         raise PlanError(f"a tile program adds to its output once, found {adds}")
     for axis in program.axes:
-        if axis.slab and (axis not in program.split or axis.letter in program.letters):
-            raise PlanError(f"axis {axis.letter}: slabs are blocks of a dense axis, of which the grid takes several")
+        if axis.slowest and (axis not in program.split or axis.letter in program.letters):
+            raise PlanError(f"axis {axis.letter}: only a dense axis that is split can be slowest on the grid")
     _verify_stored(program)
 
 

@@ -2,9 +2,9 @@
 
 In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost`, with a `Count` of each resource,
 linear in the statistics, and with seconds a resource, and of a whole part: a roofline, and the time that is expected.
-The constants of the formulas are the profile's `laws`. What gathered rows of a dense operand move, through the L2 cache
+Constants of the formulas are the profile's. What gathered rows of a dense operand move, through the L2 cache
 and from device memory, follows from the order of programs: of an axis that is split over the grid, one block must be
-near where the grid takes slabs, and else all of them.
+near where the grid takes one block of columns after another, and else all of them.
 
 A `Count` is a sum of so many a nonzero, a fiber, an item; `Statistics` are those numbers of a packed storage, or a
 planner's estimate of them. The symbols::
@@ -147,11 +147,11 @@ class GatherTerm:
     Attributes:
         width: elements of a row.
         table_width: elements of a row that caches must hold for it to be found there again by neighbours.
-        held_width: elements of a row that one program or another takes at a time: all of it, but of slabs.
+        held_width: elements of a row that one program or another takes at a time: all of it, or the block of a pass.
         whole_width: elements of a row of the operand.
         letters: sparse letters of the operand whose coordinates may repeat as stored.
         sector: bytes that reach registers of a row at least.
-        slabs: slabs that the operand is taken in, where these are known to be gathered faster.
+        passes: over all items, each for one block of the rows, where these are known to be gathered faster.
         itemsize: bytes of an element: those of a value, or of bfloat16.
     """
 
@@ -164,7 +164,7 @@ class GatherTerm:
     whole_width: int
     letters: Names = ()
     sector: int = 0
-    slabs: int = 1
+    passes: int = 1
     itemsize: Count = ONE.bytes
 
     def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
@@ -184,7 +184,7 @@ class GatherTerm:
         whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
-        return far * self.slabs ** -profile.laws["slab_power"], missed
+        return far * self.passes ** -profile.constants["slab_power"], missed
 
 
 LINE, CPU_LINE = 128, 64
@@ -212,7 +212,7 @@ class Cost:
     Attributes:
         programs: grid programs an item.
         readers: grid programs that read the same values.
-        slabs: programs of an item that are apart on the grid, since an axis is taken in slabs.
+        passes: over all items, one for each block of the axes that are slowest on the grid.
         stream, once: bytes of what is stored, as all programs read it, and as the first of an item does.
         registers: bytes that each of a row's threads reads into registers, beside gathered rows.
         multiply, dot: multiplications and additions outside dots, and inside them.
@@ -244,7 +244,7 @@ class Cost:
         self.sides = {a.letter for a in p.axes} & {*p.letters}
         self.programs = prod([a.programs for a in p.split])
         self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
-        self.slabs = self._slabs(a.letter for a in p.axes)
+        self.passes = self._passes(a.letter for a in p.axes)
         values = ZERO
         if p.view.values.held:
             values = 2 * STORED if p.half else STORED.bytes
@@ -336,14 +336,14 @@ class Cost:
         o = s.operand
         width = self._cells(s.operand.axes)
         size = 2 * ONE if s.operand.rounded else ONE.bytes
-        held = prod([min(a.size, a.block) if a.slab else a.size for a in self.p.axes if a.letter in o.axes])
+        held = prod([min(a.size, a.block) if a.slowest else a.size for a in self.p.axes if a.letter in o.axes])
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
             rows = visits * self._cells({*self.p.read_along(o.rows)} & {*s.out.axes})
             return GatherTerm(o.name, rows, width, o.nrows, held, held, o.width, itemsize=size)
         # A block of the columns: neighbouring rows share most of what they gather, while it is near.
-        slabs = self._slabs(o.axes)
-        return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, slabs, size)
+        passes = self._passes(o.axes)
+        return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, passes, size)
 
     def _product(self, s: ir.Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
@@ -388,9 +388,9 @@ class Cost:
         """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
         return prod([a.block if self.sides else min(a.size, a.block) for a in self.p.axes if a.letter in axes])
 
-    def _slabs(self, axes: Iterable[str]) -> int:
-        """Slabs that the grid makes of axes."""
-        return prod([a.programs for a in self.p.axes if a.slab and a.letter in axes])
+    def _passes(self, axes: Iterable[str]) -> int:
+        """Return the passes of the grid over all items for the blocks of axes."""
+        return prod([a.programs for a in self.p.axes if a.slowest and a.letter in axes])
 
     # -- seconds ----------------------------------------------------------------------------------------------------
     def describe(self) -> list[str]:
@@ -424,8 +424,8 @@ class Cost:
         once, stream, output, added, multiply, expanded, dot = [sum(map(mul, c.factors, at)) for c in counts]
         gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
         missed, again = sum([missed for _, missed in gathered]), stream - once
-        # Blocks of one item follow one another and find its storage near; slabs read all of it again.
-        if self.slabs > 1 and once > profile.l2_bytes:
+        # Blocks of one item follow one another and find its storage near; each pass reads all of it again.
+        if self.passes > 1 and once > profile.l2_bytes:
             missed, again = missed + again, 0
         return {
             "memory": (once + output + missed) / profile.memory,
@@ -487,79 +487,82 @@ class Cost:
             return sum(count * rates[name] for name, count in self.loops(statistics, profile).items())
         each = self.seconds(statistics, profile)
         at = statistics.symbols
-        law = profile.laws
-        rate = (law["stored_rate"] if self.lane else 1.0) * profile.memory
+        constants = profile.constants
+        rate = (constants["stored_rate"] if self.lane else 1.0) * profile.memory
         each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
-        each["multiply"] += (law["outer"] - 1) * self.outer.at(at) / profile.multiply
+        each["multiply"] += (constants["outer"] - 1) * self.outer.at(at) / profile.multiply
         if self.met:
-            each["add"] *= max(1, law["uncrowded"] / self.met) ** law["crowding"]
+            each["add"] *= max(1, constants["uncrowded"] / self.met) ** constants["crowding"]
         if self.dot != ZERO:
             staged = self.staged.at(at) * by_precision(profile.staged, self.precision)
-            narrowed = law["conversion"] * self.converted.at(at) + law["halving"] * self.halved.at(at)
+            narrowed = constants["conversion"] * self.converted.at(at) + constants["halving"] * self.halved.at(at)
             each["dot"] += staged / profile.l1 + narrowed / profile.multiply
         if self.p.view.blocks:
-            share = min(1.0, self.lane * law["lane_wait"]) if self.lane else 1.0
+            share = min(1.0, self.lane * constants["lane_wait"]) if self.lane else 1.0
             each["l1"] += self.programs * statistics.fibers * profile.fiber * share
         if self.turn is not None:
-            each["add"] *= law["added_from_tiles"]
+            each["add"] *= constants["added_from_tiles"]
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         alone = 0.0
         if self.dot != ZERO and self.turn is None and not self.p.view.innermost.lanes:
-            by = {"tf32": law["entries_tf32"], "tf32x3": law["entries_tf32x3"]}
-            slower = by.get(self.precision, law["entries"])
+            by = {"tf32": constants["entries_tf32"], "tf32x3": constants["entries_tf32x3"]}
+            slower = by.get(self.precision, constants["entries"])
             each |= {name: slower * each[name] for name in ("l2", "dot")}
             of_program = self._matrix_rate(profile) / profile.warps * self.p.schedule.warps
             longest = statistics.chain * (self.p.schedule.stages // 2)
             alone = slower * longest * self.dot.of(STORED) / self.programs / of_program
             loaded = sum([g.width * g.itemsize.at(at) for g in self.gathers if g.rows.of(STORED)])
-            share = law["entries_share"] * profile.memory * profile.rules["issued"] / profile.warps
+            share = constants["entries_share"] * profile.memory * profile.rules["issued"] / profile.warps
             each["longest"] = longest * loaded / share  # which the loads of others overlap in part
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
-        busy = sum([t ** law["overlap"] for t in each.values()]) ** (1 / law["overlap"])
+        busy = sum([t ** constants["overlap"] for t in each.values()]) ** (1 / constants["overlap"])
         if self.staged != ZERO:
-            return busy + law["fiber_dot_wait" if self.p.view.blocks else "dot_wait"] * statistics.chain * profile.wait
+            return (
+                busy
+                + constants["fiber_dot_wait" if self.p.view.blocks else "dot_wait"] * statistics.chain * profile.wait
+            )
         if self.turn is None:
-            # Slabs follow one another, each with its longest programs; those that all run at once do not.
+            # Passes follow one another, each with its longest programs; those that all run at once do not.
             at_once = RESIDENT * profile.warps / self.p.schedule.warps
-            last = busy * max(1 / self.slabs, min(1.0, at_once / (self.programs * max(1, statistics.items))))
+            last = busy * max(1 / self.passes, min(1.0, at_once / (self.programs * max(1, statistics.items))))
             return max(busy, alone, busy - last + self._waited(last, statistics, profile))
         # The last programs run alone, and a tile's dots wait for its loads and for one another.
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
-        waits = law["waits_a_turn"] * statistics.chain + law["first_waits"]
-        tall = self.p.view.values.volume >= law["tall"]
+        waits = constants["waits_a_turn"] * statistics.chain + constants["first_waits"]
+        tall = self.p.view.values.volume >= constants["tall"]
         if tall and self.listed != ZERO and self.precision in (ROUNDED, F16X3):
-            waits += law["tall_waits"]
+            waits += constants["tall_waits"]
         return busy + waits * profile.wait + statistics.chain * alone
 
     def _waited(self, busy: float, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
-        chain, law = statistics.chain * profile.wait, profile.laws
+        chain, constants = statistics.chain * profile.wait, profile.constants
         if not self.p.view.blocks:
-            return chain * min(1.0, law["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
-        near = law["near_wait"]
+            return chain * min(1.0, constants["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
+        near = constants["near_wait"]
         line = 1.0
         among_others = 1.0
-        if self.p.schedule.registers >= law["roomy"]:
-            near = law["roomy_near_wait"]
-            line = law["roomy_line_wait"]
-            among_others = law["roomy_busy_wait"]
+        if self.p.schedule.registers >= constants["roomy"]:
+            near = constants["roomy_near_wait"]
+            line = constants["roomy_line_wait"]
+            among_others = constants["roomy_busy_wait"]
         words = self.p.view.lanes * self.p.schedule.unroll * sum(self.p.view.word_bytes[-1])
         idle = near + (line - near) * min(1.0, words / LINE)
         if any(g.far(statistics, profile) for g in self.gathers):
-            idle, among_others = law["far_wait"], law["far_busy_wait"]
+            idle, among_others = constants["far_wait"], constants["far_busy_wait"]
         first = min(profile.wait, chain)  # which finds nothing near
         return first + idle * (chain - first) + max(0.0, among_others - idle) * min(busy, chain)
 
     def _turn_share(self, profile: DeviceProfile) -> float:
         """Return the overhead of one loop step over a tile, as a share of the profile's `tile`."""
-        volume, law = self.p.view.values.volume, profile.laws
+        volume, constants = self.p.view.values.volume, profile.constants
         if self.readers < self.programs:  # each program takes a share of the tile
             nbytes = volume * self.readers // self.programs * (2 if self.p.half else 4)
-            return min(1.0, nbytes / law["whole_turn"]) ** law["turn_power"]
-        smaller = (volume / law["whole_tile"]) ** law["turn_power"]
-        share = min(1.0, smaller * max(2, self.p.schedule.warps) / law["turn_warps"])
-        return law["listed_turn"] * share if self.listed != ZERO and self.precision == ROUNDED else share
+            return min(1.0, nbytes / constants["whole_turn"]) ** constants["turn_power"]
+        smaller = (volume / constants["whole_tile"]) ** constants["turn_power"]
+        share = min(1.0, smaller * max(2, self.p.schedule.warps) / constants["turn_warps"])
+        return constants["listed_turn"] * share if self.listed != ZERO and self.precision == ROUNDED else share
 
     def _matrix_rate(self, profile: DeviceProfile) -> float:
         """Flops a second of dots at this precision."""
@@ -567,7 +570,7 @@ class Cost:
         if self.turn is None:
             return peak * (1 if self.staged == ZERO else by_precision(profile.run_share, self.precision))
         unit = ROUNDED if self.precision == F16X3 else self.precision  # halves go as bfloat16
-        large = profile.laws["large_share"] if self.turn >= profile.laws["large_turn"] else 1
+        large = profile.constants["large_share"] if self.turn >= profile.constants["large_turn"] else 1
         return peak * by_precision(profile.tile_share, unit) * large
 
 

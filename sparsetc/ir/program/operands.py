@@ -38,7 +38,7 @@ class DenseAxis:
     Attributes:
         fold: the letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major.
         pieces: powers of two that add up to the block, where a program takes it in several vectors; empty for one.
-        slab: whether the grid takes one block after the other, all items each time, and not all blocks of an item.
+        slowest: whether all items run for one block before the next, and not all blocks of one item.
     """
 
     letter: str
@@ -46,7 +46,7 @@ class DenseAxis:
     block: int
     fold: NamedInts = ()
     pieces: Ints = ()
-    slab: bool = False
+    slowest: bool = False
 
     @cached_property
     def programs(self) -> int:

@@ -1,4 +1,4 @@
-"""Dense axes in slabs: the order of programs that is printed, who may have it, and that torch programs know of none."""
+"""Axes slowest on the grid: the order of programs that is printed, who may have it; torch programs know of none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from cases import Problem, check
+from grid_order_cases import CASES, with_slowest
 from matrix_units import CUDA, dealt
-from slab_cases import CASES, slabbed
 
 import sparsetc as stc
 from sparsetc.ir.program.checks import verify
@@ -47,7 +47,7 @@ def test_each_item_meets_each_block_once(name: str) -> None:
         assert slowest == sorted(slowest)
 
 
-def test_what_follows_one_another_without_slabs() -> None:
+def test_what_follows_one_another_in_item_order() -> None:
     case = CASES["both"]
     kernel = stc.compile(case.equation, *case.problem.operands(), plan=case.plan(case.problem), backend="triton")
     assert "programs, " not in kernel.source.split("@triton.jit(")[0]
@@ -78,19 +78,21 @@ def test_torch_programs_have_no_order(name: str) -> None:
     assert ordered.source.replace(", slowest on the grid", "") == plain.source
 
 
-def test_slabs_are_of_dense_axes_that_are_split() -> None:
+def test_slowest_axes_are_dense_and_split() -> None:
     (program,) = compiled("positions over the grid").programs
     for letter in ("i", "s"):  # positions along a side; an axis of one block
-        axes = tuple(replace(a, slab=a.letter == letter) for a in program.axes)
-        with pytest.raises(stc.PlanError, match=f"axis {letter}: slabs are blocks of a dense axis"):
+        axes = tuple(replace(a, slowest=a.letter == letter) for a in program.axes)
+        with pytest.raises(
+            stc.PlanError, match=f"axis {letter}: only a dense axis that is split can be slowest on the grid"
+        ):
             verify(replace(program, axes=axes))
 
 
-def test_an_axis_without_a_block_has_no_slabs() -> None:
+def test_an_axis_without_a_block_has_no_place_on_the_grid() -> None:
     problem = Problem("ij,jr->ir")
     x, b = problem.operands()
-    plan = slabbed(stc.compile(problem.equation, x, b, plan="coo", backend="triton").plan, "s")
-    with pytest.raises(stc.PlanError, match="slabs are of axes that have a block, each named once, found 's'"):
+    plan = with_slowest(stc.compile(problem.equation, x, b, plan="coo", backend="triton").plan, "s")
+    with pytest.raises(stc.PlanError, match="slowest_axes names axes that have a block, each once, found 's'"):
         stc.compile(problem.equation, x, b, plan=plan, backend="triton")
 
 

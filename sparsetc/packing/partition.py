@@ -1,8 +1,8 @@
 """Partitions: rules that divide nonzeros among the parts of a plan, their registry, and the packed parts.
 
 In: coordinates, sizes, a rule's name and options, and the modes the output keeps where the rule asks for them. Out: for
-each part, which nonzeros it takes (None for all of them). An einsum is a sum over the nonzeros, so one that is dealt
-twice, or to no part, makes a wrong result: rules are not believed. Of a plan, `Packed` parts: a part is known by its
+each part, which nonzeros it takes (None for all of them). An einsum is a sum over the nonzeros, so one that goes to
+two parts, or to none, makes a wrong result: rules are not believed. Of a plan, `Packed` parts: a part is known by its
 share of the nonzeros and by its storage, so einsums whose plans store nonzeros alike share the arrays, and the values
 packed for them.
 """
@@ -25,7 +25,7 @@ from sparsetc.support.names import check_free, check_label, is_own
 from sparsetc.tensor.coords import linear_key, narrow_ranks, of_modes, ranked
 from sparsetc.tensor.pattern import clear_patterns
 
-Deal = Callable[..., list[Tensor | None]]
+PartitionFunction = Callable[..., list[Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,32 @@ class Partition:
     """A registered partition rule with its promises.
 
     Attributes:
-        by_rows: how nonzeros are dealt depends on the modes that the output keeps.
+        by_rows: where a nonzero goes depends on the modes that the output keeps.
         whole_rows: the nonzeros of one output row all go to one part, so parts never add to each other's rows.
     """
 
     name: str
-    deal: Deal
+    divide: PartitionFunction
     by_rows: bool
     whole_rows: bool
 
 
 PARTITIONS: dict[str, Partition] = {}
-F = TypeVar("F", bound=Deal)
+F = TypeVar("F", bound=PartitionFunction)
 
 
 def register_partition(
     name: str, *, by_rows: bool = False, whole_rows: bool = False, replace: bool = False
 ) -> Callable[[F], F]:
-    """Decorate ``deal(coords, shape, **options) -> [indices or None, …]``: register it as a partition for plans.
+    """Decorate ``divide(coords, shape, **options) -> [indices or None, …]``: register it as a partition for plans.
 
     Args:
         name: one line of printable characters, without quotes and backslashes.
-        by_rows: the rule deals by the output's rows: it is called as ``deal(coords, shape, kept, **options)``, with the
-            modes that the output keeps. Other rules deal once for all outputs, whose plans then share packed parts.
-        whole_rows: the rule never deals nonzeros of one output row to two parts, so one item may store the row. Such a
-            rule deals by rows.
+        by_rows: the rule divides by the output's rows: it is called as ``divide(coords, shape, kept, **options)``, with
+            the modes that the output keeps. Other rules divide once for all outputs, whose plans then share packed
+            parts.
+        whole_rows: all nonzeros of an output row go to one part, so one work item may store the row. Such a rule
+            divides by rows.
         replace: put the rule in the place of one that comes with the package.
 
     Raises:
@@ -74,7 +75,7 @@ def register_partition(
 
     def register(function: F) -> F:
         held = PARTITIONS.get(name)
-        check_free(name, "partition", [held and held.deal], replace, PlanError, function)
+        check_free(name, "partition", [held and held.divide], replace, PlanError, function)
         PARTITIONS[name] = Partition(name, function, by_rows or whole_rows, whole_rows)
         clear_patterns()
         return function
@@ -96,10 +97,10 @@ def everything(coords: Tensor, shape: Ints) -> list[Tensor | None]:
     return [None]
 
 
-def deal(
+def divide(
     name: str, coords: Tensor, shape: Ints, kept: Ints, options: dict[str, int], cache: Lru[Any, Any] | None = None
 ) -> list[Tensor | None]:
-    """Deal by the named rule.
+    """Divide the nonzeros by the named rule.
 
     Args:
         name: of a registered partition.
@@ -113,25 +114,25 @@ def deal(
         For each part the numbers of its nonzeros, rising; None for all of them.
 
     Raises:
-        PlanError: the rule is not known, does not take these options, deals a nonzero to no part or to several, or cuts
-            an output row that it promised to leave whole.
+        PlanError: the rule is not known, does not take these options, gives a nonzero to no part or to several, or
+            cuts an output row that it promised to leave whole.
     """
     rule = get_partition(name)
-    from_outside = not is_own(rule.deal)  # the package's own keep what they promise
+    from_outside = not is_own(rule.divide)  # the package's own keep what they promise
     for option, number in options.items():
         if not from_outside and not (isinstance(number, int) and abs(number) < 2**63):
             raise PlanError(f"partition {name!r} takes numbers of 64 bits, found {option}={number!r}")
     arguments = (coords, shape, kept) if rule.by_rows else (coords, shape)
-    kept_with = given_to(rule.deal, cache)
+    kept_with = given_to(rule.divide, cache)
     try:
-        signature_of(rule.deal).bind(*arguments, **kept_with, **options)
+        signature_of(rule.divide).bind(*arguments, **kept_with, **options)
     except TypeError as error:
         raise PlanError(f"partition {name!r} does not take the options {options}: {error}") from None
-    dealt = list(rule.deal(*arguments, **kept_with, **options))
-    if len(dealt) == 1 and dealt[0] is None:
-        return dealt
+    shares = list(rule.divide(*arguments, **kept_with, **options))
+    if len(shares) == 1 and shares[0] is None:
+        return shares
     nnz = coords.shape[1]
-    parts = [_numbers(name, part, coords) for part in dealt]
+    parts = [_numbers(name, part, coords) for part in shares]
     ordered = _check_each_once(name, parts, nnz)
     if not ordered:  # formats rely on lexicographic order
         parts = [part.sort().values for part in parts]
@@ -141,15 +142,15 @@ def deal(
     return [None if nnz and part.numel() == nnz else part for part in parts]
 
 
-def taken(plan: Plan, dealt: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The shares that the parts of a plan take; `PlanError` where the plan has no part for some."""
-    shares = plan.shares or tuple(range(len(dealt)))
-    if len(shares) != len(plan.parts) or not set(shares) <= set(range(len(dealt))):
-        raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts, its partition deals {len(dealt)}")
-    left = [n for n, part in enumerate(dealt) if n not in shares and (part is None or part.numel())]
+def shares_of_plan(plan: Plan, shares: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the share of each part of a plan. Raise `PlanError` if a share with nonzeros has no part."""
+    numbers = plan.shares or tuple(range(len(shares)))
+    if len(numbers) != len(plan.parts) or not set(numbers) <= set(range(len(shares))):
+        raise PlanError(f"plan {plan.name!r} has {len(plan.parts)} parts, its partition makes {len(shares)}")
+    left = [n for n, share in enumerate(shares) if n not in numbers and (share is None or share.numel())]
     if left:
         raise PlanError(f"plan {plan.name!r} has no part for share {left[0]} of its partition, which has nonzeros here")
-    return [dealt[n] for n in shares]
+    return [shares[n] for n in numbers]
 
 
 def _numbers(name: str, part: Tensor | None, coords: Tensor) -> Tensor:
@@ -184,12 +185,12 @@ def _check_each_once(name: str, parts: Sequence[Tensor], nnz: int) -> bool:
     *once, ordered = torch.stack([inside.all(), seen.all(), torch.stack(rising or [inside.all()]).all()]).tolist()
     if numbers.numel() == nnz and all(once):
         return bool(ordered)
-    wrong = f"partition {name!r} must deal each of the {nnz:,} nonzeros to one part"
+    wrong = f"partition {name!r} must give each of the {nnz:,} nonzeros to one part"
     if not bool(inside.all()):
-        raise PlanError(f"{wrong}; it dealt a nonzero {int(numbers[~inside][0])}, which there is not")
+        raise PlanError(f"{wrong}; it gave nonzero {int(numbers[~inside][0])}, which does not exist")
     times = torch.bincount(numbers, minlength=nnz)
     first = int(torch.nonzero(times != 1)[0])
-    raise PlanError(f"{wrong}; nonzero {first} is dealt {int(times[first])} times")
+    raise PlanError(f"{wrong}; nonzero {first} is in {int(times[first])} parts")
 
 
 def _check_whole_rows(name: str, parts: Sequence[Tensor], row: Tensor) -> None:
@@ -203,8 +204,8 @@ def _check_whole_rows(name: str, parts: Sequence[Tensor], row: Tensor) -> None:
     if bool(apart.any()):
         first = int(torch.nonzero(apart)[0])
         raise PlanError(
-            f"partition {name!r} was registered with whole_rows=True, and dealt the nonzeros of one output row, that "
-            f"of nonzero {first}, to several parts; register it without, or leave rows whole"
+            f"partition {name!r} was registered with whole_rows=True, and cut an output row, that of nonzero "
+            f"{first}; register it without, or leave rows whole"
         )
 
 
@@ -222,7 +223,7 @@ def row_numbers(coords: Iterable[Tensor], sizes: Sequence[int]) -> Tensor:
 # -- parts as they are stored -----------------------------------------------------------------------------------------
 
 
-def dealing(partition: str, options: Iterable[tuple[str, Any]], kept: Ints) -> Hashable:
+def shares_key(partition: str, options: Iterable[tuple[str, Any]], kept: Ints) -> Hashable:
     """Return a key of everything that the shares of a named rule depend on, for an output with these modes."""
     return "shares", partition, tuple(sorted(options)), kept if get_partition(partition).by_rows else ()
 
@@ -230,19 +231,19 @@ def dealing(partition: str, options: Iterable[tuple[str, Any]], kept: Ints) -> H
 def shares(
     partition: str, options: Iterable[tuple[str, Any]], kept: Ints, coords: Tensor, shape: Ints, cache: Lru[Any, Any]
 ) -> list[Tensor | None]:
-    """Return the nonzeros of each share, as `deal` gives them, or as the cache of the pattern has them."""
-    key = dealing(partition, options, kept)
-    dealt: list[Tensor | None] | None = cache.get(key)
-    if dealt is None:
-        dealt = deal(partition, coords, shape, kept, dict(options), cache)
-        if len(dealt) > 1:
-            dealt = cache.put(key, dealt)
-    return dealt
+    """Return the nonzeros of each share, as `divide` gives them, from the cache of the pattern if they are there."""
+    key = shares_key(partition, options, kept)
+    nonzeros: list[Tensor | None] | None = cache.get(key)
+    if nonzeros is None:
+        nonzeros = divide(partition, coords, shape, kept, dict(options), cache)
+        if len(nonzeros) > 1:
+            nonzeros = cache.put(key, nonzeros)
+    return nonzeros
 
 
 def storage_keys(plan: Plan, kept: Ints) -> list[Hashable]:
     """Return a key for the arrays of each part: parts with equal keys are packed once, in any plan."""
-    key, numbers = dealing(plan.partition, plan.options, kept), plan.shares or range(len(plan.parts))
+    key, numbers = shares_key(plan.partition, plan.options, kept), plan.shares or range(len(plan.parts))
     return [("storage", key, n, p.format, p.storage) for n, p in zip(numbers, plan.parts, strict=True)]
 
 
@@ -254,18 +255,18 @@ def stored_parts(plan: Plan, coords: Tensor, shape: Ints, kept: Ints, cache: Lru
         coords: (order, nnz) int64, in lexicographic order.
         shape: sizes of the modes.
         kept: modes that the output keeps.
-        cache: of packed parts, and of how partitions dealt the nonzeros. A part of nothing takes no place in it.
+        cache: of packed parts, and of the shares of partitions. A part of nothing takes no place in it.
 
     Raises:
-        PlanError: the partition breaks its promises, or deals nonzeros to a share that the plan has no part for.
+        PlanError: the partition breaks its promises, or gives nonzeros to a share that the plan has no part for.
         FormatError: a format does not take its part, or packs it wrongly.
     """
     parts: list[Packed] = []
     for number, key in enumerate(storage_keys(plan, kept)):
         part, packed = plan.parts[number], cache.get(key)
         if packed is None:
-            dealt = shares(plan.partition, plan.options, kept, coords, shape, cache)
-            numbers = taken(plan, dealt)[number]
+            nonzeros = shares(plan.partition, plan.options, kept, coords, shape, cache)
+            numbers = shares_of_plan(plan, nonzeros)[number]
             numbers = None if numbers is None or numbers.numel() == coords.shape[1] else numbers  # all of none, too
             held = coords if numbers is None else coords[:, numbers]
             packed = pack(held, shape, part.format, part.storage, cache if numbers is None else None).of(numbers)

@@ -1,11 +1,11 @@
-"""Dense axes in slabs, natively on a GPU: by every format; and a rank of many blocks, as the planner takes it."""
+"""Dense axes slowest on the grid, natively on a GPU: by every format; and a rank of many blocks, planned."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from cases import Problem, check
-from slab_cases import CASES, MTTKRP, SPMM
+from grid_order_cases import CASES, MTTKRP, SPMM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

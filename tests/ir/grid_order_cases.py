@@ -1,4 +1,4 @@
-"""Einsums whose dense axes are split over the grid in slabs, by plans of every format: what all tests of them share."""
+"""Einsums with dense axes slowest on the grid, by plans of every format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import sparsetc as stc
 PlanOf = Callable[[Problem], stc.plans.Plan]
 
 
-def slabbed(plan: stc.plans.Plan, letters: str) -> stc.plans.Plan:
-    """The plan, whose parts all take these axes in slabs."""
-    parts = (replace(p, schedule=replace(p.schedule, slabs=tuple(letters))) for p in plan.parts)
+def with_slowest(plan: stc.plans.Plan, letters: str) -> stc.plans.Plan:
+    """The plan, with these axes slowest on the grid of all parts."""
+    parts = (replace(p, schedule=replace(p.schedule, slowest_axes=tuple(letters))) for p in plan.parts)
     return replace(plan, parts=tuple(parts))
 
 
@@ -26,7 +26,7 @@ class Case:
     equation: str
     sizes: dict[str, int]
     plan: PlanOf
-    slabs: str
+    slowest_axes: str
     head: tuple[str, ...]
     dense: bool = False
 
@@ -37,7 +37,10 @@ class Case:
     @property
     def settings(self) -> dict[str, Any]:
         """What the einsum is compiled with."""
-        return {"plan": slabbed(self.plan(self.problem), self.slabs), "output": "dense" if self.dense else "auto"}
+        return {
+            "plan": with_slowest(self.plan(self.problem), self.slowest_axes),
+            "output": "dense" if self.dense else "auto",
+        }
 
 
 def explicit(format: str, levels: str, precision: str = "", pieces: tuple[int, ...] = (), **blocks: int) -> PlanOf:
