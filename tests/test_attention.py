@@ -87,6 +87,43 @@ def test_forms_by_matrices_of_windows(
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("cached", [1 << 19, 1 << 13])
+@pytest.mark.parametrize("form", ["blocks", "entries", "biased", "by-head"])
+def test_windows_of_as_many_columns_together(form: str, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_walk, "CACHED", cached)
+    monkeypatch.setitem(pairs.NATIVE_PRICES, 64, 1e9)
+    monkeypatch.setattr(pairs, "ENTRY", 1.0)
+    sizes, plain = list[int](), torch_walk.TorchWalk._compute
+
+    def watched(walk: Any, windows: Any, *tensors: Any) -> None:
+        sizes.append(windows.size)
+        plain(walk, windows, *tensors)
+
+    monkeypatch.setattr(torch_walk.TorchWalk, "_compute", watched)
+    g = torch.Generator().manual_seed(0)
+    first = torch.randint(6, (2, 8, 1), generator=g)
+    table = torch.zeros(2, 8, 8).scatter_(2, torch.cat((first, first + 2), 2), 1.0).bool()
+    meets = table.repeat_interleave(32, 1).repeat_interleave(32, 2)
+    if form != "blocks":
+        meets &= torch.rand(meets.shape, generator=g) < 0.6
+    if form != "by-head":
+        meets = meets[0]
+    given = stc.SparseTensor.from_dense(meets.double(), blocksize=(32, 32) if form == "blocks" else None)
+    q, k, v = (torch.randn(2, 256, 8, dtype=F64, generator=g).requires_grad_() for _ in range(3))
+    inputs, bias = [q, k, v], None
+    if form == "biased":
+        inputs.append(torch.randn(2, given.nnz, dtype=F64, generator=g).requires_grad_())
+        bias = torch.zeros(2, 256, 256, dtype=F64).masked_scatter(meets.expand(2, -1, -1), inputs[3])
+    found = stc.attention(q, k, v, given, bias=None if bias is None else inputs[3])
+    scores = q @ k.mT * 8**-0.5 + (0 if bias is None else bias)
+    expected = torch.softmax(scores.masked_fill(~meets, -torch.inf), -1) @ v
+    upstream = torch.randn(found.shape, dtype=F64, generator=g)
+    both = (torch.autograd.grad(result, inputs, upstream) for result in (found, expected))
+    for one, other in zip((found, *next(both)), (expected, *next(both)), strict=True):
+        torch.testing.assert_close(one, other)
+    assert (max(sizes) == 8) == (cached > 1 << 13)
+
+
 def filled(*shape: int, share: float = 0.5, seed: int = 0) -> torch.Tensor:
     g = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=g, dtype=F64) * (torch.rand(shape, generator=g) < share)

@@ -25,8 +25,10 @@ from sparsetc.tensor.pattern import lasting
 from sparsetc.tensor.sums import accumulator
 
 CACHED = 1 << 19
-"""Scores that are computed at once, 2 MB in float32 (2048 queries, 8 x 64, one thread, L2 caches of 1 MB: 1 << 17 took
-.97 to 1.4 times as long, 1 << 20 .9 to 1.1)."""
+"""Scores that are computed at once, 2 MB in float32; gradients, which have two products, take half as many (2048
+queries, 8 x 64, one thread, L2 caches of 1 MB: 1 << 17 took .97 to 1.4 times as long, 1 << 20 .9 to 1.1; gradients of a
+causal mask by 1 << 19 each up to 1.6, as its memory went back to the system between operations). Of several windows
+half as many again, beside the columns that are gathered (blocks of 32 at 10 %: .78 of the time of one by one)."""
 LOWEST = -1e30
 """The least maximum of a row: finite, so that its difference from a score of minus infinity is no NaN."""
 WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -36,24 +38,28 @@ long, and products with 0 are NaN of infinities."""
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
-    """Some rows, and the columns that they meet: those of full tiles, then those of partial ones.
+class Windows:
+    """Some windows of as many columns each, those of full tiles and then those of partial ones.
 
     Attributes:
-        rows: the rows.
+        numbers: (windows,) of the windows; neighbouring rows if there is one.
         heads: the heads that have this pattern.
-        columns: neighbouring columns, or (columns,) their numbers.
-        count: how many columns there are.
-        full: the full tiles.
+        columns: neighbouring columns, or the numbers of blocks of `TorchWalk.unit` columns, window by window.
+        count: how many columns each has.
+        full: the full tiles, window by window.
         part: the partial tiles.
     """
 
-    rows: slice
+    numbers: slice | Tensor
     heads: range
     columns: slice | Tensor
     count: int
-    full: slice
-    part: slice
+    full: Tensor
+    part: Tensor
+
+    @property
+    def size(self) -> int:
+        return 1 if isinstance(self.numbers, slice) else len(self.numbers)
 
 
 @cache
@@ -71,6 +77,7 @@ class TorchWalk:
         self.precision = precision
         self.tiles = tiles
         self.heads = heads
+        self.unit = 1 if tiles.columns % tiles.width else tiles.width  # columns that are gathered together
         function, self.scales = walk.function.scaled(walk.products)
         self.function = function
         stored = {output for output, _ in walk.stored}
@@ -81,27 +88,43 @@ class TorchWalk:
             apart = output in stored or walk.online
             self.weights[output], self.factors[output] = whole if apart else function.peeled(output)
         self.read = function.inputs(self.weights.values())
+        self.at_once = CACHED // max(len(self.read & walk.products.keys()), 1)
         self.numbered = bool(walk.stored) or "entries" in [walk.vectors.get(name) for name in self.read]
 
     @cached_property
-    def windows(self) -> list[Window]:
-        """The windows that meet any columns."""
+    def windows(self) -> list[Windows]:
+        """The windows that meet any columns, those of as many columns together."""
         tiles, heads = self.tiles, self.heads
         full_ends, part_ends = tiles.full_ptr.tolist(), tiles.part_ptr.tolist()
-        windows = []
+        windows: list[Windows] = []
+        alike: dict[tuple[int, ...], list[tuple[int, Tensor, Tensor, Tensor]]] = {}
+        of_patterns: dict[int, range] = {}
         for number in range(tiles.windows * tiles.patterns):
             which, window = divmod(number, tiles.windows)
-            full, part = (slice(ends[number], ends[number + 1]) for ends in (full_ends, part_ends))
+            full, part = (torch.arange(*ends[number : number + 2]) for ends in (full_ends, part_ends))
             blocks = torch.cat((tiles.full_col[full], tiles.part_col[part])).long()
             columns = (blocks[:, None] * tiles.width + torch.arange(tiles.width)).flatten()
-            neighbours: slice | Tensor = columns.clamp(max=tiles.columns - 1)
-            if len(columns) and int(columns[-1]) < tiles.columns and bool((columns.diff() == 1).all()):
-                neighbours = slice(int(columns[0]), int(columns[-1]) + 1)
             rows = slice(window * tiles.height, min((window + 1) * tiles.height, tiles.rows))
             of_pattern = range(which * heads.parts, (which + 1) * heads.parts)
             if heads.fastest:
                 of_pattern = range(which, heads.count, heads.patterns)
-            windows.append(Window(rows, of_pattern, neighbours, len(columns), full, part))
+            inside = len(columns) > 0 and int(columns[-1]) < tiles.columns
+            if inside and bool((columns.diff() == 1).all()):
+                neighbours = slice(int(columns[0]), int(columns[-1]) + 1)
+                windows.append(Windows(rows, of_pattern, neighbours, len(columns), full, part))
+            elif self.unit == 1 or tiles.rows % tiles.height:
+                gathered = blocks if self.unit > 1 else columns.clamp(max=tiles.columns - 1)
+                windows.append(Windows(rows, of_pattern, gathered, len(columns), full, part))
+            else:
+                alike.setdefault((which, len(full), len(part)), []).append((window, blocks, full, part))
+                of_patterns[which] = of_pattern
+        for (which, *counts), members in alike.items():
+            count = sum(counts) * tiles.width
+            most = max(self.at_once // 2 // (heads.parts * tiles.height * max(count, 1)), 1)
+            for first in range(0, len(members), most):
+                numbers, *lists = zip(*members[first : first + most], strict=True)
+                blocks, full, part = map(torch.cat, lists)
+                windows.append(Windows(torch.tensor(numbers), of_patterns[which], blocks, count, full, part))
         return windows
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -121,53 +144,59 @@ class TorchWalk:
             results = {n: t.new_empty((self.heads.count, *t.shape[1:]), dtype=wide) for n, t in results.items()}
         in_force = torch.get_float32_matmul_precision() == self.precision
         with without_autocast(self.tiles.bits.device), nullcontext() if in_force else matmul_precision(self.precision):
-            for window in self.windows:
-                self._window(window, inputs, results)
+            for windows in self.windows:
+                self._compute(windows, inputs, results)
         if group > 1 and walk.mode:
             for name, result in results.items():
                 tensors[name].copy_(result.unflatten(0, (-1, group)).sum(1))
 
-    def _window(self, window: Window, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
-        """Compute the rows of a window, for as many heads at once as stay in a cache."""
-        tiles = self.tiles
-        height = window.rows.stop - window.rows.start
-        bits = tiles.bits[window.part, :height, None].contiguous().view(torch.uint8)
-        met = (bits[:, :, :, None] & _powers()).ne(0).flatten(2).transpose(0, 1).flatten(1)
-        entries = self._entries(window, met) if self.numbered else None
-        met = met.to(WORDS[next(iter(inputs.values())).dtype]).neg_()
-        at_once = max(CACHED // (height * max(window.count, 1)), 1)
-        for first in range(0, len(window.heads), at_once):
-            heads = window.heads[first : first + at_once]
+    def _compute(self, windows: Windows, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+        """Compute the rows of some windows, for as many heads at once as stay in a cache."""
+        tiles, numbers = self.tiles, windows.numbers
+        height = numbers.stop - numbers.start if isinstance(numbers, slice) else tiles.height
+        words = WORDS[next(iter(inputs.values())).dtype]
+        met = torch.empty((windows.size, height, 0), dtype=torch.bool)
+        if len(windows.part):
+            bits = tiles.bits[windows.part, :height, None].unflatten(0, (windows.size, -1)).contiguous()
+            met = (bits.view(torch.uint8)[..., None] & _powers()).ne(0).flatten(3).transpose(1, 2).flatten(2)
+        entries = self._entries(windows, met) if self.numbered else None
+        met = met.to(words).neg_()
+        at_once = max(self.at_once // (windows.size * height * max(windows.count, 1)), 1)
+        for first in range(0, len(windows.heads), at_once):
+            heads = windows.heads[first : first + at_once]
             parts = range(first, first + len(heads)) if tiles.patterns > 1 else heads
-            _Scores(self, window, heads, parts, met, entries, inputs).write(results)
+            _Scores(self, windows, heads, parts, met, entries, inputs).write(results)
 
-    def _entries(self, window: Window, met: Tensor) -> Tensor:
-        """Return (rows, columns) the number of each entry, and 0 of pairs that do not meet."""
-        tiles = self.tiles
+    def _entries(self, windows: Windows, met: Tensor) -> Tensor:
+        """Return (windows, rows, columns) the number of each entry, and 0 of pairs that do not meet."""
+        tiles, (size, height, _) = self.tiles, met.shape
         assert tiles.full_base is not None
         assert tiles.part_base is not None
-        below = met.unflatten(1, (-1, tiles.width)).long()
-        part = (tiles.part_base[window.part, : len(met)].T[:, :, None] + below.cumsum(2) - below) * below
-        full = tiles.full_base[window.full, : len(met)].T[:, :, None] + torch.arange(tiles.width)
-        entries = torch.cat((full.flatten(1), part.flatten(1)), 1)
+        below = met.unflatten(2, (-1, tiles.width)).long()
+        full, part = (
+            base[which, :height].unflatten(0, (size, -1)).transpose(1, 2)[..., None]
+            for base, which in ((tiles.full_base, windows.full), (tiles.part_base, windows.part))
+        )
+        of_full = (full + torch.arange(tiles.width)).flatten(2)
+        of_part = ((part + below.cumsum(3) - below) * below).flatten(2)
+        entries = torch.cat((of_full, of_part), 2)
         return entries if tiles.order is None else tiles.order[entries].long()
 
 
 class _Scores:
-    """The scores of a window for some heads.
+    """The scores of windows for some heads, (heads * windows, rows, columns).
 
     Attributes:
-        place: these heads, and the window's rows, of tables of rows.
-        parts: numbers of these heads among those that have the window's pattern.
-        met: (rows, columns of partial tiles) -1 where the pattern has the pair, else 0; as wide as scores.
-        entries: (rows, columns) the number of each pair, where a walk reads or writes values of entries.
+        parts: numbers of these heads among those that have the windows' pattern.
+        met: (windows, rows, columns of partial tiles) -1 where the pattern has the pair, else 0; as wide as scores.
+        entries: (windows, rows, columns) the number of each pair, where a walk reads or writes values of entries.
         inputs: by name.
     """
 
     def __init__(
         self,
         walk: TorchWalk,
-        window: Window,
+        windows: Windows,
         heads: range,
         parts: range,
         met: Tensor,
@@ -176,46 +205,61 @@ class _Scores:
     ) -> None:
         self.kernel = walk
         self.walk = walk.walk
-        self.window = window
+        self.windows = windows
         self.heads = slice(heads.start, heads.stop, heads.step)
-        self.place = self.heads, window.rows
         self.parts = slice(parts.start, parts.stop, parts.step)
         self.met = met
         self.entries = entries
         self.inputs = inputs
         self.dtype = next(iter(inputs.values())).dtype
-        self.shape = len(heads), len(met), window.count
+        self.shape = len(heads) * windows.size, met.shape[1], windows.count
         self.gathered: dict[str, Tensor] = {}
 
     def own(self, name: str) -> Tensor:
-        """Return the window's rows of a table or vector."""
-        return self.inputs[name][self.place]
+        """Return the windows' rows of a table or vector."""
+        table, numbers = self.inputs[name][self.heads], self.windows.numbers
+        if isinstance(numbers, slice):
+            return table[:, numbers]
+        return table.unflatten(1, (-1, self.shape[1])).index_select(1, numbers).flatten(0, 1)
+
+    def put(self, result: Tensor, rows: Tensor) -> None:
+        """Write the windows' rows of a result."""
+        of_heads, numbers = result[self.heads], self.windows.numbers
+        if isinstance(numbers, slice):
+            of_heads[:, numbers] = rows
+        else:
+            by_window = rows.to(result.dtype).unflatten(0, (-1, len(numbers)))
+            of_heads.unflatten(1, (-1, self.shape[1])).index_copy_(1, numbers, by_window)
 
     def other(self, name: str) -> Tensor:
-        """Return what a table or vector has for the window's columns."""
+        """Return what a table or vector has for the windows' columns."""
         if name not in self.gathered:
-            table, columns = self.inputs[name][self.heads], self.window.columns
-            self.gathered[name] = table[:, columns] if isinstance(columns, slice) else table.index_select(1, columns)
+            table, columns = self.inputs[name][self.heads], self.windows.columns
+            if isinstance(columns, slice):
+                self.gathered[name] = table[:, columns]
+            else:
+                units = table.unflatten(1, (-1, self.kernel.unit)).index_select(1, columns)
+                self.gathered[name] = units.view(self.shape[0], self.shape[2], *table.shape[2:])
         return self.gathered[name]
 
     def write(self, results: Mapping[str, Tensor]) -> None:
         """Compute all results of these rows."""
-        walk, place = self.walk, self.place
+        walk = self.walk
         values: dict[str, Tensor] = {}
         for name, (left, right, less) in walk.sums.items():
             total = (self.own(left) * self.own(right)).sum(-1)
             if less is not None:
                 total -= self.own(less)
-            results[name][place] = total
+            self.put(results[name], total)
             values[name] = total[:, :, None]
         weights = self.weighted(values)
         divisor = None
         if walk.online:
             score = weights["p"]
-            top = score.amax(-1).clamp_(min=LOWEST) if self.window.count else score.new_full(self.shape[:2], LOWEST)
+            top = score.amax(-1).clamp_(min=LOWEST) if self.windows.count else score.new_full(self.shape[:2], LOWEST)
             weights["p"] = score.sub_(top[:, :, None]).exp2_()
             divisor = weights["p"].sum(-1).clamp_(min=1.0)  # which the greatest score adds
-            results["lse_out"][place] = top + divisor.log2()
+            self.put(results["lse_out"], top + divisor.log2())
         sums: dict[str, Tensor] = {}
         for output, term, name in walk.accumulated:
             weight = weights[output]
@@ -226,12 +270,13 @@ class _Scores:
         for name, part in sums.items():
             if divisor is not None:
                 part /= divisor.view(*divisor.shape, *[1] * (part.ndim - 2))
-            results[name][place] = part
+            self.put(results[name], part)
         if walk.stored:
             assert self.entries is not None
-            met = torch.nn.functional.pad(self.met != 0, (self.shape[2] - self.met.shape[1], 0), value=True)
+            met = torch.nn.functional.pad(self.met != 0, (self.shape[2] - self.met.shape[2], 0), value=True)
             for output, name in walk.stored:
-                results[name][self.parts, self.entries[met]] = weights[output][:, met].to(results[name].dtype)
+                weight = weights[output].unflatten(0, (-1, len(met)))[:, met]
+                results[name][self.parts, self.entries[met]] = weight.to(results[name].dtype)
 
     def weighted(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of the map; 0 of pairs that do not meet, or minus infinity for a softmax."""
@@ -239,20 +284,23 @@ class _Scores:
         for name in kernel.read & walk.products.keys():
             left, right = walk.products[name]
             values[name] = torch.bmm(self.own(left) * kernel.scales.get(name, 1.0), self.other(right).transpose(1, 2))
+        vectors = []
         for name in kernel.read & walk.vectors.keys():
             side = walk.vectors[name]
             if side == "entries":
-                values[name] = self.inputs[name][self.parts][:, self.entries]
+                values[name] = self.inputs[name][self.parts][:, self.entries].flatten(0, 1)
             else:
                 values[name] = self.own(name)[:, :, None] if side == "own" else self.other(name)[:, None, :]
+                vectors.append(values[name])
         weights = {}
-        part = self.met.shape[1]
+        part = self.met.shape[2]
         computed = kernel.function.computed(kernel.weights.values(), values, self.dtype)
         for output, value in zip(kernel.weights, computed, strict=True):
-            if value.shape != self.shape or any(value is one for one in values.values()):
+            if value.shape != self.shape or any(value is one for one in vectors):  # of an input, not to be written to
                 value = value.expand(self.shape).clone(memory_format=torch.contiguous_format)
             if part:
-                words = value[:, :, self.shape[2] - part :].view(WORDS[value.dtype])
+                by_window = value.unflatten(0, (-1, len(self.met)))[..., self.shape[2] - part :]
+                words = by_window.view(WORDS[value.dtype])
                 words &= self.met
                 if walk.online:
                     words |= ~self.met & MINUS_INFINITY[value.dtype]
