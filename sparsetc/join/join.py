@@ -236,7 +236,7 @@ class Join:
         tasks, x_n, y_n, shared = torch.stack([each, x_each * matched, y_each * matched, matched]).sum(1).tolist()
         x_matched = None if x_n == x.n else torch.nonzero(matched.index_select(0, x_key)).flatten()
         y_matched = None if y_n == y.n else torch.nonzero(matched.index_select(0, y_key)).flatten()
-        x_key = x_key if x_matched is None else x_key[x_matched]
+        x_key = crd.picked(x_key, x_matched)
         kept = x.rows(roles.kept_x, x_matched), x.extents(roles.kept_x), x_n
         columns = y.rows(roles.free_y, y_matched), y.extents(roles.free_y), y_n
         return cls(
@@ -246,7 +246,7 @@ class Join:
             x_matched,
             y_matched,
             x_key,
-            y_key if y_matched is None else y_key[y_matched],
+            crd.picked(y_key, y_matched),
             y_each,
             y_each.index_select(0, x_key),
             numbered(*kept, x.like, ascending=x.ordered and x.letters == roles.x),
