@@ -22,6 +22,14 @@ def later(module: str, name: str) -> Callable[..., Any]:
     return called
 
 
+def required(module: str, message: str) -> Any:
+    """Return a module of a library that the package needs here alone; without it, an `ImportError` with a message."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(message) from error
+
+
 T = TypeVar("T")
 
 
