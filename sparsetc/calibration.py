@@ -87,7 +87,7 @@ def keep(found: DeviceProfile) -> Any:
         return gpu.keep(found)
     import numba
 
-    return profile.write_loops(found, {"torch": str(torch.__version__), "numba": numba.__version__})
+    return profile.write(found, {"torch": str(torch.__version__), "numba": numba.__version__})
 
 
 def table(found: DeviceProfile) -> str:
