@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import filterfalse
 from math import prod
 from typing import Any, TypeVar
 
@@ -35,14 +36,14 @@ T = TypeVar("T")
 
 def among(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
     """Return the things that are among some, in their order."""
-    return tuple([thing for thing in things if thing in some])
+    return tuple(filter(some.__contains__, things))
 
 
 def outside(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
     """Return the things that are not among some, in their order."""
-    return tuple([thing for thing in things if thing not in some])
+    return tuple(filterfalse(some.__contains__, things))
 
 
 def volume(sizes: Mapping[Any, int] | Sequence[int], axes: Iterable[Any]) -> int:
     """Return the product of the sizes of some axes."""
-    return prod([sizes[axis] for axis in axes])
+    return prod(map(sizes.__getitem__, axes))
