@@ -87,7 +87,7 @@ def keep(measured: DeviceProfile) -> Any:
         return gpu.keep(measured)
     import numba
 
-    return profile.write_loops(measured, {"torch": str(torch.__version__), "numba": numba.__version__})
+    return profile.write(measured, {"torch": str(torch.__version__), "numba": numba.__version__})
 
 
 def table(measured: DeviceProfile) -> str:

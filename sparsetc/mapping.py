@@ -31,7 +31,7 @@ _bodies: Lru[Hashable, Body] = Lru(KEPT)
 
 
 class Inputs(Settings, total=False):
-    """What a function is given, and settings."""
+    """The arguments of `map_entries` but a function, a pattern and `output`."""
 
     products: Mapping[str, tuple[Table, Table]] | None
     rows: Mapping[str, Tensor] | None

@@ -23,7 +23,7 @@ from typing_extensions import Unpack
 
 from sparsetc.api import OPERATIONS, einsum, einsum_together, register_op, sharded_of
 from sparsetc.contraction.operands import as_operand, check_operand
-from sparsetc.contraction.output import accumulated, check_accumulation, check_scalars, narrowed, without_zeros
+from sparsetc.contraction.output import Result, accumulated, check_accumulation, check_scalars, narrowed, without_zeros
 from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
 from sparsetc.options import Auto, ToDense, ToSparse
 from sparsetc.support import memory, outside
@@ -38,8 +38,6 @@ MODES = "ijklmnopq"
 """Letters of modes; the rest of the alphabet follows where they run out."""
 RANKS = "rstuvwxyz"
 """Letters of ranks."""
-
-Result = Tensor | SparseTensor
 
 
 @overload

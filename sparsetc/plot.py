@@ -19,6 +19,7 @@ from torch import Tensor
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.explain import Explanation
+from sparsetc.support import required
 from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.picture import binned
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -256,14 +257,11 @@ def _labels(points: Sequence[BlockingPoint]) -> list[tuple[str, BlockingPoint]]:
 
 def _axes(ax: Any, count: int, size: tuple[float, float], columns: int = 1) -> Any:
     """Return an array of `count` axes: the ones given, or of a new figure."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('a plot needs matplotlib: pip install "sparsetc[plot]"') from error
+    figures = required("matplotlib.figure", 'a plot needs matplotlib: pip install "sparsetc[plot]"')
     import numpy as np
 
     if ax is None:
-        make: Any = Figure
+        make: Any = figures.Figure
         if "ipykernel" in sys.modules:  # a notebook shows what pyplot has open at the end of a cell, and closes it
             make = import_module("matplotlib.pyplot").figure
         ax = make(figsize=size, layout="constrained").subplots(-(-count // columns), columns, squeeze=False)

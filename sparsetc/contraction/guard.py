@@ -23,14 +23,12 @@ from sparsetc.contraction.operands import Patterns, Tensors, dense_of_call
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import requested
 from sparsetc.planner.registry import by_nonzeros
+from sparsetc.tensor.inputs import SUMMED_IN
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import refuse_wrapped
 
 if TYPE_CHECKING:
     from sparsetc.contraction.contraction import Contraction
-
-_SUMMED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""Dtypes with sums that may overflow although no element is infinite, and the dtypes to sum them in."""
 
 
 class Guard:
@@ -79,7 +77,7 @@ def finite(tables: Tensors) -> bool:
     """Return True if no element is infinite or NaN; a sum that overflows counts as infinite."""
     if not tables:
         return True
-    return isfinite(reduce(add, (t.sum(dtype=_SUMMED.get(t.dtype)) for t in tables)).item())
+    return isfinite(reduce(add, (t.sum(dtype=SUMMED_IN.get(t.dtype)) for t in tables)).item())
 
 
 def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:

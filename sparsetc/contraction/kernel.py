@@ -27,6 +27,7 @@ from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
 from sparsetc.ir.plan import Plan
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
+from sparsetc.support import required
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -138,10 +139,7 @@ class Kernel(Inspectable):
             >>> k.as_linear_operator() @ np.ones(2, np.float32)
             array([6., 6.], dtype=float32)
         """
-        try:
-            from scipy.sparse.linalg import LinearOperator
-        except ImportError as error:
-            raise ImportError('as_linear_operator needs scipy: pip install "sparsetc[io]"') from error
+        linalg = required("scipy.sparse.linalg", 'as_linear_operator needs scipy: pip install "sparsetc[io]"')
         bound = self.contraction.bound
         about = torch.empty(0, dtype=self.contraction.dtype, device=self.contraction.device)
         kernel = self
@@ -178,7 +176,7 @@ class Kernel(Inspectable):
 
         sizes = prod(of_result), prod(shape)
         columns = None if self.contraction.sparse else of_columns
-        return LinearOperator(sizes, matvec=forward, rmatvec=backward, matmat=columns, dtype=kind)
+        return linalg.LinearOperator(sizes, matvec=forward, rmatvec=backward, matmat=columns, dtype=kind)
 
     def with_values(self, *values: Tensor | None) -> Kernel:
         """Return a kernel for other values of the same patterns; only the new values are packed.

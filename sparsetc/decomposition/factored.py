@@ -30,7 +30,7 @@ from sparsetc.errors import (
     printable,
 )
 from sparsetc.io.atomic import replacing
-from sparsetc.support import Ints, Names, memory
+from sparsetc.support import Ints, Names, memory, required
 from sparsetc.tensor.coords import check_range
 from sparsetc.tensor.picture import as_html
 
@@ -250,21 +250,13 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _safetensors() -> Any:
-    try:
-        import_module("safetensors.torch")
-    except ImportError as error:
-        raise ImportError('files of models need safetensors: pip install "sparsetc[files]"') from error
+    required("safetensors.torch", 'files of models need safetensors: pip install "sparsetc[files]"')
     return import_module("safetensors")
 
 
 def imported(name: str) -> Any:
     """Import a library to convert a model to. Raise an ImportError that says how to install it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"{name} is not installed, and a model cannot be given in its form: pip install {name}"
-        ) from error
+    return required(name, f"{name} is not installed, and a model cannot be given in its form: pip install {name}")
 
 
 def fortran(tensor: Tensor) -> np.ndarray:

@@ -205,7 +205,7 @@ def cpu_name() -> str:
 def cpu_with_loops() -> DeviceProfile:
     """Return the profile of CPU cores where native loops are priced beside the generated torch programs."""
     path = path_of(cpu_name())
-    return (path and _read_loops(path, cpu_name())) or _usual_loops()
+    return (path and _read(path, cpu_name(), loops=True)) or _usual_loops()
 
 
 def shipped_loops() -> dict[str, dict[str, float]]:
@@ -294,75 +294,54 @@ def slug(device: str) -> str:
     return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
-def write_loops(profile: DeviceProfile, software: Mapping[str, str]) -> Path:
-    """Keep how fast a CPU runs loops; as `write`."""
-    document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software}
-    path = _written(profile.name, {**document, "loops": profile.loops})
-    _read_loops.cache_clear()
-    return path
-
-
-@lru_cache(maxsize=64)
-def _read_loops(path: Path, name: str) -> DeviceProfile | None:
-    """Return the recorded profile of a CPU, or None. The result is cached, so that a warning appears once."""
-    try:
-        document = json.loads(files.read_record(path, MAX_BYTES), parse_int=float)
-        day = document["date"]
-        seconds = document["loops"]
-        usual = shipped_loops()
-        if (document["version"], document["name"]) != (VERSION, name) or not DAY.fullmatch(day):
-            raise ValueError("not a record of this version and processor")
-        if {r: [*rates] for r, rates in seconds.items()} != {r: [*rates] for r, rates in usual.items()}:
-            raise ValueError("other loops than are priced")
-        for runner, rates in seconds.items():
-            for rate in rates.values():
-                if not isinstance(rate, float) or not 0 <= rate <= 1:
-                    raise ValueError(f"{runner} has {rate!r}")
-        return of_loops(name, day, seconds)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        warn(f"{path} holds no profile of {name} that can be used ({str(error)[:300]}); planning with the default")
-        return None
-
-
 def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
-    """Store measured rates with the versions of the software. Return the path.
+    """Store measured rates, of a GPU or of a CPU's loops, with the versions of the software. Return the path.
 
     This process plans with it from here on. Raises `OSError` where the folder cannot be written to, or others may
     write to it.
     """
     entries = {n: {"value": getattr(profile, n), "source": profile.sources[n]} for n in MEASURED}
-    document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, "fields": entries}
-    path = _written(profile.name, document)
-    _read.cache_clear()
-    return path
-
-
-def _written(name: str, document: Mapping[str, Any]) -> Path:
-    path = path_of(name)
+    measured = {"loops": profile.loops} if profile.loops else {"fields": entries}
+    document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, **measured}
+    path = path_of(profile.name)
     if path is None:
         raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
     files.claim_record(path)
     files.write_private(path, (json.dumps(document, indent=1) + "\n").encode())
+    _read.cache_clear()
     return path
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, gpu: str) -> DeviceProfile | None:
-    """Return the recorded profile of a GPU, or None. The result is cached, so that a warning appears once."""
+def _read(path: Path, name: str, loops: bool = False) -> DeviceProfile | None:
+    """Return the recorded profile of a GPU, or of a CPU, or None. It is cached, so that a warning appears once."""
     try:
-        data = files.read_record(path, MAX_BYTES)
         # every number as a float, since an integer may have more digits than one holds
-        return _profile(json.loads(data, parse_int=float), gpu)
+        document = json.loads(files.read_record(path, MAX_BYTES), parse_int=float)
+        return (_profile_with_loops if loops else _profile)(document, name)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        usual = "" if loops else f", an {default_gpu().name}'s"
         warn(
-            f"{path} holds no profile of {gpu} that can be used ({str(error)[:300]}); planning with the default, an "
-            f'{default_gpu().name}\'s. Write it anew with "python -m sparsetc calibrate", or remove it'
+            f"{path} holds no profile of {name} that can be used ({str(error)[:300]}); planning with the "
+            f'default{usual}. Write it anew with "python -m sparsetc calibrate", or remove it'
         )
         return None
+
+
+def _profile_with_loops(document: Any, name: str) -> DeviceProfile:
+    """Return the profile of a CPU's record; an error says what is wrong with it."""
+    day, seconds, usual = document["date"], document["loops"], shipped_loops()
+    if (document["version"], document["name"]) != (VERSION, name) or not DAY.fullmatch(day):
+        raise ValueError("not a record of this version and processor")
+    if {r: [*rates] for r, rates in seconds.items()} != {r: [*rates] for r, rates in usual.items()}:
+        raise ValueError("other loops than are priced")
+    for runner, rates in seconds.items():
+        for rate in rates.values():
+            if not isinstance(rate, float) or not 0 <= rate <= 1:
+                raise ValueError(f"{runner} has {rate!r}")
+    return of_loops(name, day, seconds)
 
 
 def _profile(document: Any, gpu: str) -> DeviceProfile:

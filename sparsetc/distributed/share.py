@@ -43,7 +43,7 @@ class Share:
     @cached_property
     def whole(self) -> Ints:
         """Modes that are cut although their letter repeats: a diagonal is found by coordinates of the whole."""
-        return outside(self.cut.modes, self.modes.values())
+        return outside(self.cut.modes, {*self.modes.values()})
 
     @cached_property
     def placed(self) -> Ints:

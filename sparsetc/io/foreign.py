@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 
 from sparsetc.errors import DtypeError
 from sparsetc.io import binsparse, memory, npy, npz, numbers
+from sparsetc.support import required
 from sparsetc.tensor.inputs import DTYPES
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -61,10 +61,7 @@ def matrix_of_folder(path: str) -> str:
 
 
 def _library(path: str, name: str, extra: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{path} is read by {name}: pip install {extra}") from error
+    return required(name, f"{path} is read by {name}: pip install {extra}")
 
 
 def _hdf5(path: str, dtype: torch.dtype | None) -> SparseTensor:

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, cast
 
 from sparsetc.errors import IOFormatError
 from sparsetc.io import bounds
+from sparsetc.support import required
 from sparsetc.support.progress import bar
 
 # Large enough that the cost of a numpy call vanishes, small enough that a block and its columns stay in cache:
@@ -29,11 +30,8 @@ BLOCK = 512 * 1024
 
 
 def _zstd(raw: BinaryIO) -> Any:
-    try:
-        from pyarrow import CompressedInputStream, PythonFile
-    except ImportError as error:
-        raise ImportError('.zst is read by pyarrow: pip install "sparsetc[files]"') from error
-    return CompressedInputStream(PythonFile(raw, "r"), "zstd")
+    arrow = required("pyarrow", '.zst is read by pyarrow: pip install "sparsetc[files]"')
+    return arrow.CompressedInputStream(arrow.PythonFile(raw, "r"), "zstd")
 
 
 UNZIPPED: dict[str, Callable[[BinaryIO], Any]] = {

@@ -19,6 +19,7 @@ from torch import Tensor
 from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, memory, npy, numbers
 from sparsetc.io.atomic import replacing
+from sparsetc.support import required
 from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.inputs import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -93,11 +94,8 @@ def _check(archive: npy.Archive, values: str, dtype: torch.dtype | None) -> None
 
 
 def _scipy(path: str | os.PathLike[str]) -> Any:
-    try:
-        from scipy.sparse import load_npz
-    except ImportError as error:
-        raise ImportError(f'{path} is a file of scipy.sparse, which reads it: pip install "sparsetc[io]"') from error
-    matrix = load_npz(path)
+    scipy = required("scipy.sparse", f'{path} is a file of scipy.sparse, which reads it: pip install "sparsetc[io]"')
+    matrix = scipy.load_npz(path)
     if hasattr(matrix, "indptr"):  # one that is not in order ends the process later, also where there are no nonzeros
         matrix.check_format(full_check=True)
         if (np.diff(matrix.indptr) < 0).any():
@@ -108,10 +106,7 @@ def _scipy(path: str | os.PathLike[str]) -> Any:
 
 
 def _pydata(path: str | os.PathLike[str]) -> Any:
-    try:
-        import sparse
-    except ImportError as error:
-        raise ImportError(f"{path} is a file of pydata/sparse, which reads it: pip install sparse") from error
+    sparse = required("sparse", f"{path} is a file of pydata/sparse, which reads it: pip install sparse")
     return sparse.load_npz(path)
 
 

@@ -27,6 +27,7 @@ from sparsetc.io import foreign, lines, memory, mtx, npz, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import Batch
 from sparsetc.options import current, options
+from sparsetc.support import required
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.inputs import SUMMED_IN, check_dtype
@@ -231,10 +232,7 @@ def _text(
 @contextmanager
 def _database(source: str, path: str, folder: str, limit: int) -> Iterator[Any]:
     """Open an empty DuckDB database in memory that spills to a folder of its own; its errors are those of files."""
-    try:
-        import duckdb
-    except ImportError as error:
-        raise ImportError('packing needs DuckDB: pip install "sparsetc[files]"') from error
+    duckdb = required("duckdb", 'packing needs DuckDB: pip install "sparsetc[files]"')
     room = limit - FIXED  # of which DuckDB gets less, since it may take somewhat more than it is given
     threads = min(torch.get_num_threads(), room // THREAD)
     os.mkdir(folder, 0o700)

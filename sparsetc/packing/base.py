@@ -19,6 +19,7 @@ from torch import Tensor
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest.nest import LEVELS, Nest
 from sparsetc.ir.plan import Storage
+from sparsetc.support import Ints
 from sparsetc.support.lru import Lru, cached_property, given_to
 from sparsetc.support.notices import log_since
 from sparsetc.tensor.coords import INT32_MAX, picked
@@ -44,7 +45,7 @@ class Packed:
 
     format: str
     storage: Storage
-    shape: tuple[int, ...]
+    shape: Ints
     nnz: int
     view: Nest
     arrays: dict[str, Tensor]
@@ -165,10 +166,10 @@ class Format(Protocol):
 
     name: str
 
-    def view(self, shape: tuple[int, ...], storage: Storage) -> Nest:
+    def view(self, shape: Ints, storage: Storage) -> Nest:
         """Return the nest by which a part of this storage is read; plans are priced by it before anything is packed."""
 
-    def pack(self, coords: Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:
+    def pack(self, coords: Tensor, shape: Ints, storage: Storage) -> Packed:
         """Coordinates (order, nnz), int64, in lexicographic order -> arrays and their view."""
 
 
@@ -199,9 +200,7 @@ def unknown_parameter(format: str, storage: Storage, order: int) -> str:
     return f"format {format!r} has no parameter {unknown[0]!r}; known: {', '.join(names) or 'none'}" if unknown else ""
 
 
-def pack(
-    coords: Tensor, shape: tuple[int, ...], format: str, storage: Storage, cache: Lru[Any, Any] | None = None
-) -> Packed:
+def pack(coords: Tensor, shape: Ints, format: str, storage: Storage, cache: Lru[Any, Any] | None = None) -> Packed:
     """Pack with the named format and check its view; `cache` holds objects made of these coordinates."""
     if fault := storage.level_fault(coords.shape[0]):
         raise FormatError(fault)

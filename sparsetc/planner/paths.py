@@ -85,7 +85,6 @@ class Search:
         itemsize: bytes of a value.
         limit: bytes that an intermediate result may take.
         sparse_result: True if the result has a pattern, and nothing is made dense.
-        states: how many states were looked at.
     """
 
     bound: Bound
@@ -96,7 +95,6 @@ class Search:
     itemsize: int
     limit: int
     sparse_result: bool
-    states: int = 0
     _rests: dict[State, tuple[Order, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -311,7 +309,6 @@ class Search:
                 elif total < reached.get(edge.after, inf):
                     reached[edge.after], before[edge.after] = total, (s, edge)
                     heapq.heappush(waiting, (total, next(number), edge.after))
-        self.states += len(done)
         return None if last is None else (most, self._order(last, before))
 
     def _order(self, last: tuple[State, Edge], before: Mapping[State, tuple[State, Edge]]) -> Order:

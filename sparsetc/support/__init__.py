@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import filterfalse
 from math import prod
 from typing import Any, TypeVar
 
@@ -22,19 +23,27 @@ def later(module: str, name: str) -> Callable[..., Any]:
     return called
 
 
+def required(module: str, message: str) -> Any:
+    """Return a module of a library that the package needs here alone; without it, an `ImportError` with a message."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(message) from error
+
+
 T = TypeVar("T")
 
 
 def among(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
     """Return the things that are among some, in their order."""
-    return tuple([thing for thing in things if thing in some])
+    return tuple(filter(some.__contains__, things))
 
 
 def outside(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
     """Return the things that are not among some, in their order."""
-    return tuple([thing for thing in things if thing not in some])
+    return tuple(filterfalse(some.__contains__, things))
 
 
 def volume(sizes: Mapping[Any, int] | Sequence[int], axes: Iterable[Any]) -> int:
     """Return the product of the sizes of some axes."""
-    return prod([sizes[axis] for axis in axes])
+    return prod(map(sizes.__getitem__, axes))

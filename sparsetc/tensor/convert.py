@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, FormatError, ShapeError
-from sparsetc.support import memory
+from sparsetc.support import memory, required
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks, checked
@@ -140,24 +140,18 @@ def to_scipy(x: SparseTensor) -> Any:
         raise ShapeError(f"scipy.sparse takes matrices; {_not_a_matrix(x)}")
     if x.dtype in (torch.float16, torch.bfloat16):
         raise DtypeError(f"scipy.sparse has no {x.dtype}; convert with .to(torch.float32) first")
-    try:
-        from scipy.sparse import bsr_array, coo_array
-    except ImportError as error:
-        raise ImportError('to_scipy needs scipy: pip install "sparsetc[io]"') from error
+    sparse = required("scipy.sparse", 'to_scipy needs scipy: pip install "sparsetc[io]"')
     if x.pattern.blocks is not None and not x.pattern.blocks.ragged:
         bsr = to_torch(x, torch.sparse_bsr, None).detach().cpu()
         values = bsr.values().resolve_conj().resolve_neg().numpy()
-        return bsr_array((values, bsr.col_indices().numpy(), bsr.crow_indices().numpy()), shape=x.shape)
+        return sparse.bsr_array((values, bsr.col_indices().numpy(), bsr.crow_indices().numpy()), shape=x.shape)
     coords, values, shape = to_numpy(x)
-    return coo_array((values, (coords[0], coords[1])), shape=shape)
+    return sparse.coo_array((values, (coords[0], coords[1])), shape=shape)
 
 
 def to_pydata(x: SparseTensor) -> Any:
     """Convert to a ``sparse.COO`` of pydata/sparse."""
-    try:
-        import sparse
-    except ImportError as error:
-        raise ImportError("to_pydata needs pydata/sparse: pip install sparse") from error
+    sparse = required("sparse", "to_pydata needs pydata/sparse: pip install sparse")
     coords, values, shape = to_numpy(x.expand_dense())
     return sparse.COO(coords, values, shape=shape, has_duplicates=not x.is_coalesced, sorted=x.is_coalesced)
 

@@ -94,7 +94,7 @@ def check_range(coords: Tensor, shape: Sequence[int], what: str = "nonzero") -> 
 
 def of_modes(coords: Tensor, shape: Sequence[int], modes: Sequence[int]) -> tuple[list[Tensor], Ints]:
     """Return the coordinates in some modes, and the sizes of these modes: what keys are made of."""
-    return [coords[m] for m in modes], tuple([shape[m] for m in modes])
+    return list(map(coords.__getitem__, modes)), tuple(map(shape.__getitem__, modes))
 
 
 def sort_keys(coords: Iterable[Tensor], shape: Sequence[int]) -> list[Tensor]:

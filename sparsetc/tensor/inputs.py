@@ -40,7 +40,7 @@ DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 """The dtypes that values may have."""
 
 SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""The dtypes that duplicates of narrow dtypes are summed in."""
+"""The dtypes that narrow dtypes are summed in: sums of theirs may overflow although no element is infinite."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -241,7 +241,7 @@ class Structure:
         """
         sources, places = ([s] if isinstance(s, int) else list(s) for s in (source, destination))
         moved = {mode_of(self.ndim, p): mode_of(self.ndim, s) for s, p in zip(sources, places, strict=True)}
-        others = iter(outside(range(self.ndim), moved.values()))
+        others = iter(outside(range(self.ndim), {*moved.values()}))
         return self.permute([moved[p] if p in moved else next(others) for p in range(self.ndim)])
 
     # -- shapes ---------------------------------------------------------------------------------------------------

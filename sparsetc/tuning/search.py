@@ -66,7 +66,7 @@ def shortlist(candidates: Sequence[Candidate], proposed: Sequence[Candidate] = (
     first, least = candidates[0], candidates[0].total or 0.0
     near = [c for c in candidates[1:] if c.total is not None and c.total <= NEAR * least]
     best = {c.plan.name: c for c in reversed([first, *near])}
-    by_name = among(near, best.values())
+    by_name = among(near, [*best.values()])
     return list(dict.fromkeys((first, *proposed[: MOST // 2], *by_name, *near)))[:MOST]
 
 

@@ -394,7 +394,7 @@ def test_a_cpu_is_measured_by_kernels(tmp_path: Path, monkeypatch: pytest.Monkey
         text = record_of_cpu.read_text(encoding="utf-8")
         for damaged in ("", "{}", "[]", text.replace('"nonzero": ', '"nonzero": -1'), text.replace("native", "other")):
             record_of_cpu.write_text(damaged, encoding="utf-8")
-            profiles._read_loops.cache_clear()
+            profiles._read.cache_clear()
             with pytest.warns(UserWarning, match="holds no profile"):
                 assert profiles.cpu_with_loops() == before
 

@@ -34,7 +34,7 @@ from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import LANES, Gather, Key, Product, Tile, TileProgram, Value
-from sparsetc.support import Names, among, outside, volume
+from sparsetc.support import NamedInts, Names, among, outside, volume
 
 
 class WholeLowering(Lowering):
@@ -166,7 +166,7 @@ def _program(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
     return (WholeLowering if inner.target.whole else Lowering)(inner, chosen).program(format)
 
 
-Fold = tuple[tuple[str, int], ...]
+Fold = NamedInts
 """(letter, positions) of the letters that make an axis, row-major."""
 
 
