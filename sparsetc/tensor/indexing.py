@@ -139,6 +139,8 @@ def _index(key: Any, x: Any) -> Any:
         return key
     if isinstance(key, str) or (isinstance(key, list | np.ndarray) and np.asarray(key).dtype.kind == "U"):
         return np.asarray(key)
+    if isinstance(key, np.ndarray):  # of which torch takes no negative strides; uint8 is a mask in torch alone
+        key = key.astype(np.int64 if key.dtype.kind == "u" else key.dtype)
     if isinstance(key, list | tuple | np.ndarray):
         key = torch.as_tensor(key) if len(key) else torch.zeros(0, dtype=torch.int64)
     if isinstance(key, Tensor) and key.ndim:

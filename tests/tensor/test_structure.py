@@ -118,6 +118,14 @@ def test_a_mask_in_uint8_as_torch_has_it() -> None:
     torch.testing.assert_close(sparse(x)[torch.tensor([1, 0, 1], dtype=torch.uint8)].to_dense(), x[[0, 2]])
 
 
+def test_ndarrays_are_indices_as_numpy_has_them() -> None:
+    """Where uint8 is no mask, and strides may be negative."""
+    x = dense(0, (3, 6))
+    for index in (np.array([0, 2, 1], np.uint8), np.arange(3)[::-1], np.array([True, False, True])[::-1], np.array([])):
+        expected = x.numpy()[index.astype(int) if not index.size else index]
+        np.testing.assert_array_equal(sparse(x)[index].to_dense().numpy(), expected)
+
+
 def test_torchs_names() -> None:
     x = sparse(dense(0, (4, 6)))
     assert (x.size(), x.size(-1), x.ndim, x.dim(), x.numel(), len(x)) == (torch.Size([4, 6]), 6, 2, 2, 24, 4)
