@@ -180,7 +180,8 @@ class Structure:
             raise ShapeError(f"copy_ takes a tensor of shape {x.shape}, found {other.shape}")
         other = other.to(x._values, non_blocking=non_blocking)
         old, new = self._pattern, other._pattern
-        alike = new is old or (new._blocks == old._blocks and torch.equal(new.coords, old.coords))
+        named = new.labels is not old.labels and (new.labels or old.labels)
+        alike = new is old or (not named and new._blocks == old._blocks and torch.equal(new.coords, old.coords))
         if alike and other._values.shape == self._values.shape:
             self._values.copy_(other._values)
         else:
