@@ -147,6 +147,15 @@ def test_a_vector_on_a_diagonal(offset: int) -> None:
     assert torch.equal(sparse(x).diag(offset).to_dense(), x.diag(offset))
 
 
+def test_long_modes_are_rolled() -> None:
+    """No index of each position is made."""
+    x = stc.SparseTensor([[0, 2**62 - 1], [1, 0]], [1.0, 2.0], (2**62, 2**40))
+    assert x.roll(-1, 0).coords.tolist() == [[2**62 - 2, 2**62 - 1], [0, 1]]
+    assert x.roll((1, 2**40 - 1), (0, 1)).coords.tolist() == [[0, 1], [2**40 - 1, 0]]
+    labelled = stc.eye(3).with_labels({"user": ["a", "b", "c"], "item": None})
+    assert labelled.roll(1, 0).labels["user"].tolist() == ["c", "a", "b"]
+
+
 def test_torchs_names() -> None:
     x = sparse(dense(0, (4, 6)))
     assert (x.size(), x.size(-1), x.ndim, x.dim(), x.numel(), len(x)) == (torch.Size([4, 6]), 6, 2, 2, 24, 4)
