@@ -31,6 +31,7 @@ from sparsetc.tensor.blocks import checked, without_blocks
 from sparsetc.tensor.creation import block_diag
 from sparsetc.tensor.graphs import graph_matrix
 from sparsetc.tensor.groups import gathered
+from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
@@ -624,7 +625,7 @@ def collate(samples: Sequence[Any]) -> Any:
         return tuple(map(collate, zip(*samples, strict=True)))
     if kinds == ["sparse"]:
         return block_diag(*samples)
-    tensors = [torch.as_tensor(x) for x in samples]
+    tensors = [as_tensor(x, "a sample") for x in samples]
     return torch.cat(tensors) if tensors[0].ndim else torch.stack(tensors)
 
 

@@ -68,6 +68,42 @@ def test_functions_of_the_same_code_are_one() -> None:
     assert told_apart(reads) is reads
 
 
+FACTORS: dict[str, Any] = {"held": 1.0}
+
+
+def helped(s: torch.Tensor) -> torch.Tensor:
+    return s * FACTORS["held"]
+
+
+class Factor:
+    def __init__(self) -> None:
+        self.by = 1.0
+
+    def times(self, s: torch.Tensor) -> torch.Tensor:
+        return s * self.by
+
+    __call__ = times
+
+
+def test_functions_are_traced_again_where_what_they_read_has_changed() -> None:
+    """Elements of a list or mapping, attributes, and what functions that they call read."""
+    factor, numbers = Factor(), [1.0]
+    x, a, b = stc.eye(2), torch.tensor([[2.0], [3.0]]), torch.ones(2, 1)
+    functions = (
+        lambda s: s * numbers[0],
+        lambda s: helped(s),
+        lambda s: s * factor.by,
+        lambda s: (lambda t: t * FACTORS["held"])(s),
+        factor.times,
+        factor,
+    )
+    for by in (1.0, 5.0):
+        numbers[0] = factor.by = FACTORS["held"] = by
+        for function in functions:
+            found = stc.map_entries(function, x, products={"s": (a, b)}, output="sparse")
+            torch.testing.assert_close(found.values, by * a[:, 0])
+
+
 def test_what_map_entries_refuses() -> None:
     x = stc.eye(3)
     a = torch.ones(3, 2)

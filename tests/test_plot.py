@@ -42,7 +42,10 @@ def test_spy_counts_entries() -> None:
 @pytest.mark.parametrize("shape", [(9,), (0, 4), (1, 1), (3, 2**40)])
 def test_spy_of_any_shape(shape: tuple[int, ...]) -> None:
     x = stc.SparseTensor(torch.zeros((len(shape), 0), dtype=torch.long), torch.zeros(0), shape)
-    stc.plot.spy(x).figure.canvas.draw()
+    axes = stc.plot.spy(x)
+    axes.figure.canvas.draw()
+    high, wide = shape if len(shape) > 1 else (1, *shape)
+    assert axes.images[0].get_extent() in ([0, wide, max(high, 1), 0], [0, high, wide, 0])
     assert "<table>" in x._repr_html_()
 
 
@@ -75,6 +78,13 @@ def test_tiles_show_the_part_of_each_region() -> None:
     torch.testing.assert_close(shown >= 0, dense != 0)
     hls = stc.compile("ij,jr->ir", x, torch.rand(64, 4), plan="hls")
     assert len(stc.plot.tiles(hls).get_legend().get_texts()) == len(hls.explain().parts)
+
+
+def test_tiles_of_later_modes() -> None:
+    x = stc.SparseTensor([[0, 1], [1, 0], [2, 0]], [1.0, 2.0], (2, 3, 4))
+    axes = stc.plot.tiles(stc.compile("ijk,kr->ir", x, torch.rand(4, 2), plan="coo"), (2, 0))
+    shown = torch.as_tensor(axes.images[0].get_array().filled(-1)) >= 0
+    torch.testing.assert_close(shown, (x.to_dense() != 0).any(1).T)
 
 
 def test_plan_has_a_bar_a_part() -> None:

@@ -54,7 +54,7 @@ from sparsetc.planner.workload import choose_together
 from sparsetc.products.problem import paired
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
-from sparsetc.tensor.pattern import Labels, Pattern, followed, lasting, transforming
+from sparsetc.tensor.pattern import Labels, Pattern, check_labels, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured
 
@@ -131,8 +131,9 @@ class Contraction:
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
         self._pattern = None if pattern is None else _place(pattern, patterns)
+        labels = _labels_by_letter(bound.einsum, patterns, 0 if pattern is None else pattern.order)
         if isinstance(self._pattern, Pattern):
-            self._pattern.labels = _labels_by_letter(bound.einsum, patterns, self._pattern.order)
+            self._pattern.labels = labels
 
     @property
     def steps(self) -> Sequence[Any]:
@@ -271,9 +272,12 @@ def _labels_by_letter(einsum: Einsum, patterns: Patterns, order: int) -> Labels:
     terms = [einsum.inputs[position] for position in einsum.sparse]
     named: dict[str, Any] = {}
     for term, pattern in zip(terms, patterns, strict=True):
-        named |= dict(zip(term, pattern.labels.items(), strict=False))
-    labels = dict(named[letter] for letter in einsum.output[:order] if letter in named)
-    return labels if len(labels) == order else {}
+        for letter, (name, labels) in zip(term, pattern.labels.items(), strict=False):
+            check_labels(name, labels, named.get(letter, (name, labels))[1])
+            if labels is not None or letter not in named:
+                named[letter] = name, labels
+    kept = dict(named[letter] for letter in einsum.output[:order] if letter in named)
+    return kept if len(kept) == order else {}
 
 
 known: weakref.WeakValueDictionary[str, Contraction] = weakref.WeakValueDictionary()

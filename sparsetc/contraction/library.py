@@ -21,12 +21,11 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsetc.contraction.autograd import following, in_batches, one_by_one
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
 from sparsetc.contraction.kernel import RESULT, SAVED, Kernel, NewValues, operators
-from sparsetc.contraction.operands import Tensors, converted, promoted
+from sparsetc.contraction.operands import Tensors, converted, placed, promoted
 from sparsetc.contraction.output import Result
 from sparsetc.errors import FormatError, ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Tree
@@ -129,33 +128,10 @@ def _einsum_of(about: Mapping[str, Any], values: Tensors, places: Tensors, dense
     others, sparse = iter(dense), {}
     kinds = zip(about["sparse"], places, _shapes_of(about, values), about["in_blocks"], about["coalesced"], strict=True)
     for value, (place, *kind) in zip(values, kinds, strict=True):
-        sparse[place] = _placed(value, *kind)
+        sparse[place] = placed(value, *kind)
     operands = [sparse[n] if n in sparse else next(others) for n in range(len(about["terms"]))]
     result: Result = Arithmetic._einsum_of(about["einsum"], *operands, **about["settings"])
     return result if isinstance(result, Tensor) else result._values
-
-
-_programs: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Patterns of coordinates that programs hold, which are checked once: a check takes as long as a short product."""
-NODES = 16
-"""Patterns kept for one tensor of coordinates: its nodes of other dtypes and dense modes. Not measured."""
-
-
-def _placed(values: Tensor, coords: Tensor, shape: tuple[Any, ...], in_blocks: bool, coalesced: bool) -> SparseTensor:
-    """Return the tensor of a program's values and coordinates; a pattern is found again if torch counts no changes."""
-    patterns = _programs.setdefault(coords, {})
-    changes = None if coords.is_inference() else coords._version
-    key = changes, shape, values.shape, values.dtype, in_blocks, coalesced
-    pattern = patterns.get(key)
-    if pattern is not None and values.device == pattern.device:
-        return SparseTensor._make(pattern, values)
-    make = SparseTensor.from_blocks if in_blocks else SparseTensor
-    made = make(coords, values, shape, coalesce=coalesced)
-    if made._values is values:  # and not in another order
-        if len(patterns) >= NODES:
-            patterns.clear()
-        patterns[key] = made._pattern
-    return made
 
 
 def _shapes_of(about: Mapping[str, Any], values: Tensors) -> list[tuple[Any, ...]]:

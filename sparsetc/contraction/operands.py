@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
@@ -293,3 +294,26 @@ def check_operand(
         raise DtypeError(f"{what} has dtype {operand.dtype}, {other} has {dtype}; convert one of them: {CONVERT}")
     if operand.device != device:
         raise DeviceError(f"{what} is on {operand.device}, {other} is on {device}; move one of them with .to()")
+
+
+_programs: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Patterns of coordinates that programs hold, which are checked once: a check takes as long as a short product."""
+NODES = 16
+"""Patterns kept for one tensor of coordinates: its nodes of other dtypes and dense modes. Not measured."""
+
+
+def placed(values: Tensor, coords: Tensor, shape: tuple[Any, ...], in_blocks: bool, coalesced: bool) -> SparseTensor:
+    """Return the tensor of a program's values and coordinates; a pattern is found again if torch counts no changes."""
+    patterns = _programs.setdefault(coords, {})
+    changes = None if coords.is_inference() else coords._version
+    key = changes, shape, values.shape, values.dtype, in_blocks, coalesced
+    pattern = patterns.get(key)
+    if pattern is not None and values.device == pattern.device:
+        return SparseTensor._make(pattern, values)
+    make = SparseTensor.from_blocks if in_blocks else SparseTensor
+    made = make(coords, values, shape, coalesce=coalesced)
+    if made._values is values:  # and not in another order
+        if len(patterns) >= NODES:
+            patterns.clear()
+        patterns[key] = made._pattern
+    return made

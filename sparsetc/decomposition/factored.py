@@ -32,6 +32,7 @@ from sparsetc.errors import (
 from sparsetc.io.atomic import replacing
 from sparsetc.support import Ints, Names, memory, required
 from sparsetc.tensor.coords import check_range
+from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.picture import as_html
 
 CHUNK = 1 << 22
@@ -266,10 +267,7 @@ def fortran(tensor: Tensor) -> np.ndarray:
 
 def _as_coords(given: Any, shape: Ints, device: torch.device) -> Tensor:
     """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
-    try:
-        coords = torch.as_tensor(given, device=device)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"coordinates must be a rectangle of integers ({len(shape)}, n): {error}") from None
+    coords = as_tensor(given, f"coordinates, a rectangle of integers ({len(shape)}, n),", ShapeError).to(device)
     if not coords.numel() and not isinstance(given, Tensor):
         coords = coords.long()  # the dtype of empty lists says nothing
     if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:

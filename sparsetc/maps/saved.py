@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsetc import masks
 from sparsetc.contraction.kernel import SAVED
+from sparsetc.contraction.operands import placed
 from sparsetc.errors import FormatError
 from sparsetc.maps.body import SIDES, Body
 from sparsetc.maps.elementwise import INPUT, TEXT, Elementwise, Ref
@@ -26,7 +27,6 @@ from sparsetc.support.entry import traced_by_modes
 from sparsetc.support.records import LONGEST
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.pattern import Pattern
-from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Text = list[Any]
 """Operations of a function, then the place of its result."""
@@ -203,5 +203,4 @@ def _pattern(about: Mapping[str, Any], coords: Tensor) -> Pattern:
     if traced_by_modes():  # coordinates hold no numbers
         return Pattern(coords, shape if blocks is None else blocks.grid, True, blocks)
     zeros = torch.zeros((), device=coords.device).expand(coords.shape[1], *sides)
-    make = SparseTensor.from_blocks if sides else SparseTensor
-    return make(coords, zeros, shape).pattern
+    return placed(zeros, coords, shape, blocks is not None, True).pattern

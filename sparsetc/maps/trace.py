@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
-from types import FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -157,16 +159,61 @@ def _scalar(constant: Tensor) -> float:
     return float(constant)
 
 
+LIBRARIES = {"torch", "math", "numpy", "operator", "builtins"}
+"""Modules whose functions stay as they are."""
+DEEP = 4
+"""How many functions, attributes and elements lie between a function and a value that it reads, at most."""
+
+
+class _Unseen(Exception):
+    """Raised for a value whose changes cannot be seen, as a tensor's."""
+
+
 def told_apart(function: Callable[..., Any]) -> Hashable:
-    """Return a key that is equal for functions with the same code, defaults and outside values."""
-    if not isinstance(function, FunctionType):
+    """Return a key that is equal for functions with the same code that read the same values; else the function."""
+    called = function if isinstance(function, FunctionType | MethodType) else vars(type(function)).get("__call__")
+    if called is None:
         return function
-    code, names = function.__code__, function.__globals__
-    outside = tuple([names[name] for name in code.co_names if name in names])
-    cells = tuple([cell.cell_contents for cell in function.__closure__ or ()])
-    key = code, function.__defaults__, tuple((function.__kwdefaults__ or {}).items()), cells, outside
+    if called is not function:
+        called = MethodType(called, function)
     try:
-        hash(key)
-    except TypeError:
+        return _read(called, (), DEEP)
+    except (_Unseen, AttributeError, ValueError):  # cells without contents, methods without code
         return function
-    return function if any(isinstance(one, Tensor) for one in (*outside, *cells)) else key
+
+
+def _read(value: Any, names: Sequence[str], deep: int) -> Hashable:
+    """Return what tells apart what a function with these names in its code reads of a value."""
+    if isinstance(value, Tensor | np.ndarray):
+        raise _Unseen
+    if value is None or isinstance(value, int | float | complex | str):
+        return type(value), value
+    home = str(getattr(value, "__module__", None) or getattr(value, "__name__", "")).partition(".")[0]
+    if deep and home not in LIBRARIES:
+        if isinstance(value, list | tuple):
+            return type(value), *[_read(one, names, deep - 1) for one in value]
+        if isinstance(value, dict):
+            return type(value), *[(name, _read(one, names, deep - 1)) for name, one in value.items()]
+        if isinstance(value, MethodType):
+            of_code = value.__func__.__code__.co_names
+            return _read(value.__func__, names, deep - 1), _read(value.__self__, of_code, deep - 1)
+        if isinstance(value, FunctionType):
+            names = _names(value.__code__)
+            outside = [value.__globals__[name] for name in dict.fromkeys(names) if name in value.__globals__]
+            outside += [cell.cell_contents for cell in value.__closure__ or ()]
+            outside += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            return value.__code__, *[_read(one, names, deep - 1) for one in outside]
+        with suppress(_Unseen):
+            if attributes := [getattr(value, name) for name in names if hasattr(value, name)]:
+                return type(value), *[_read(one, names, deep - 1) for one in attributes]
+    try:
+        hash(value)
+    except TypeError:
+        raise _Unseen from None
+    return value  # type: ignore[no-any-return]
+
+
+def _names(code: CodeType) -> list[str]:
+    """Return the names of globals and attributes in some code, and in that of functions within it."""
+    within = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
+    return [*code.co_names, *within]

@@ -24,7 +24,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.blocks import inside_only, without_blocks
 from sparsetc.tensor.inputs import as_dense
-from sparsetc.tensor.pattern import Pattern, followed
+from sparsetc.tensor.pattern import Pattern, check_labels, followed
 from sparsetc.tensor.sums import INTEGERS, add_rows, exactly, multiplied
 
 if TYPE_CHECKING:
@@ -405,6 +405,8 @@ def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:
     if x.shape != y.shape:
         shape = broadcast(x.shape, y.shape, f"sparse {sign} sparse")
         x, y = (one if one.shape == shape else one.expand(shape) for one in (x, y))
+    for (name, ours), theirs in zip(x._pattern.labels.items(), y._pattern.labels.values(), strict=False):
+        check_labels(name, ours, theirs)
     if x.device != y.device:
         raise DeviceError(f"sparse {sign} sparse takes tensors on one device, found {x.device} and {y.device}")
     if (x.sparse_order, x.blocksize) != (y.sparse_order, y.blocksize):

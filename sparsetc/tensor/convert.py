@@ -23,7 +23,16 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks, checked
 from sparsetc.tensor.graphs import graph_matrix
-from sparsetc.tensor.inputs import as_values, check_plain, coalescing_bytes, comes_from, computable, not_plain, reading
+from sparsetc.tensor.inputs import (
+    as_tensor,
+    as_values,
+    check_plain,
+    coalescing_bytes,
+    comes_from,
+    computable,
+    not_plain,
+    reading,
+)
 from sparsetc.tensor.pattern import Pattern, lasting
 
 if TYPE_CHECKING:
@@ -254,14 +263,13 @@ def from_dense(
                 [[1., 0.],
                  [0., 1.]]])
     """
-    check_plain(tensor, "the tensor")
-    strided = tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor)
+    strided = as_tensor(tensor, "the tensor")
     if strided.layout != torch.strided:
         raise FormatError(f"from_dense takes a strided tensor, found {strided.layout}; see from_torch")
     if strided.ndim == 0:
         raise FormatError("from_dense needs at least one mode, found a single number")
     strided = computable(strided, tensor)
-    chosen = strided if mask is None else torch.as_tensor(mask, device=strided.device)
+    chosen = strided if mask is None else as_tensor(mask, "the mask").to(strided.device)
     if chosen.shape != strided.shape:
         raise ShapeError(
             f"the mask of a tensor {tuple(strided.shape)} must have its shape, found {tuple(chosen.shape)}"
@@ -309,7 +317,7 @@ def _from_arrays(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
         return coords.to(values.device), torch.from_numpy(coo.data).to(values.device)
 
     kind = (matrix.format, blocks, str(values.device))
-    indices = [torch.from_numpy(a if a.flags.writeable else a.copy()) for a in memory]
+    indices = [as_tensor(a, "an index array") for a in memory]
     coordinates = reading(kind, shape, indices, memory, numbered, blocks)
     return cls._make(coordinates.pattern, coordinates.values(values))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, ShapeError
-from sparsetc.tensor.inputs import comes_from
+from sparsetc.tensor.inputs import as_tensor, comes_from
 
 if TYPE_CHECKING:
     from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -91,8 +91,10 @@ def graph_matrix(
 
 
 def _is_index(graph: Any) -> bool:
-    strided = isinstance(graph, np.ndarray) or (isinstance(graph, Tensor) and graph.layout == torch.strided)
-    return strided and graph.ndim == 2 and graph.shape[0] == 2 and "int" in str(graph.dtype)
+    if not (isinstance(graph, np.ndarray) or (isinstance(graph, Tensor) and graph.layout == torch.strided)):
+        return False
+    numbers = getattr(graph.dtype, "name", str(graph.dtype))  # numpy's text of another byte order is ">i8"
+    return graph.ndim == 2 and graph.shape[0] == 2 and "int" in numbers
 
 
 def _of_edges(
@@ -101,13 +103,13 @@ def _of_edges(
     if not _is_index(edges):
         raise FormatError(f"an edge_index is (2, edges) integers, found {edges!r:.200}")
     sizes = edges.sparse_size() if hasattr(edges, "sparse_size") else (None, None)
-    edges = torch.as_tensor(edges) if isinstance(edges, np.ndarray) else edges
+    edges = as_tensor(edges, "an edge_index")
     if nodes is not None:
         sizes = (nodes, nodes) if isinstance(nodes, int) else nodes
     if None in sizes:
         largest = int(edges.max()) + 1 if edges.numel() else 0
         sizes = [largest if size is None else size for size in sizes]
-    values = torch.ones(edges.shape[1], device=edges.device) if weight is None else torch.as_tensor(weight)
+    values = torch.ones(edges.shape[1], device=edges.device) if weight is None else as_tensor(weight, "weight")
     if values.shape[:1] != edges.shape[1:]:
         number = "" if values.ndim else "; how many nodes there are is nodes="
         found = f"found {tuple(values.shape)}{number}"

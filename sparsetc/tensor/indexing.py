@@ -19,6 +19,7 @@ from sparsetc.support.compiled import native, room
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
+from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.pattern import Labels, Pattern
 
 SEARCHED = 16
@@ -142,8 +143,10 @@ def _index(key: Any, x: Any) -> Any:
         return key
     if isinstance(key, str) or (isinstance(key, list | np.ndarray) and np.asarray(key).dtype.kind == "U"):
         return np.asarray(key)
+    if isinstance(key, np.ndarray) and key.dtype.kind == "u":  # uint8 is a mask in torch alone
+        key = key.astype(np.int64)
     if isinstance(key, list | tuple | np.ndarray):
-        key = torch.as_tensor(key) if len(key) else torch.zeros(0, dtype=torch.int64)
+        key = as_tensor(key, "an index", ShapeError) if len(key) else torch.zeros(0, dtype=torch.int64)
     if isinstance(key, Tensor) and key.ndim:
         if key.ndim > 1 or key.is_floating_point() or key.is_complex():
             raise ShapeError(

@@ -135,11 +135,11 @@ def as_dense(operand: Any, what: str) -> Any:
     check_plain(operand, what)
     if isinstance(operand, np.bool_):  # which is no Number
         return bool(operand)
-    return _tensor(operand, what, DtypeError) if isinstance(operand, np.ndarray) else operand
+    return as_tensor(operand, what) if isinstance(operand, np.ndarray) else operand
 
 
-def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> Tensor:
-    """A torch tensor sharing memory where it can; what torch cannot take is refused by ``refuse``."""
+def as_tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception] = DtypeError) -> Tensor:
+    """Return a torch tensor, of the same memory where torch can take it. Raise ``refuse`` for what is no tensor."""
     check_plain(data, what)
     if isinstance(data, Tensor):
         return data
@@ -157,7 +157,7 @@ def _tensor(data: ArrayLike, what: str, refuse: Callable[[str], Exception]) -> T
 
 def as_values(values: ArrayLike) -> Tensor:
     """Return values as a strided tensor (nnz, *dense sizes); a supported dtype and the storage are kept."""
-    vals = computable(_tensor(values, "values", DtypeError), values)
+    vals = computable(as_tensor(values, "values"), values)
     if vals.layout != torch.strided:
         raise FormatError(f"values must be a strided tensor, found {vals.layout}; see SparseTensor.from_torch")
     if vals.ndim < 1:
@@ -177,7 +177,7 @@ def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
             raise _outside_int64(int(coords.max()))
         coords = coords.astype(np.int64)
     given = isinstance(coords, Tensor)
-    raw = _tensor(coords, "coords", FormatError)
+    raw = as_tensor(coords, "coords", FormatError)
     if raw.dtype == torch.bool or raw.is_floating_point() or raw.is_complex():
         raise FormatError(f"coords must be integers, found {raw.dtype}")
     if raw.ndim != 2:

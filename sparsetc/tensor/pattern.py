@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sparsetc.errors import ShapeError
 from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.support.lru import Lru
@@ -33,6 +34,16 @@ Labels: TypeAlias = dict[str, np.ndarray | None]
 KEPT = 128
 """Things kept for one pattern: kernels, packed storages, patterns derived from it. Not measured: four modes, each with
 its kernel and those of two gradients, their storages, and as much again for some ranks."""
+
+
+def check_labels(name: str, ours: np.ndarray | None, theirs: np.ndarray | None) -> None:
+    """Raise `ShapeError` if the labels of a mode that two tensors share differ: an index would mean two things."""
+    if ours is None or theirs is None or ours is theirs or np.array_equal(ours, theirs):
+        return
+    raise ShapeError(
+        f"mode {name!r} has other labels in the two tensors; make both of one table, or, if positions mean the same, "
+        "give one the labels of the other: y.with_labels(x.labels)"
+    )
 
 
 @contextmanager

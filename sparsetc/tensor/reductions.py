@@ -356,7 +356,8 @@ def _modes(order: int, dim: Dims) -> list[int]:
 def _check_memory(x: Any, kind: str, gone: Sequence[int], output: str, dtype: torch.dtype) -> None:
     """Raise `OutOfMemoryError` where groups of entries, and a dense result, would pass the memory limit."""
     left = [n for m, n in enumerate(x.shape) if m not in gone]
-    dense = output == "dense" or len(left) < 2 or 0 in x.shape
+    sparse = sum(m not in gone for m in range(x.sparse_order))
+    dense = output == "dense" or (output == "auto" and sparse < 2) or 0 in x.shape
     # to number groups takes up to 72 bytes an entry, and their coordinates 8 a mode
     nbytes = x._values.numel() * (8 * len(left) + 96 + 2 * accumulator(x.dtype).itemsize)
     if not x.is_coalesced:

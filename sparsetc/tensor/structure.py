@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -180,7 +181,8 @@ class Structure:
             raise ShapeError(f"copy_ takes a tensor of shape {x.shape}, found {other.shape}")
         other = other.to(x._values, non_blocking=non_blocking)
         old, new = self._pattern, other._pattern
-        alike = new is old or (new._blocks == old._blocks and torch.equal(new.coords, old.coords))
+        named = new.labels is not old.labels and (new.labels or old.labels)
+        alike = new is old or (not named and new._blocks == old._blocks and torch.equal(new.coords, old.coords))
         if alike and other._values.shape == self._values.shape:
             self._values.copy_(other._values)
         else:
@@ -466,11 +468,24 @@ class Structure:
         """
         if dims is None:
             return self.reshape(-1).roll(shifts, 0).reshape(self.size())
-        x: Any = self
+        x = without_blocks(_untyped(self))
         for shift, dim in zip(*([one] if isinstance(one, int) else one for one in (shifts, dims)), strict=True):
-            size = x.shape[mode_of(x.ndim, dim)]
-            order = (torch.arange(size, device=x.device) - shift) % max(1, size)
-            x = x.index_select(dim, order)
+            mode = mode_of(x.ndim, dim)
+            size = x.shape[mode]
+            shift %= max(1, size)
+            if mode >= x.sparse_order:
+                x = x._make(x._pattern, x._values.roll(shift, mode - x.sparse_order + 1))
+                continue
+            x = x.coalesce()
+            coords = x._pattern.coords.clone()
+            coords[mode] -= size - shift  # and not plus the shift, which may pass int64
+            coords[mode] += (coords[mode] < 0) * size
+            pattern, order = sorted_pattern(coords, x._pattern.shape, None)
+            of_modes = enumerate(x._pattern.labels.items())
+            pattern.labels = {
+                name: np.roll(of, shift) if n == mode and of is not None else of for n, (name, of) in of_modes
+            }
+            x = x._make(pattern, crd.picked(x._values, order))
         return x  # type: ignore[no-any-return]
 
     def trace(self) -> Tensor:

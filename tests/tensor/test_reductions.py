@@ -272,3 +272,13 @@ def test_a_result_of_one_mode_is_dense_and_counts_so_against_the_limit() -> None
         rows = stc.SparseTensor(torch.tensor([[5], [1], [2]]), one, (10**4, 10**4, 3)).amax(2)
     assert isinstance(rows, stc.SparseTensor)
     assert rows.nnz == 1
+
+
+def test_a_sparse_result_of_one_long_mode_is_not_counted_as_dense() -> None:
+    x = stc.SparseTensor([[5, 7], [1, 1]], [2.0, 3.0], (2**40, 2**40))
+    assert x.sum(0, output="sparse").values.tolist() == [5.0]
+    assert x.amax(1, output="sparse").coords.tolist() == [[5, 7]]
+    semi = stc.SparseTensor([[5, 7], [1, 1]], torch.ones(2, 3), (2**40, 2**40, 3))
+    for call in (lambda: x.sum(0), lambda: semi.sum(0), lambda: semi.amax(1)):
+        with pytest.raises(stc.OutOfMemoryError, match="would take"):
+            call()

@@ -119,6 +119,44 @@ def test_a_mask_in_uint8_as_torch_has_it() -> None:
     torch.testing.assert_close(sparse(x)[torch.tensor([1, 0, 1], dtype=torch.uint8)].to_dense(), x[[0, 2]])
 
 
+def test_ndarrays_are_indices_as_numpy_has_them() -> None:
+    """Where uint8 is no mask, and strides may be negative."""
+    x = dense(0, (3, 6))
+    for index in (np.array([0, 2, 1], np.uint8), np.arange(3)[::-1], np.array([True, False, True])[::-1], np.array([])):
+        expected = x.numpy()[index.astype(int) if not index.size else index]
+        np.testing.assert_array_equal(sparse(x)[index].to_dense().numpy(), expected)
+
+
+def test_copies_of_the_same_coordinates_are_written_in_place() -> None:
+    x, semi = stc.SparseTensor([[0, 2]], [1.0, 2.0], (3,)), stc.SparseTensor([[0, 2]], torch.ones(2, 2), (3, 2))
+    values = x.values
+    x.copy_(stc.SparseTensor([[0, 2]], [3.0, 4.0], (3,)))
+    assert x.values is values
+    assert values.tolist() == [3.0, 4.0]
+    x.copy_(stc.SparseTensor([[1, 2]], [5.0, 6.0], (3,)))
+    assert x.to_dense().tolist() == [0.0, 5.0, 6.0]
+    labelled = stc.SparseTensor([[1, 2]], [5.0, 6.0], (3,)).with_labels({"item": ["a", "b", "c"]})
+    assert x.copy_(labelled).labels["item"].tolist() == ["a", "b", "c"]
+    for other in (semi, stc.SparseTensor([[0, 2]], [1.0, 2.0], (4,))):
+        with pytest.raises(stc.ShapeError, match="of shape"):
+            x.copy_(other)
+
+
+@pytest.mark.parametrize("offset", [-2, 0, 1])
+def test_a_vector_on_a_diagonal(offset: int) -> None:
+    x = torch.tensor([1.0, 0, 2])
+    assert torch.equal(sparse(x).diag(offset).to_dense(), x.diag(offset))
+
+
+def test_long_modes_are_rolled() -> None:
+    """No index of each position is made."""
+    x = stc.SparseTensor([[0, 2**62 - 1], [1, 0]], [1.0, 2.0], (2**62, 2**40))
+    assert x.roll(-1, 0).coords.tolist() == [[2**62 - 2, 2**62 - 1], [0, 1]]
+    assert x.roll((1, 2**40 - 1), (0, 1)).coords.tolist() == [[0, 1], [2**40 - 1, 0]]
+    labelled = stc.eye(3).with_labels({"user": ["a", "b", "c"], "item": None})
+    assert labelled.roll(1, 0).labels["user"].tolist() == ["c", "a", "b"]
+
+
 def test_torchs_names() -> None:
     x = sparse(dense(0, (4, 6)))
     assert (x.size(), x.size(-1), x.ndim, x.dim(), x.numel(), len(x)) == (torch.Size([4, 6]), 6, 2, 2, 24, 4)

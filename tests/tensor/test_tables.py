@@ -378,3 +378,32 @@ def test_text_tables_are_packed_in_blocks(tmp_path: Path) -> None:
     path.write_text("i,count\n")
     with pytest.raises(stc.IOFormatError, match=r"x\.csv"):
         stc.pack(path, tmp_path / "y.parquet", columns=["i", "count"])
+
+
+def test_tensors_of_other_labels_are_not_put_together() -> None:
+    """Position 0 of one is ann, and of the other bob."""
+    x = stc.SparseTensor.from_table(
+        {"user": ["ann", "bob"], "item": ["tea", "milk"], "n": [1.0, 2.0]}, ["user", "item"]
+    )
+    y = stc.SparseTensor.from_table(
+        {"user": ["bob", "cid"], "item": ["tea", "milk"], "n": [1.0, 2.0]}, ["user", "item"]
+    )
+    for call in (
+        lambda: x + y,
+        lambda: x * y,
+        lambda: torch.maximum(x, y),
+        lambda: x > y,
+        lambda: stc.where(x > 1, x, y),
+        lambda: stc.einsum("ui,uj->ij", x, y),
+        lambda: stc.einsum("ui,ui->", x, y),
+    ):
+        with pytest.raises(stc.ShapeError, match="mode 'user' has other labels"):
+            call()
+    same = y.with_labels(x.labels)
+    assert torch.equal((x + same).to_dense(), x.to_dense() + y.to_dense())
+    assert (x @ y.T).shape == (2, 2)  # over items, which are the same
+    bare = y.with_labels({"user": None, "item": None})
+    assert (bare * x).labels["user"] is None
+    assert (x * bare).labels["user"].tolist() == ["ann", "bob"]
+    named = stc.einsum("ui,ui->ui", x, bare)
+    assert named.labels["user"].tolist() == ["ann", "bob"]

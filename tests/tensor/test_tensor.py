@@ -659,3 +659,24 @@ def test_what_is_printed_has_the_first_entries() -> None:
     assert str(x > 1).split("\n")[1:] == ["  (0, 2)  False", "  (1, 0)  True"]
     assert str(x * 1j).split("\n")[1] == "  (0, 2)  0+0.333333j"
     assert str(SparseTensor([[], []], [], (0, 3))) == repr(SparseTensor([[], []], [], (0, 3)))
+
+
+@pytest.mark.parametrize("view", [lambda a: a[::-1], lambda a: a.astype(a.dtype.newbyteorder(">"))])
+def test_ndarrays_that_torch_does_not_take(view: Any) -> None:
+    """Those with negative strides, or of another byte order, wherever an array comes in."""
+    dense, edges = np.diag([1.0, 2, 3]), np.array([[0, 1], [2, 0]])
+    given, numbers = view(dense), np.array([1.0, 2, 3])
+    np.testing.assert_array_equal(stc.SparseTensor.from_dense(given).to_dense().numpy(), given)
+    masked = stc.SparseTensor.from_dense(torch.ones(3, 3), mask=view(dense > 1))
+    np.testing.assert_array_equal(masked.to_dense().numpy(), view(dense > 1))
+    graph = stc.SparseTensor.from_graph(view(edges), weight=view(numbers[:2]), nodes=3)
+    assert graph.to_dense()[tuple(view(edges).astype(int)[::-1])].tolist() == view(numbers[:2]).tolist()
+    assert stc.nn.collate([view(numbers), numbers]).tolist() == [*view(numbers), *numbers]
+    assert stc.eye(3)[view(np.array([2, 0]))].to_dense().argmax(1).tolist() == view(np.array([2, 0])).tolist()
+
+
+def test_views_in_a_matrix_of_scipy() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    numbers, places = np.array([1.0, 2, 3]), np.array([0, 1, 2])
+    matrix = sparse.coo_array((numbers[::-1], (places[::-1], places)), (3, 3))
+    np.testing.assert_array_equal(stc.SparseTensor.from_scipy(matrix).to_dense().numpy(), matrix.toarray())
