@@ -28,8 +28,9 @@ from sparsetc.ir.lower import Target
 from sparsetc.ir.nest.coordinates import Computed, Expression, Position, parsed
 from sparsetc.ir.nest.nest import ITEM, Nest, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
-from sparsetc.ir.program.cost import ONE, STORED, Cost, Statistics
+from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
+from sparsetc.ir.program.statistics import ONE, STORED, Statistics
 from sparsetc.ir.program.tile import Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed

@@ -407,7 +407,7 @@ class Structure:
             >>> stc.eye(3).select(0, 1).to_dense()
             tensor([0., 1., 0.])
         """
-        return self[tuple([slice(None)] * mode_of(self.ndim, dim) + [index])]
+        return self.index_select(dim, index)  # type: ignore[arg-type]
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """Return a tuple of the tensors at each position of a mode.
