@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
-from sparsetc.io import foreign, lines, memory, mtx, npz, parquet, table, tns
+from sparsetc.io import foreign, lines, memory, mtx, npz, packed, parquet, table, tns
 from sparsetc.io.atomic import replacing
-from sparsetc.io.parquet import Batch
+from sparsetc.io.packed import Batch
 from sparsetc.options import current, options
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
@@ -115,12 +115,12 @@ def pack(
     if whole is not None:
         parquet.check_columns(name, columns)
         with cpu, options(memory_limit=limit):
-            parquet.write(path, whole(name, dtype))
+            packed.write(path, whole(name, dtype))
         return
     with cpu, memory.named(name, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
         with _opened(name, dtype, columns, limit, progress) as opened, ExitStack() as stack:
-            rows, largest = parquet.row_group(opened.order), [-1] * opened.order
+            rows, largest = packed.row_group(opened.order), [-1] * opened.order
             blocks, held = _blocks(opened, largest), list[list[Tensor]]()
             for block in blocks:
                 held.append(block)
@@ -135,7 +135,7 @@ def pack(
             if _state(name) != state:
                 raise IOFormatError(f"{name}: changed while it was read; pack it again")
             try:
-                parquet.append(file, shape, opened.dtype, _summed(in_order, opened, rows), opened.labels)
+                packed.append(file, shape, opened.dtype, _summed(in_order, opened, rows), opened.labels)
             except DtypeError as error:
                 raise IOFormatError(f"{name}: {error}") from error
 
@@ -268,10 +268,10 @@ def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseExcept
 def _blocks(source: PackingSource, largest: list[int]) -> Iterator[list[Tensor]]:
     """Yield the stored columns of a source block by block, and update the largest coordinates meanwhile."""
     none = torch.empty(0, dtype=SUMMED_IN.get(source.dtype, source.dtype))
-    yield [*[torch.empty(0, dtype=torch.int64)] * source.order, *map(torch.from_numpy, parquet.columns(none))]
+    yield [*[torch.empty(0, dtype=torch.int64)] * source.order, *map(torch.from_numpy, packed.columns(none))]
     for coords, values in source.batches:
         largest[:] = [max(size, int(row.max())) for size, row in zip(largest, coords, strict=True)]
-        yield [*coords, *map(torch.from_numpy, parquet.columns(values.to(none.dtype)))]
+        yield [*coords, *map(torch.from_numpy, packed.columns(values.to(none.dtype)))]
 
 
 def _sorted_here(held: list[list[Tensor]], order: int, rows: int) -> Iterator[list[Tensor]]:
@@ -289,7 +289,7 @@ def _sorted_here(held: list[list[Tensor]], order: int, rows: int) -> Iterator[li
 
 def _fill(database: Any, blocks: Iterable[list[Tensor]], rows: int) -> None:
     """Read blocks into the table of a database, ``rows`` or more at a time: a statement takes longer than its rows."""
-    arrow = parquet.library()
+    arrow = packed.library()
     held = list[Any]()
     exists = False
 
