@@ -41,9 +41,7 @@ def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candid
 
 
 def dense(problem: Problem, counts: Counts) -> Candidate:
-    """Return the candidate of dense products by torch, with its price. Raise `PlanError` with the reason if there is
-    none.
-    """
+    """Return the priced candidate of dense products by torch. Raise `PlanError` with the reason if there is none."""
     if fault := _fault(problem):
         raise _refusal(problem, fault)
     return _sampled(problem) if problem.sparse_output else _whole(problem)

@@ -77,9 +77,7 @@ class Dense:
         return Packed(self.name, storage, shape, nnz, view, arrays, positions, stored, items, padded=nnz != stored)
 
     def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
-        """Return the matrix products of a part with dense operands. Raise `PlanError` for split fp16, which torch
-        lacks.
-        """
+        """Return the matrix products of a part. Raise `PlanError` for split fp16, which torch lacks."""
         if part.schedule.precision == F16X3:
             raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
         return _program(bound, part.storage, part.schedule, target.rows, part.format, number)

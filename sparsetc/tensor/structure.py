@@ -134,9 +134,7 @@ class Structure:
         return self._make(self._pattern, self._values.detach())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set whether autograd records gradients of the values, which must be a leaf of its graph. Return the tensor
-        itself.
-        """
+        """Set whether autograd records gradients of the values, which must be a leaf. Return the tensor itself."""
         self._values.requires_grad_(requires_grad)
         return self
 
