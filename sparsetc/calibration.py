@@ -76,7 +76,10 @@ def measure() -> DeviceProfile:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return profile.of_loops(profile.cpu_name(), gpu.today(), measured_loops())
+        seconds = {
+            runner: fitted(list(timed(backend))) for runner, backend in (("native", "numba"), ("torch", "torch"))
+        }
+        return profile.of_loops(profile.cpu_name(), gpu.today(), seconds)
     finally:
         torch.set_num_threads(threads)
 
@@ -101,11 +104,6 @@ def table(measured: DeviceProfile) -> str:
         for name, value in rates.items()
     ]
     return gpu.tabulated(rows)
-
-
-def measured_loops() -> dict[str, dict[str, float]]:
-    """Measure native loops and torch's programs. Return the seconds of each count of `Cost.loops`."""
-    return {runner: fitted(list(timed(backend))) for runner, backend in (("native", "numba"), ("torch", "torch"))}
 
 
 def timed(backend: str) -> Iterator[tuple[dict[str, float], float]]:

@@ -16,13 +16,13 @@ from typing_extensions import Unpack
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.maps.body import SIDES, Body, Side
 from sparsetc.maps.trace import told_apart
-from sparsetc.meeting import pairs_of, parts_of
 from sparsetc.options import Settings
 from sparsetc.pairwise import computed, of_entries
 from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.to_pairs import pairs_of, parts_of
 
 Table = Tensor
 KEPT = 64

@@ -174,7 +174,7 @@ def set_options(**settings: Unpack[Settings]) -> None:
 
 
 def current() -> Options:
-    """The options in force here."""
+    """Return the options in force here."""
     return _current.get() or _DEFAULT
 
 
@@ -208,7 +208,7 @@ latest = Latest()
 
 
 def _numbered(chosen: Options) -> int:
-    """Return the number of options, which is the same of equal ones."""
+    """Return the number of these options; equal options have the same."""
     try:
         return _number(chosen)
     except TypeError:  # a plan that cannot be hashed
@@ -292,12 +292,12 @@ def of_call(settings: Mapping[str, Any]) -> Options:
 
 
 def with_settings(base: Options, settings: Mapping[str, Any]) -> Options:
-    """`base` with the settings that are not None, checked."""
+    """Return `base` with the settings that are not None, checked."""
     if not settings:
         return base
     try:
         return _with(base, tuple(settings), *settings.values())
-    except TypeError:  # a plan that cannot be hashed, or an unknown name, which the other way tells apart
+    except TypeError:  # a plan that cannot be hashed, or an unknown name, for which `_checked` raises its own error
         return _checked(base, settings)
 
 

@@ -28,13 +28,13 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
 from sparsetc.maps.trace import told_apart
-from sparsetc.meeting import pairs_of, parts_of, within_sequences
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import Traced, computed, key_of, of_entries
 from sparsetc.support.entry import entry_point, exporting
 from sparsetc.support.lru import Lru
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.to_pairs import pairs_of, parts_of, within_sequences
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -240,16 +240,15 @@ class Programs:
 
     def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
         """Return the PTX, or AMD's assembly, of all kernels for a named target; needs no GPU."""
-        machine, texts = gpu(target)[0], []
+        machine = gpu(target)[0]
         module, _ = cache.load(self.text_for(machine), self.path.parent, self.name)
-        for name, group in self.kernels:
-            types, options = self._types(group, arrays, out_dtype), self._options(group, machine)
-            asm = assembled(getattr(module, name), types, target, options).asm
-            texts.append(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]))
-        for _, kernel, _, options in self._splits(module):
-            asm = assembled(kernel, ("*fp32", "*fp16", "*fp16", "*fp32"), target, options).asm
-            texts.append(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]))
-        return "\n".join(texts)
+        kernels = [
+            (getattr(module, name), self._types(group, arrays, out_dtype), self._options(group, machine))
+            for name, group in self.kernels
+        ]
+        kernels += [(k, ["*fp32", "*fp16", "*fp16", "*fp32"], options) for _, k, _, options in self._splits(module)]
+        texts = [assembled(kernel, types, target, options).asm for kernel, types, options in kernels]
+        return "\n".join(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]) for asm in texts)
 
     def _types(self, group: Sequence[int], arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[str]:
         """Return the types of a kernel's arguments, in order."""

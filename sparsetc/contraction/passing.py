@@ -1,9 +1,9 @@
 """Einsums of patterns that are used once or a few times, such as a new graph at each step, by torch's operations.
 
-In: an einsum of one sparse operand, and how often einsums used its pattern. Out: its dense result, differentiable, or
-None where a kernel is to be compiled. To sort, plan and pack takes longer than ten calls, so it is for a pattern that
-stays: where several in turn were used a few times each before the next came, the first uses of another are done by
-gathering, multiplying and adding rows, in the order in which the entries were given.
+In: an einsum of one sparse operand, and how often its pattern was used. Out: its dense result, differentiable; None if
+a kernel is to be compiled. Sorting, planning and packing take longer than ten calls, so a kernel pays only for a
+pattern that stays. Once several patterns in a row were used a few times each, the next one gets no kernel at first: its
+rows are gathered, multiplied and added by torch, in the order in which the entries were given.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
 
 IN_TURN = 3
-"""Patterns in turn that must have been used a few times before no kernel is compiled for the next."""
+"""Patterns in a row that must have been used only a few times before the next one gets no kernel at first."""
 FEW = 8
 """Most uses of a pattern that count as few: more than most networks have layers, and fewer than take the time of a
 compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
@@ -44,7 +44,7 @@ little beside the run, and kernels do not gather rows into memory."""
 
 @dataclass(frozen=True)
 class LastUse:
-    """The pattern that an einsum was last used with, and how many in turn before it were used a few times."""
+    """The pattern that an einsum was last used with, and how many patterns in a row before it were used a few times."""
 
     uses: Uses
     passed: int
@@ -55,7 +55,7 @@ last_uses: Lru[Any, LastUse] = Lru(256)
 
 
 def passing(text: str, operands: Operands, settings: Options, form: str) -> Tensor | None:
-    """The result of an einsum whose pattern is not worth a kernel yet; None where one is to be compiled."""
+    """Return the result of an einsum whose pattern is not worth a kernel yet; None if one is to be compiled."""
     sparse = [number for number, o in enumerate(operands) if isinstance(o, SparseTensor)]
     by_rule = transforming() or forward_ad._current_level >= 0 or torch.are_deterministic_algorithms_enabled()
     if len(sparse) > 1 or settings.asks or by_rule:
@@ -92,7 +92,7 @@ def _entries(x: SparseTensor) -> tuple[Tensor, Tensor, Uses]:
 
 
 def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
-    """Return True if this pattern, and several in turn before it, were used a few times only."""
+    """Return True if this pattern, and several in a row before it, were used a few times only."""
     last = last_uses.get((text, kind))
     if last is None or last.uses is not uses:
         passed = last.passed + 1 if last and last.uses.count <= FEW else 0
@@ -104,11 +104,11 @@ def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses
 
 @dataclass(frozen=True)
 class Table:
-    """A dense operand as rows to gather: the letters that number the rows, and the order of its dimensions.
+    """A dense operand as a table of rows to gather.
 
     Attributes:
-        letters: those that the sparse operand has too.
-        order: of its dimensions: these letters, then those of the result in the result's order.
+        letters: letters shared with the sparse operand, which number the rows.
+        order: permutation of its dimensions: these letters first, then letters of the result in the result's order.
         free: for each dense letter of the result, whether the operand has it.
     """
 
@@ -119,14 +119,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An einsum of which each entry adds to one row a product of rows, one of each dense operand.
+    """An einsum in which each entry adds to one row of the result the product of one row of each dense operand.
 
     Attributes:
-        einsum: with the letters of each operand.
+        einsum: the letters of each operand.
         kept: letters of the result that the sparse operand has.
-        free: those that it has not.
+        free: letters of the result that only dense operands have.
         tables: the dense operands.
-        order: of the result's letters, among those kept and free.
+        order: position of each letter of the result in `kept` and `free` together.
     """
 
     einsum: Einsum
@@ -155,7 +155,7 @@ class Recipe:
         return Recipe(e, "".join(e.kept), "".join(e.free), tuple(tables), tuple(order))
 
     def bound(self, operands: Operands) -> Bound | None:
-        """The einsum with the size of each letter; None where operands disagree, or one is to be repeated."""
+        """Return the einsum with the size of each letter; None if operands disagree, or one would be broadcast."""
         sizes: dict[str, int] = {}
         for term, operand in zip(self.einsum.inputs, operands, strict=True):
             for letter, size in zip(term, operand.shape, strict=True):
@@ -186,12 +186,12 @@ class Recipe:
         return sums.view(shape).permute(self.order).to(values.dtype).contiguous()
 
     def _rows(self, table: Table, bound: Bound, operand: Tensor) -> Tensor:
-        """(positions of its letters, *a size for each dense letter of the result, 1 where it has it not)."""
+        """Return a table as (rows, *dense letters of the result), with size 1 for each letter that it lacks."""
         free = [bound.by_index[c] if has else 1 for c, has in zip(self.free, table.free, strict=True)]
         return operand.permute(table.order).reshape(bound.elements(table.letters), *free)
 
     def _product(self, weights: Tensor, tables: list[Tensor], numbers: list[Tensor | None]) -> Tensor:
-        """(entries, *dense sizes of the result): each value times the rows that its coordinates have in the tables."""
+        """Return (entries, *dense sizes of the result): each value times its row of each table."""
         product = weights.view(-1, *[1] * len(self.free))
         for table, number in zip(tables, numbers, strict=True):
             product = product * picked(table, number)
@@ -199,7 +199,7 @@ class Recipe:
 
 
 class _Multiplied(torch.autograd.Function):
-    """A sparse matrix, of places (2, entries) and weights, times rows; its gradient too heeds no autocast."""
+    """The product of a sparse matrix, (2, entries) positions and weights, with rows. Autocast is ignored."""
 
     @staticmethod
     def forward(ctx: Any, place: Tensor, weights: Tensor, size: tuple[int, int], rows: Tensor) -> Tensor:

@@ -140,8 +140,7 @@ class Preparation:
     def _in_partial_rows(
         self, chosen: Sequence[Part], parts: Sequence[BoundPart]
     ) -> tuple[SecondPass, list[BoundPart]]:
-        """Give each result that would be added a partial row of its own. Return the second pass that sums them, and the
-        parts.
+        """Give each result that would be added a partial row. Return the second pass, which sums them, and the parts.
 
         The rows of one part follow those of the part before it; where some parts store rows of the result, all rows of
         it come first.

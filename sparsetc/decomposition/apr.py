@@ -80,7 +80,7 @@ def cp_apr(
     sparse = checks.tensor(x, NAME, single=True)
     if bool((sparse.values < 0).any()):
         raise FormatError(f"{NAME}: x has values below 0, which no counts are; see cp_als")
-    rank = checks.rank(rank, NAME)
+    rank = checks.number(rank, 1, f"{NAME}: the rank")
     n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
 
     def model(rows: Rows, stopped: str = "") -> CP:

@@ -117,11 +117,6 @@ def check_extent(largest: float, square: float, dtype: torch.dtype, name: str) -
         )
 
 
-def rank(components: Any, name: str) -> int:
-    """A number of components, 1 or more."""
-    return number(components, 1, f"{name}: the rank")
-
-
 def number(value: Any, least: int, what: str) -> int:
     """An integer that is large enough."""
     try:

@@ -142,7 +142,7 @@ class Wanted:
         asking(self.callback, lambda rows: None)
         return replace(
             self,
-            rank=checks.rank(self.rank, NAME),
+            rank=checks.number(self.rank, 1, f"{NAME}: the rank"),
             free=checks.free_modes(self.fixed_modes, order, NAME),
             n_iter_max=checks.number(self.n_iter_max, 0, f"{NAME}: n_iter_max"),
             tol=checks.level(self.tol, f"{NAME}: tol"),
@@ -187,7 +187,7 @@ def run(
         if wanted.normalize_factors:
             weights, matrices = normalized(now, free)
         else:
-            weights, matrices = torch.ones_like(now[0][0]), _copied(now)
+            weights, matrices = torch.ones_like(now[0][0]), tuple(f.clone() for f in now)
         return CP(weights, matrices, column(rows, 0), stopped)
 
     if not bool(equations.norm > 0):
@@ -198,7 +198,3 @@ def run(
     asked, converged = asking(wanted.callback, model), settled(wanted.tol, factors[0].dtype)
     title = f"CP, rank {wanted.rank}"
     return model(*iterate(sweep, sweep.measures, wanted.n_iter_max, converged, asked, wanted.progress, title, **looks))
-
-
-def _copied(factors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(f.clone() for f in factors)

@@ -12,11 +12,12 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from sparsetc.decomposition.checks import DTYPES
 from sparsetc.errors import (
@@ -38,21 +39,19 @@ from sparsetc.tensor.picture import as_html
 CHUNK = 1 << 22
 """Elements of an intermediate result at a time: 16 to 32 MB."""
 
-Own = TypeVar("Own", bound="Factored")
-
 
 class Factored:
-    """A model of a head, a tensor that its subclass names, and a factor matrix (size, rank) a mode.
+    """A model: a head (weights or a core, as the subclass says) and a factor matrix (size, rank) for each mode.
 
     Attributes:
         KIND: what such a model is called.
         HEAD: name of the field before the factors.
-        NUMBERS: names of the fields with a number for each iteration.
+        HISTORIES: names of the fields with a number for each iteration.
     """
 
     KIND: ClassVar[str]
     HEAD: ClassVar[str]
-    NUMBERS: ClassVar[Names]
+    HISTORIES: ClassVar[Names]
     factors: tuple[Tensor, ...]
     fits: tuple[float, ...]
     stopped: str
@@ -148,7 +147,8 @@ class Factored:
             OutOfMemoryError: it would take more than the limit.
         """
         limit = None if memory_limit is None else memory.as_bytes(memory_limit)
-        memory.check(f"the model in full, {self.shape},", self._numbers() * self.dtype.itemsize, self.device, limit)
+        nbytes = self._most_elements() * self.dtype.itemsize
+        memory.check(f"the model in full, {self.shape},", nbytes, self.device, limit)
         return self._dense()
 
     def values_at(self, coords: Any) -> Tensor:
@@ -165,28 +165,26 @@ class Factored:
         return torch.cat([self._entries(at) for at in parts])
 
     def _dense(self) -> Tensor:
-        """The tensor in full."""
+        """Return the full tensor."""
         raise NotImplementedError
 
-    def _numbers(self) -> int:
-        """Return the most numbers that `_dense` holds at a time."""
+    def _most_elements(self) -> int:
+        """Return the most elements that `_dense` holds at a time."""
         raise NotImplementedError
 
     def _entries(self, at: Tensor) -> Tensor:
-        """(part,) the entries at (order, part) coordinates."""
+        """Return the (n,) entries at (order, n) coordinates."""
         raise NotImplementedError
 
     # -- the same model, elsewhere ------------------------------------------------------------------------------------
 
-    def to(self: Own, *args: Any, **kwargs: Any) -> Own:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast the model; arguments as for `torch.Tensor.to`."""
         moved = tuple(f.to(*args, **kwargs) for f in self.factors)
         return replace(self, **{self.HEAD: self._head.to(*args, **kwargs)}, factors=moved)  # type: ignore[type-var]
 
     def to_tensorly(self) -> Any:
-        """Return the model as tensorly's CPTensor or TuckerTensor, of its current backend. Raise ImportError without
-        tensorly.
-        """
+        """Return the model as CPTensor or TuckerTensor, in tensorly's current backend; needs tensorly."""
         tl, module = imported("tensorly"), import_module(f"tensorly.{self.KIND.lower()}_tensor")
         is_torch = tl.get_backend() == "pytorch"
         head, *factors = (t.detach().clone() if is_torch else tl.tensor(_array(t)) for t in (self._head, *self.factors))
@@ -206,13 +204,13 @@ class Factored:
             )
         named = {self.HEAD: self._head} | {f"factor_{m}": f for m, f in enumerate(self.factors)}
         tensors = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in named.items()}
-        lists = {name: json.dumps(getattr(self, name)) for name in self.NUMBERS}
+        lists = {name: json.dumps(getattr(self, name)) for name in self.HISTORIES}
         data = _safetensors().torch.save(tensors, {"kind": self.KIND, "stopped": self.stopped, **lists})
         with replacing(path) as file:
             file.write(data)
 
     @classmethod
-    def load(cls: type[Own], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Own:
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
         """Read a model from a file written by `save`. No code of the file is run.
 
         Raises:
@@ -236,7 +234,7 @@ class Factored:
                     raise ValueError(f"{name} is of {tensor.dtype}, not of float32 or float64")
             fields: dict[str, Any] = {cls.HEAD: tensors.pop(cls.HEAD).to(device), "stopped": metadata["stopped"]}
             fields["factors"] = tuple(tensors[f"factor_{m}"].to(device) for m in range(len(tensors)))
-            return cls(**fields, **{name: tuple(map(float, json.loads(metadata[name]))) for name in cls.NUMBERS})
+            return cls(**fields, **{name: tuple(map(float, json.loads(metadata[name]))) for name in cls.HISTORIES})
         except (library.SafetensorError, SparsetcError, ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, OutOfMemoryError):
                 raise

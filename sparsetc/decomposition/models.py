@@ -45,7 +45,7 @@ class CP(Factored):
 
     KIND = "CP"
     HEAD = "weights"
-    NUMBERS = ("fits", "log_likelihoods")
+    HISTORIES = ("fits", "log_likelihoods")
     weights: Tensor
     factors: tuple[Tensor, ...]
     fits: tuple[float, ...] = ()
@@ -73,7 +73,7 @@ class CP(Factored):
         """The number of modes that index rows when the full tensor is made by one matrix product."""
         return min(range(1, self.order + 1), key=lambda n: prod(self.shape[:n]) + prod(self.shape[n:]))
 
-    def _numbers(self) -> int:
+    def _most_elements(self) -> int:
         sides = prod(self.shape[: self._half]) + prod(self.shape[self._half :])
         return prod(self.shape) + 2 * self.rank * sides
 
@@ -139,7 +139,7 @@ class Tucker(Factored):
 
     KIND = "Tucker"
     HEAD = "core"
-    NUMBERS = ("fits",)
+    HISTORIES = ("fits",)
     core: Tensor
     factors: tuple[Tensor, ...]
     fits: tuple[float, ...] = ()
@@ -159,7 +159,7 @@ class Tucker(Factored):
         seen = _multiplied(core, [f.double().T @ f.double() for f in self.factors])
         return (seen * core).sum().clamp(min=0).sqrt()
 
-    def _numbers(self) -> int:
+    def _most_elements(self) -> int:
         # of each product the core before and after, and both with the mode in front
         steps = [prod(self.shape[:mode]) * prod(self.rank[mode:]) for mode in range(self.order + 1)]
         return 2 * max(before + after for before, after in pairwise(steps))

@@ -18,7 +18,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import fibers, rows
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.packing.partition import register_partition, row_numbers
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, blocked, items_of, rounds
@@ -27,17 +27,17 @@ from sparsetc.planner.registry import Method, add_plans
 from sparsetc.support import Ints
 from sparsetc.tensor.coords import of_modes
 
-Longs = Callable[[Problem, Counts, Best], Iterable[Candidate]]
+LongRowPlans = Callable[[Problem, Counts, Best], Iterable[Candidate]]
 """The plans of long rows."""
 
 
-def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candidate:
+def _first(name: str, longs: LongRowPlans, problem: Problem, counts: Counts) -> Candidate:
     """Return the first hybrid candidate. Raise `PlanError` with the missing condition if there is none."""
     for hybrid in _hybrids(name, longs, problem, counts, Best()):
         return hybrid
     threshold = problem.rules["long_row"]
-    few, _ = counts.short_share(problem.kept, threshold)
-    if 0 < few < counts.nnz:
+    short_nnz, _ = counts.short_share(problem.kept, threshold)
+    if 0 < short_nnz < counts.nnz:
         lacking = f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
     else:
         kinds = f"output rows both of {threshold} nonzeros or more and of fewer"
@@ -45,24 +45,26 @@ def _first(name: str, longs: Longs, problem: Problem, counts: Counts) -> Candida
     raise PlanError(f"plan {name!r} needs {lacking}")
 
 
-def _hybrids(name: str, longs: Longs, problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+def _hybrids(name: str, longs: LongRowPlans, problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Yield hybrid candidates if there are both long and short rows."""
     threshold = problem.rules["long_row"]
-    few, short_rows = counts.short_share(problem.kept, threshold) if problem.rest else (0, 0)
-    if not 0 < few < counts.nnz:
+    short_nnz, short_rows = counts.short_share(problem.kept, threshold) if problem.rest else (0, 0)
+    if not 0 < short_nnz < counts.nnz:
         return
     short = rows(problem, counts).plan.parts[0]
     short = replace(short, storage=replace(short.storage, max_fiber_len=0), label=f"rows of fewer than {threshold}")
-    side = blocked(problem, few, short_rows, 1, short.storage, short.schedule)
-    side = replace(side, chain=rounds(threshold, short.schedule))  # the longest of the short rows
+    of_short = blocked(problem, short_nnz, short_rows, 1, short.storage, short.schedule)
+    of_short = replace(of_short, chain=rounds(threshold, short.schedule))  # the longest of the short rows
     long_rows = counts.distinct(problem.kept) - short_rows
     for long in longs(problem, counts, best):
         first = replace(long.plan.parts[0], label=f"rows of {threshold} nonzeros or more")
-        beside = _of_long_rows(long, problem, counts.nnz - few, long_rows)
+        of_long = _of_long_rows(long, problem, counts.nnz - short_nnz, long_rows)
         # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
-        fused = beside.nnz + side.nnz < problem.rules["fuse_below"]
+        fused = of_long.nnz + of_short.nnz < problem.rules["fuse_below"]
         second = _with_warps(short, first.schedule.warps) if fused else short
-        yield Candidate(Plan(name, (first, second), fused, "run_length", (("threshold", threshold),)), (beside, side))
+        yield Candidate(
+            Plan(name, (first, second), fused, "run_length", (("threshold", threshold),)), (of_long, of_short)
+        )
 
 
 def _with_warps(short: Part, warps: int) -> Part:
@@ -84,14 +86,14 @@ def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Sta
 
 @register_partition("run_length", whole_rows=True)
 def by_run_length(coords: Tensor, shape: Ints, kept: Ints, *, threshold: int) -> list[Tensor | None]:
-    """[nonzeros of rows with at least `threshold` of them, the others]. A row shares the kept modes' coordinates."""
+    """Return [nonzeros in rows of at least `threshold`, the others]. A row has one coordinate in each kept mode."""
     lengths = row_lengths(coords, shape, kept)
     long = lengths >= threshold
     return [torch.nonzero(long).flatten(), torch.nonzero(~long).flatten()]
 
 
 def row_lengths(coords: Tensor, shape: Ints, kept: Ints) -> Tensor:
-    """(nnz,) for every nonzero, how many share its output row."""
+    """Return (nnz,) the number of nonzeros in each nonzero's output row."""
     nnz = coords.shape[1]
     if not kept or nnz == 0:
         return torch.full((nnz,), nnz, device=coords.device)

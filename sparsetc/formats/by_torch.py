@@ -18,7 +18,7 @@ from sparsetc.formats.positions import sides_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
 from sparsetc.ir.plan import DOTS, ROUNDED, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.cost import Statistics
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.packing.base import FORMATS
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
@@ -41,9 +41,7 @@ def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candid
 
 
 def dense(problem: Problem, counts: Counts) -> Candidate:
-    """Return the candidate of dense products by torch, with its price. Raise `PlanError` with the reason if there is
-    none.
-    """
+    """Return the priced candidate of dense products by torch. Raise `PlanError` with the reason if there is none."""
     if fault := _fault(problem):
         raise _refusal(problem, fault)
     return _sampled(problem) if problem.sparse_output else _whole(problem)

@@ -28,8 +28,9 @@ from sparsetc.ir.lower import Target
 from sparsetc.ir.nest.coordinates import Computed, Expression, Position, parsed
 from sparsetc.ir.nest.nest import ITEM, Nest, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
-from sparsetc.ir.program.cost import ONE, STORED, Cost, Statistics
+from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
+from sparsetc.ir.program.statistics import ONE, STORED, Statistics
 from sparsetc.ir.program.tile import Add, Key, Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
@@ -76,9 +77,7 @@ class Dense:
         return Packed(self.name, storage, shape, nnz, view, arrays, positions, stored, items, padded=nnz != stored)
 
     def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
-        """Return the matrix products of a part with dense operands. Raise `PlanError` for split fp16, which torch
-        lacks.
-        """
+        """Return the matrix products of a part. Raise `PlanError` for split fp16, which torch lacks."""
         if part.schedule.precision == F16X3:
             raise PlanError(f"plan of format {self.name!r}: torch multiplies no float32 in {F16X3}; take tf32 or bf16")
         return _program(bound, part.storage, part.schedule, target.rows, part.format, number)

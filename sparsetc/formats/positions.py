@@ -25,8 +25,9 @@ from sparsetc.ir.lower import Target
 from sparsetc.ir.nest.coordinates import Lookup, Position
 from sparsetc.ir.nest.nest import ITEM, Nest
 from sparsetc.ir.plan import Part, Storage
-from sparsetc.ir.program.cost import ONE, SECTOR, Statistics
+from sparsetc.ir.program.cost import SECTOR
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
+from sparsetc.ir.program.statistics import ONE, Statistics
 from sparsetc.ir.program.tile import Product, Tile
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.planner.registry import register_format

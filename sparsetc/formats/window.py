@@ -36,8 +36,8 @@ from sparsetc.ir.nest.coordinates import Listed
 from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
-from sparsetc.ir.program.cost import ZERO, Statistics
 from sparsetc.ir.program.operands import MIN_DOT, named_operands
+from sparsetc.ir.program.statistics import ZERO, Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.partition import register_partition

@@ -2,7 +2,7 @@
 
 In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, binsparse, parquet. Text
 goes through one reader (`lines`, `table`, `digits`), arrays through another (`npy`); `bounds` and `memory` have what a
-file may cost. Packed files are Parquet, read by row groups too, and made of the others by `packing`.
+file may cost. Packed files (`packed`) are Parquet, read by row groups too, and made of the others by `packing`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, parquet, tns
+from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, packed, parquet, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
@@ -125,16 +125,8 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         warn(f"a {suffix} file holds no labels: write {' or '.join(LABELLED)}, or x.to_table() by a library of tables")
     if tensor.order > bounds.ORDER:
         raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
-    if suffix.startswith(".bsp"):
-        binsparse.write(path, tensor)
-    elif suffix.startswith(".tns"):
-        tns.write(path, tensor)
-    elif suffix.startswith(".mtx"):
-        mtx.write(path, tensor)
-    elif suffix == ".parquet":
-        parquet.write(path, tensor)
-    else:
-        npz.write(path, tensor)
+    module: Any = {"bsp": binsparse, "tns": tns, "mtx": mtx, "npz": npz, "parquet": packed}[suffix.split(".")[1]]
+    module.write(path, tensor)
 
 
 def _suffix(path: str, known: Sequence[str]) -> str:

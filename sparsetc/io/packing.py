@@ -1,4 +1,4 @@
-"""A file of any size made a packed file, in bounded memory: `pack`.
+"""`pack`: convert a file of any size to a packed file in bounded memory.
 
 In: a file of text or a Parquet file of anyone's, and a limit of memory. Out: a packed file of the same tensor.
 
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
-from sparsetc.io import foreign, lines, memory, mtx, npz, parquet, table, tns
+from sparsetc.io import foreign, lines, memory, mtx, npz, packed, parquet, table, tns
 from sparsetc.io.atomic import replacing
-from sparsetc.io.parquet import Batch
+from sparsetc.io.packed import Batch
 from sparsetc.options import current, options
 from sparsetc.support import required
 from sparsetc.support.memory import as_bytes, available_memory, check
@@ -42,9 +42,9 @@ FIXED = 96 * 2**20
 THREAD = 32 * 2**20
 """Bytes that a thread of DuckDB sorts in, at least."""
 HELD = 8
-"""Nonzeros are sorted here that take at most the room over this: a copy, keys and their order are made of them."""
+"""Nonzeros are sorted here, not by DuckDB, if they take at most this part of the limit: they are copied with keys."""
 WHOLE = 4
-"""A row group may take the limit over this: its rows are copied, and sorted with others."""
+"""A source's row group may take at most this part of the limit: its rows are copied, and sorted with others."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ def pack(
     if whole is not None:
         parquet.check_columns(name, columns)
         with cpu, options(memory_limit=limit):
-            parquet.write(path, whole(name, dtype))
+            packed.write(path, whole(name, dtype))
         return
     with cpu, memory.named(name, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
         with _opened(name, dtype, columns, limit, progress) as opened, ExitStack() as stack:
-            rows, largest = parquet.row_group(opened.order), [-1] * opened.order
+            rows, largest = packed.row_group(opened.order), [-1] * opened.order
             blocks, held = _blocks(opened, largest), list[list[Tensor]]()
             for block in blocks:
                 held.append(block)
@@ -136,7 +136,7 @@ def pack(
             if _state(name) != state:
                 raise IOFormatError(f"{name}: changed while it was read; pack it again")
             try:
-                parquet.append(file, shape, opened.dtype, _summed(in_order, opened, rows), opened.labels)
+                packed.append(file, shape, opened.dtype, _summed(in_order, opened, rows), opened.labels)
             except DtypeError as error:
                 raise IOFormatError(f"{name}: {error}") from error
 
@@ -150,7 +150,7 @@ def _whole(name: str) -> Callable[[str, torch.dtype | None], SparseTensor] | Non
 
 
 def _limit(source: str, given: Any) -> int:
-    """Bytes that packing may take."""
+    """Return the bytes that packing may take."""
     given, least = current().memory_limit if given is None else as_bytes(given), FIXED + THREAD
     if given is None:
         return max(available_memory(torch.device("cpu")) // SHARE, least)
@@ -171,7 +171,7 @@ def _state(source: str) -> tuple[int, int] | None:
 def _opened(
     path: str, dtype: torch.dtype | None, columns: Sequence[str | None] | None, limit: int, show: bool | None
 ) -> Iterator[PackingSource]:
-    """A source of the suffix of its path; IOFormatError for an unknown one."""
+    """Open a source by the suffix of its path. Raise `IOFormatError` for an unknown one."""
     name = path.lower()
     parquet.check_columns(path, columns)
     text = name.removesuffix(next((end for end in lines.UNZIPPED if name.endswith(end)), ""))
@@ -266,14 +266,14 @@ def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseExcept
 def _blocks(source: PackingSource, largest: list[int]) -> Iterator[list[Tensor]]:
     """Yield the stored columns of a source block by block, and update the largest coordinates meanwhile."""
     none = torch.empty(0, dtype=SUMMED_IN.get(source.dtype, source.dtype))
-    yield [*[torch.empty(0, dtype=torch.int64)] * source.order, *map(torch.from_numpy, parquet.columns(none))]
+    yield [*[torch.empty(0, dtype=torch.int64)] * source.order, *map(torch.from_numpy, packed.columns(none))]
     for coords, values in source.batches:
         largest[:] = [max(size, int(row.max())) for size, row in zip(largest, coords, strict=True)]
-        yield [*coords, *map(torch.from_numpy, parquet.columns(values.to(none.dtype)))]
+        yield [*coords, *map(torch.from_numpy, packed.columns(values.to(none.dtype)))]
 
 
 def _sorted_here(held: list[list[Tensor]], order: int, rows: int) -> Iterator[list[Tensor]]:
-    """The columns of all blocks in order, as `_sorted` gives them."""
+    """Yield the columns of all blocks in order, as `_sorted` does."""
     columns = [torch.cat(parts) for parts in zip(*held, strict=True)]
     held.clear()
     sizes = [int(column.max()) + 1 if column.numel() else 1 for column in columns[:order]]
@@ -287,7 +287,7 @@ def _sorted_here(held: list[list[Tensor]], order: int, rows: int) -> Iterator[li
 
 def _fill(database: Any, blocks: Iterable[list[Tensor]], rows: int) -> None:
     """Read blocks into the table of a database, ``rows`` or more at a time: a statement takes longer than its rows."""
-    arrow = parquet.library()
+    arrow = packed.library()
     held = list[Any]()
     exists = False
 
@@ -306,16 +306,16 @@ def _fill(database: Any, blocks: Iterable[list[Tensor]], rows: int) -> None:
 
 
 def _sorted(database: Any, order: int, rows: int) -> Iterator[list[Tensor]]:
-    """The columns of all nonzeros in order, ``rows`` at a time; equal ones in the order of the source."""
+    """Yield the columns of all nonzeros in order, ``rows`` at a time; duplicates in the order of the source."""
     names = ", ".join(f"c{mode}" for mode in range(order))
     for batch in database.sql(f"FROM nonzeros ORDER BY {names}, rowid").to_arrow_reader(rows):
         yield [torch.from_numpy(column.to_numpy(zero_copy_only=False).copy()) for column in batch.columns]
 
 
 def _summed(batches: Iterable[list[Tensor]], source: PackingSource, rows: int) -> Iterator[Batch]:
-    """Unique nonzeros, about ``rows`` at a time; DtypeError for a sum of integers that the dtype cannot hold.
+    """Yield unique nonzeros, about ``rows`` at a time. Raise `DtypeError` for integer sums that the dtype cannot hold.
 
-    What was added up of the last nonzero of a batch goes on in the next as it is.
+    The sum of the last nonzero of a batch is carried, in its wide dtype, into the next batch.
     """
     held: list[Tensor] = []
     for columns in batches:

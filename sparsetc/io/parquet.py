@@ -1,8 +1,7 @@
-"""Parquet: sorted nonzeros in row groups that are read one by one, and tables of coordinates and values of anyone's.
+"""Reading Parquet: packed files, a row group at a time, and other tables of coordinates and values.
 
-In: a path. Out: a `PackedFile`, from which any range of nonzeros can be read, or a whole SparseTensor; or a file of
-nonzeros in order. `docs/guides/packed_files.md` describes the columns. pyarrow reads and writes, and what it gives is
-checked.
+In: a path. Out: a `PackedFile`, from which any range of nonzeros can be read, or a whole SparseTensor. What
+pyarrow gives is checked.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import os
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -22,35 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.errors import CoordinateError, DtypeError, IOFormatError, ShapeError, SparsetcError
-from sparsetc.io import bounds, memory, npy, npz, numbers
-from sparsetc.io.atomic import replacing
+from sparsetc.errors import CoordinateError, DtypeError, IOFormatError, SparsetcError
+from sparsetc.io import bounds, memory, npy, npz, numbers, packed
+from sparsetc.io.packed import Batch
 from sparsetc.support.lru import Lock, cached_property
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.inputs import DTYPES, NAMED, SUMMED_IN, dtype_name
+from sparsetc.tensor.inputs import DTYPES, SUMMED_IN
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-KEY, LABELS, VERSION = b"sparsetc", b"sparsetc.labels", 1
-"""The names of the JSON with shape and dtype and of that with labels, beside the schema, and the version."""
 PARSED = 60
 """Bytes of memory a character of parsed JSON takes at most: ``1,`` becomes a number and its place in a list."""
-NUMBERS = 1 << 20
-"""Coordinates and values of a row group that is written, together."""
-INT32_SIZES = 2**31
-"""Sizes up to which coordinates are int32."""
-
-Batch = tuple[Sequence[Tensor], Tensor]
-"""Int64 coordinates, (n,) a mode, and (n,) values."""
-
-
-def library() -> Any:
-    """The module pyarrow, and in it `pyarrow.parquet`."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError('.parquet files need pyarrow: pip install "sparsetc[files]"') from error
-    return pyarrow
 
 
 class Table:
@@ -65,14 +46,14 @@ class Table:
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[Any] | None = None) -> None:
         """Open a table with ``columns``, those of coordinates, then of values; without them, a packed file."""
-        self._arrow = library()
+        self._arrow = packed.library()
         self.path = Path(memory.text_of(path))
         self._lock = Lock()
         self._raw = npy.on_disk(self.path)
         try:
             with self._faults("its footer"):
                 self._file = self._arrow.parquet.ParquetFile(self._raw, page_checksum_verification=True)
-                self.header = None if columns else _header(self._file.metadata.metadata)
+                self.header = None if columns else packed.header_of(self._file.metadata.metadata)
                 self.names = self._checked_names(columns)
                 about = self._file.metadata
                 if about.num_row_groups > bounds.GROUPS + about.num_rows // bounds.PER_GROUP:
@@ -145,7 +126,7 @@ class Table:
         if len(names) < 2 or len(names) > bounds.ORDER + 2:
             raise ValueError(f"{len(names)} columns; a tensor has one a mode, up to {bounds.ORDER}, and one of values")
         if self.header is not None:
-            if not schema.equals(_schema(*self.header)):
+            if not schema.equals(packed.schema_of(*self.header)):
                 raise ValueError("columns that do not follow from its shape and dtype")
             return names
         absent = [name for name in names if schema.names.count(name) != 1]
@@ -238,7 +219,7 @@ class PackedFile(Table):
         self._check_range(start, stop, self.nnz, "nonzeros")
         coords = torch.empty((self.order, stop - start), dtype=torch.int64, device="cpu")
         values = torch.empty(stop - start, dtype=SUMMED_IN.get(self.dtype, self.dtype), device="cpu")
-        into, at = [*coords.numpy(), *columns(values)], start
+        into, at = [*coords.numpy(), *packed.columns(values)], start
         while at < stop:
             group = bisect_right(self.starts, at) - 1
             first, end = self.starts[group], min(stop, self.starts[group + 1])
@@ -297,7 +278,7 @@ class PackedFile(Table):
             IOFormatError: the file's labels do not fit this tensor.
             OutOfMemoryError: they would take more than the memory limit.
         """
-        text = (self._file.metadata.metadata or {}).get(LABELS, b"[]")
+        text = (self._file.metadata.metadata or {}).get(packed.LABELS, b"[]")
         memory.check(self.path, "the labels", PARSED * len(text))
         try:
             named = [(str(name), of) for name, of in json.loads(text)]
@@ -423,93 +404,9 @@ def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:
         yield [torch.from_numpy(c.astype(np.int64)) for c in coords], stored
 
 
-def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
-    """Write all nonzeros of ``x``, sorted, with duplicates summed; dense modes become coordinates.
-
-    The old file, if any, stays until the new one is complete.
-    """
-    x = x.expand_dense().coalesce().to("cpu")
-    rows, values = row_group(x.order), x.values.detach()
-    groups = ((list(x.coords[:, at : at + rows]), values[at : at + rows]) for at in range(0, x.nnz, rows))
-    with replacing(path) as file:
-        append(file, x.shape, x.dtype, groups, x.labels)
-
-
-def append(
-    file: Any, shape: Sequence[int], dtype: torch.dtype, batches: Iterable[Batch], labels: Labels | None = None
-) -> None:
-    """A packed file of batches of nonzeros that are in order and unique; each becomes a row group."""
-    arrow, schema = library(), _schema(shape, dtype)
-    order, kinds = len(shape), [kind.to_pandas_dtype() for kind in schema.types]
-    options = {
-        "compression": "zstd",
-        "use_dictionary": schema.names[order:],
-        "column_encoding": dict.fromkeys(schema.names[:order], "DELTA_BINARY_PACKED"),
-        "sorting_columns": [arrow.parquet.SortingColumn(mode) for mode in range(order)],
-    }
-    with arrow.parquet.ParquetWriter(file, schema, write_page_checksum=True, store_schema=False, **options) as writer:
-        for coords, values in batches:
-            plain = values.resolve_conj().resolve_neg().contiguous().to(SUMMED_IN.get(dtype, dtype))
-            arrays = [*(column.numpy() for column in coords), *columns(plain)]
-            arrow_columns = [arrow.array(array.astype(kind)) for array, kind in zip(arrays, kinds, strict=True)]
-            writer.write_table(arrow.Table.from_arrays(arrow_columns, schema=schema), len(values))
-        about = {"version": VERSION, "shape": list(shape), "order": order, "dtype": dtype_name(dtype)}
-        writer.add_key_value_metadata({KEY: json.dumps({**about, "crc": _crc(about)})})
-        if labels:
-            lists = [[name, None if of is None else of.tolist()] for name, of in labels.items()]
-            writer.add_key_value_metadata({LABELS: json.dumps(lists)})
-
-
-def row_group(order: int) -> int:
-    """Nonzeros of a row group that is written."""
-    return NUMBERS // (order + 1)
-
-
-def columns(values: Tensor) -> list[np.ndarray]:
-    """Return values as stored columns, which share their memory; complex values are two columns."""
-    parts = torch.view_as_real(values).unbind(1) if values.is_complex() else (values,)
-    return [part.numpy() for part in parts]
-
-
 def check_columns(path: str, columns: Sequence[Any] | None) -> None:
     """IOFormatError for names of columns of what is no table."""
     if columns is not None and not path.lower().endswith((".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")):
         raise IOFormatError(f"{path}: columns are those of a .parquet, .csv or .tsv file")
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
         raise IOFormatError(f"{path}: columns is a list of names, found {columns!r:.80}")
-
-
-def _schema(shape: Sequence[int], dtype: torch.dtype) -> Any:
-    """Names and types of the columns; bfloat16 and float16, exact in float32, are stored as that."""
-    arrow = library()
-    kind = str(np.empty(0, torch.empty(0, dtype=SUMMED_IN.get(dtype, dtype), device="cpu").numpy().dtype).real.dtype)
-    indices = [(f"i{mode}", "int32" if size <= INT32_SIZES else "int64") for mode, size in enumerate(shape)]
-    values = [(name, kind) for name in (("real", "imag") if dtype.is_complex else ("value",))]
-    return arrow.schema([arrow.field(name, arrow.type_for_alias(kind), False) for name, kind in indices + values])
-
-
-def _header(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return (shape, dtype) from a file's metadata. Raise ValueError if no writer of packed files wrote it."""
-    text = (metadata or {}).get(KEY)
-    if text is None:
-        raise ValueError("not of a packed file; to read or pack another, name its columns=(*coordinates, value)")
-    try:
-        said = json.loads(text[:4096])
-        crc = said.pop("crc")
-        version = said["version"]
-        shape = crd.checked_shape(said["shape"])
-        dtype = NAMED[said["dtype"]]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ValueError("no shape and dtype of a tensor") from None
-    if version != VERSION:
-        raise ValueError(f"version {version!s:.20} of the format; this is version {VERSION}")
-    if crc != _crc(said):
-        raise ValueError("its shape and dtype are damaged, their checksum is another")
-    if not 1 <= len(shape) <= bounds.ORDER:
-        raise ShapeError(f"a tensor of {len(shape)} modes; a file holds 1 to {bounds.ORDER}")
-    return shape, dtype
-
-
-def _crc(about: dict[str, Any]) -> int:
-    """Return a checksum of the metadata beside the schema, which no page checksum covers."""
-    return zlib.crc32(json.dumps(about).encode())

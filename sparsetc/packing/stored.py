@@ -61,13 +61,13 @@ def counts(view: Nest, arrays: Arrays, items: int, stored: int) -> dict[str, int
 
 
 def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
-    """The position of every value that is read, by axis; with `STORED` and `PLACE`."""
+    """Return the position of every value that is read, by axis, with `STORED` and `PLACE`."""
     device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
     at = {"item": torch.arange(items, device=device)}
     for above, axis in pairwise((view.items, *view.loops)):
-        at, behind = _along(at, axis.name, *above.range(at[above.name], arrays, stored))
-        at["lane"] = behind % view.lanes
-        at = axis.taken(at, behind // view.lanes, arrays)
+        at, offset = _expanded(at, axis.name, *above.range(at[above.name], arrays, stored))
+        at["lane"] = offset % view.lanes
+        at = axis.taken(at, offset // view.lanes, arrays)
     number = at[view.innermost.name]
     has = view.values.places(arrays, view.values.number(arrays, stored), device)[number]
     where, place = torch.nonzero(has, as_tuple=True)
@@ -75,10 +75,10 @@ def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
     return {axis: numbers[where] for axis, numbers in at.items()} | {STORED: place_stored, PLACE: place}
 
 
-def _along(at: Arrays, axis: str, starts: Tensor, ends: Tensor) -> tuple[Arrays, Tensor]:
-    """Everything in ranges along an axis, with the positions of what they are ranges of; how far each is behind."""
-    position, behind = in_runs(ends - starts)
-    return {name: numbers[position] for name, numbers in at.items()} | {axis: starts[position] + behind}, behind
+def _expanded(at: Arrays, axis: str, starts: Tensor, ends: Tensor) -> tuple[Arrays, Tensor]:
+    """Expand positions to their ranges along an axis. Return the positions by axis, and offsets in the ranges."""
+    position, offset = in_runs(ends - starts)
+    return {name: numbers[position] for name, numbers in at.items()} | {axis: starts[position] + offset}, offset
 
 
 # -- what kernels rely on ---------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def check_arrays(packed: Packed) -> None:
 
 
 def check_coordinates(packed: Packed) -> None:
-    """Raise `FormatError` unless all coordinates that kernels read lie in their modes; listed ones of tiles may not.
+    """Raise `FormatError` unless all coordinates that kernels read lie in their modes, or are listed padding of tiles.
 
     Arrays are such as `check_arrays` lets pass.
     """
@@ -130,7 +130,7 @@ def check_coordinates(packed: Packed) -> None:
 
 
 def _along_axis(packed: Packed, e: Expression, count: int) -> Tensor:
-    """An expression at all positions of the one axis that it is read along, and of the side if it has one."""
+    """Return the coordinates of an expression at all positions of its one axis, and along a tile's side."""
     view, arrays = packed.view, packed.arrays
     at = torch.arange(count, device=next(iter(arrays.values())).device)
     at = at.unsqueeze(1) if e.sides else at
@@ -152,7 +152,7 @@ def _check_pointers(name: str, pointers: Tensor, count: int, end: int) -> None:
 
 
 def _check_bits(packed: Packed, tiles: int) -> None:
-    """Every tile has its words of bits, and a value for each bit that is set."""
+    """Raise `FormatError` unless every tile has its bitmap words, and a value for each bit that is set."""
     pointers = packed.arrays["value_ptr"]
     words = packed.arrays["bits"]
     values = packed.view.values
@@ -167,7 +167,7 @@ def _check_bits(packed: Packed, tiles: int) -> None:
 
 
 def _check_fibers(packed: Packed, blocks: int) -> None:
-    """Fibers are no longer than their blocks, and steps that are said to be full are."""
+    """Raise `FormatError` unless fibers fit their blocks, and steps counted as full have no gap."""
     lanes, longest = packed.view.lanes, packed.storage.max_fiber_len
     _check_pointers("block_ptr", packed.arrays["block_ptr"], blocks, packed.stored)
     length = packed.arrays["lane_len"].long()

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from math import expm1
 
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.ir.program.cost import Cost, Statistics
+from sparsetc.ir.program.cost import Cost
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import NamedInts
 from sparsetc.support.lru import cached_property

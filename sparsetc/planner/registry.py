@@ -80,9 +80,7 @@ class Method:
         return chain(*by_plan.values())
 
     def requested(self, problem: Problem, request: Plan) -> Candidate:
-        """Return the candidate for a requested plan, with operands cast if that is faster. Raise `PlanError` if there
-        is none.
-        """
+        """Return the candidate for a requested plan, operands cast if faster. Raise `PlanError` if there is none."""
         candidate = self.candidate(problem, problem.counts, **dict(request.options))
         if candidate is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'

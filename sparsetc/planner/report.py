@@ -14,7 +14,8 @@ from torch import Tensor
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.ir.nest.nest import LANE
 from sparsetc.ir.plan import Plan, in_bf16
-from sparsetc.ir.program.cost import Statistics, cost_of
+from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import LANES, Product, TileProgram
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.packing.stored import counts

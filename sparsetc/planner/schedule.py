@@ -27,12 +27,12 @@ def padded_axes(problem: Problem) -> dict[str, int]:
 
 
 def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Collection[int] = ()) -> Schedule:
-    """The schedule for a part of one of the two nestings; its lanes are as many as blocks of fibers should have.
+    """Return the schedule of a part in blocks of fibers or in runs; its lanes are the fibers that a block should have.
 
     Args:
         problem: what it is for.
         blocks: the part is blocks of fibers, else runs.
-        rows: a lane has a row of its own.
+        rows: each lane adds to an output row of its own.
         shared: modes whose coordinates a run shares, so that their operands are multiplied once a run, after dots.
     """
     bound = problem.bound
@@ -133,7 +133,7 @@ def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> Names:
 
 
 def _of_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> Schedule:
-    """The schedule of a matrix product for each few nonzeros, over the lanes and what their blocks have in common."""
+    """Return the schedule of one matrix product for a few nonzeros, summed over lanes and shared axes of blocks."""
     e, rules = problem.bound.einsum, problem.rules
     output = among(e.output, padded)
     sides = [among(output, table) for table in e.tables]
@@ -163,7 +163,7 @@ multiprocessor of an H100, take 21.1 us if four fit, with one buffer, and 19.0 i
 
 
 def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> Schedule:
-    """The schedule of a matrix product for each entry, whose sides are loaded as the dot takes them.
+    """Return the schedule of a matrix product for each entry, whose sides are loaded as the dot takes them.
 
     The rows are the side that an entry has, whole where there is room for their sums; the columns, which many entries
     read, are wide.
@@ -228,9 +228,9 @@ def deepened(problem: Problem, schedule: Schedule, programs: int, steps: int) ->
 
 
 def _entry_axes(problem: Problem) -> Names:
-    """The dense modes of entries that other operands meet along some modes, and have dense axes of their own; or none.
+    """Return the dense modes of an entry that is taken whole, if another operand sums some of them; else none.
 
-    Of entries of two modes and two operands, one dot is all there is.
+    An entry of two dense modes needs one dot, which `_of_single_blocks` schedules.
     """
     e, number = problem.bound.einsum, problem.letters[0]
     tables = [table for table in e.tables if number in table]
@@ -242,7 +242,7 @@ def _entry_axes(problem: Problem) -> Names:
 
 
 def _of_entries(problem: Problem, padded: dict[str, int], own: Names) -> Schedule:
-    """The schedule of one entry a step, which is taken whole; other axes in blocks by the sums there is room for."""
+    """Return the schedule of one whole entry a step; other axes are in blocks, as large as registers hold sums."""
     e = problem.bound.einsum
     block = {c: padded[c] for c in (*own, *e.axes)}
     others = outside(e.axes, own)
@@ -269,7 +269,7 @@ def _of_entries(problem: Problem, padded: dict[str, int], own: Names) -> Schedul
 
 
 def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, Ints], ...]:
-    """The pieces of the axis that is most padded by its block, by a fifth or more; none elsewhere."""
+    """Return the pieces of the axis that its block pads most, if by a fifth or more; of other axes none."""
     by_axis, least = {}, problem.rules["least_piece"]
     for c, most in block.items():
         size = problem.bound.by_index[c]

@@ -17,7 +17,8 @@ from sparsetc.device.profile import NUMBERS, DeviceProfile
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan
-from sparsetc.ir.program.cost import Statistics, cost_of
+from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import Gather, Loop, Statement, TileProgram
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.support import outside

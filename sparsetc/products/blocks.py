@@ -23,7 +23,8 @@ from sparsetc.ir.lower import Target, lower_pairs
 from sparsetc.ir.nest.nest import PAIRED
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import DOTS, F16X3, SIDE, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.cost import Statistics, cost_of
+from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.statistics import Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.join.blocking import BlockPairList, BlockWork, pairs_a_program
 from sparsetc.join.join import add_up

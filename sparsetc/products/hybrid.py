@@ -38,7 +38,7 @@ def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[BlockWork]:
     edges = x.counts.new_tensor(thresholds)
 
     def at_least(population: Tensor, *weights: Tensor) -> Tensor:
-        """(1 + weights, thresholds + 1) the number of blocks and sums of weights, by the thresholds reached."""
+        """Return (1 + weights, thresholds + 1): blocks and sums of weights by the number of thresholds reached."""
         reached = torch.bucketize(population, edges, right=True)
         lines = torch.stack([torch.ones_like(population), *weights])
         return lines.new_zeros((len(lines), len(thresholds) + 1)).index_add_(1, reached, lines)
@@ -54,9 +54,9 @@ def splits(blocking: Blocking, thresholds: Sequence[int]) -> list[BlockWork]:
     return works
 
 
-def _most(of: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """(owners,) the largest element of each owner, 0 where it has none."""
-    return of.new_zeros(owners).scatter_reduce(0, owner, of, "amax")
+def _most(population: Tensor, owner: Tensor, owners: int) -> Tensor:
+    """Return (owners,) the largest population of each owner, 0 where it has none."""
+    return population.new_zeros(owners).scatter_reduce(0, owner, population, "amax")
 
 
 MERGE_LAUNCHES = 7
@@ -96,7 +96,7 @@ class HybridPath(JoinPath):
 
     @classmethod
     def terms(cls, p: JoinProblem, split: BlockWork | None = None) -> Terms | None:
-        """Time of both sides, one after the other; None where blocks do not fit."""
+        """Return the time of both sides, one after the other; None if blocks do not fit."""
         split = split or cls.split(p)
         scalar = TaskSums.terms(p, split.tasks) if split.tasks else {}
         blocks = BlockPath.terms(p, split) if split.pairs else {}
@@ -145,7 +145,7 @@ class HybridPath(JoinPath):
         return tuple(size for path in self.inner for size in path.sizes)
 
     def places(self) -> Tensor:
-        """The union of both sides' places, (nnz,) int64."""
+        """Return (nnz,) the union of both sides' places, int64."""
         sides = zip(self.inner, self.entries, strict=True)
         by_side = [path.problem.join.places_in(self.join, entries, path.places()) for path, entries in sides]
         places = torch.unique(torch.cat(by_side))
@@ -154,7 +154,7 @@ class HybridPath(JoinPath):
         return places
 
     def halves(self, x: Tensor, y: Tensor) -> SplitOperands | None:
-        """The halves of values that are multiplied in blocks."""
+        """Return the halves of values that are multiplied in blocks."""
         return self.inner[0].halves(x.index_select(0, self.entries[0]), y)
 
     def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:

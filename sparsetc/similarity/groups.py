@@ -1,5 +1,6 @@
-"""Groups of similar rows (1-SA: Labini et al., "Blocking Techniques for Sparse Matrix Multiplication on Tensor
-Accelerators", sections 3.1 and 3.2).
+"""Groups of similar rows, by the algorithm 1-SA.
+
+Labini et al., "Blocking Techniques for Sparse Matrix Multiplication on Tensor Accelerators", sections 3.1 and 3.2.
 
 In: the row and the column of every nonzero, the width of a strip of columns, and a similarity τ. Out: `Groups` of rows.
 With the strips that its rows touch, each group is a row of dense blocks, as wide as a strip and as high as the group.

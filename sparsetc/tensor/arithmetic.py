@@ -433,7 +433,7 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
         return x, None, None
 
     def made() -> tuple[Pattern, Entries, Entries]:
-        if merge := native(loops.meeting, x.device, x.nnz + y.nnz):
+        if merge := native(loops.intersection, x.device, x.nnz + y.nnz):
             left, right = (x.coords.new_empty(min(x.nnz, y.nnz)) for _ in "xy")
             count = merge(*_ranks(x, y), left, right)
             left, right = left[:count], right[:count]

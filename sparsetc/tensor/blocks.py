@@ -1,7 +1,7 @@
 """Blocks: the layout of dense blocks of one shape in a sparse tensor.
 
-In: sides and sizes, one a mode, and coordinates of blocks. Out: sizes of the grid of blocks, what of a block is inside
-the tensor, blocks cut into smaller ones, and blocks made one with what is around them. Values of blocks are
+In: sides and sizes, one a mode, and coordinates of blocks. Out: sizes of the grid of blocks, masks of what lies inside
+the tensor, blocks cut into smaller ones, and dense tensors split into blocks or joined from them. Values of blocks are
 (n, *sides, *dense sizes). Blocks lie side by side from 0 on, so the last of a mode may reach past its end; what they
 hold there is never read.
 """
@@ -43,23 +43,23 @@ class Blocks:
         return tuple(m for m, (n, side) in enumerate(zip(self.shape, self.sides, strict=True)) if n % side)
 
     def permuted(self, modes: Sequence[int]) -> Blocks:
-        """The blocks of modes in another order."""
+        """Return the layout with the modes in another order."""
         return Blocks(tuple(self.sides[m] for m in modes), tuple(self.shape[m] for m in modes))
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """The tensor (*shape, *dense sizes), of (*grid, *sides, *dense sizes)."""
+        """Return a tensor (*grid, *sides, *dense sizes) of blocks as (*shape, *dense sizes)."""
         order, dense = len(self.sides), tensor.shape[2 * len(self.sides) :]
         pairs = [n for m in range(order) for n in (m, order + m)]
         apart = tensor.permute(*pairs, *range(2 * order, tensor.ndim))
         return joined(apart, (*self.sides, *[0] * len(dense)), (*self.shape, *dense))
 
-    def apart(self, tensor: Tensor) -> Tensor:
-        """The tensor (*grid, *sides), of (*shape); zero past the end. The inverse of `laid_out`."""
+    def cut_out(self, tensor: Tensor) -> Tensor:
+        """Return a tensor (*shape) as (*grid, *sides) of blocks, zero past the end; the inverse of `laid_out`."""
         pairs = split(tensor, self.sides, self.shape)
         return pairs.permute(*range(0, pairs.ndim, 2), *range(1, pairs.ndim, 2))
 
     def masks(self, coords: Tensor) -> tuple[Tensor, ...]:
-        """Bool, of every ragged mode: the positions of each block that are not past its end.
+        """Return a bool mask for each ragged mode: True at positions of each block inside the tensor.
 
         Each has as many dimensions as (n, *sides).
         """
@@ -72,7 +72,7 @@ class Blocks:
         return tuple(inside)
 
     def check_end(self, coords: Tensor, values: Tensor) -> None:
-        """FormatError unless values past the end of every mode are zero; one transfer from the device a ragged mode."""
+        """Raise `FormatError` unless values past the end are zero; waits for the device once a ragged mode."""
         if not self.ragged:
             return
         whole = values.detach().reshape(*values.shape[: 1 + len(self.sides)], prod(values.shape[1 + len(self.sides) :]))
@@ -96,7 +96,7 @@ def without_blocks(x: T) -> T:
 
 
 def inside_only(values: Tensor, masks: Sequence[Tensor], past: int = 0) -> Tensor:
-    """Values of blocks, zero or another number past the end, whatever they hold there; differentiable."""
+    """Return values of blocks with zero, or another number, past the end; differentiable."""
     for mask in masks:
         mask = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim))
         values = torch.where(mask, values, torch.full((), past, dtype=values.dtype, device=values.device))
@@ -121,7 +121,7 @@ class BlockCut:
     Attributes:
         coords: (modes, m) of the smaller blocks; sorted if those of the larger are.
         times: how many smaller blocks a larger one has along each mode.
-        source: (m,) which of the smaller blocks, one larger block after the other, each is; None for all as they are.
+        source: (m,) the number of each smaller block, counted one larger block after the other; None if none is cut.
     """
 
     blocks: Blocks
@@ -149,7 +149,7 @@ class BlockCut:
         return cls(smaller, cut.contiguous(), times, source)
 
     def values(self, values: Tensor) -> Tensor:
-        """(m, *smaller sides, *dense sizes) of (n, *larger sides, *dense sizes); differentiable."""
+        """Cut values (n, *larger sides, *dense sizes) to (m, *smaller sides, *dense sizes); differentiable."""
         if self.source is None:
             return values
         order, dense = len(self.times), values.shape[1 + len(self.times) :]
@@ -162,7 +162,7 @@ class BlockCut:
 
 
 def split(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int], first: int = 0) -> Tensor:
-    """A tensor each of whose dimensions with a side is two, blocks and positions in them; padded where it must be.
+    """Split each dimension with a side into block number and position in the block; zero-pad the last block.
 
     Args:
         tensor: dense; a dimension of size 1 that has another full size is broadcast, and stays so.
@@ -178,7 +178,7 @@ def split(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int], first: int
 
 @lru_cache(maxsize=1024)
 def _split_shape(whole: Ints, sides: Ints, sizes: Ints, first: int) -> tuple[list[int], list[int]]:
-    """Return the shape that `split` gives a tensor of a shape, and how it is padded before, as torch says it."""
+    """Return the shape that `split` gives a tensor, and the padding before, as `torch.nn.functional.pad` takes it."""
     shape, padding = list(whole[:first]), [0] * len(whole)
     for n, (side, full) in enumerate(zip(sides, sizes, strict=True), first):
         size = whole[n]
@@ -194,7 +194,7 @@ def _split_shape(whole: Ints, sides: Ints, sizes: Ints, first: int) -> tuple[lis
 
 
 def joined(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """The inverse of `split`, and its transpose: a dimension with a side, and the next, become one of a given size."""
+    """Merge each dimension with a side and the next into one of a given size; the inverse of `split`."""
     shape = _joined_shape(tensor.shape, tuple(sides))
     tensor = tensor.reshape(shape)
     for n, (length, size) in enumerate(zip(shape, sizes, strict=True)):

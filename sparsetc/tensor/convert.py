@@ -278,11 +278,11 @@ def from_dense(
     if blocks is not None:
         nbytes = math.prod(blocks.grid) * math.prod(blocks.sides) * strided.itemsize if blocks.ragged else 0
         memory.check(f"a tensor {tuple(strided.shape)} padded to blocks of {blocks.sides}", nbytes, strided.device)
-        strided = blocks.apart(strided if mask is None else strided.masked_fill(chosen == 0, 0))
+        strided = blocks.cut_out(strided if mask is None else strided.masked_fill(chosen == 0, 0))
     with lasting():
         places = chosen.detach() != 0
         if blocks is not None:
-            places = blocks.apart(places).flatten(len(blocks.sides)).any(-1)
+            places = blocks.cut_out(places).flatten(len(blocks.sides)).any(-1)
         coords = torch.nonzero(places).T.contiguous()
     return cls._make(Pattern(coords, tuple(places.shape), True, blocks), strided[tuple(coords)])
 

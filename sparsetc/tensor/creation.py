@@ -264,11 +264,6 @@ def randn(
     return _anywhere(torch.randn, shape, density, nnz, generator, dtype, device)
 
 
-def _at(position: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Coordinates of positions in row-major order."""
-    return torch.stack(torch.unravel_index(position, sizes)) if sizes else position.new_zeros(0, position.numel())
-
-
 def _anywhere(
     draw: Callable[..., Tensor],
     shape: tuple[Any, ...],
@@ -278,7 +273,7 @@ def _anywhere(
     dtype: torch.dtype | None,
     device: Any,
 ) -> SparseTensor:
-    """Entries anywhere, with values that are drawn."""
+    """Make a tensor with entries at random positions and values by `draw`."""
     if shape and not hasattr(shape[0], "__index__"):
         shape, *density_too = shape
         if len(density_too) > (density is None):
@@ -295,7 +290,7 @@ def _anywhere(
     count = round(share * positions) if nnz is None else nnz
     if positions <= max(PERMUTED, 4 * count):
         key = torch.randperm(positions, generator=generator, device=device)[:count].sort().values
-        coords = _at(key, sizes)
+        coords = torch.stack(torch.unravel_index(key, sizes)) if sizes else key.new_zeros(0, len(key))
     else:
         coords = torch.zeros((len(sizes), 0), dtype=torch.int64, device=device)
         while coords.shape[1] < count:  # duplicates are dropped, so that it takes another draw at times

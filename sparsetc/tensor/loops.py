@@ -13,7 +13,7 @@ Numbers = Any
 
 
 def union(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
-    """Write to `left` and `right` where each of two runs of rising numbers goes in the union; return its length."""
+    """Write where each number of two rising runs goes in their union to `left` and `right`; return its length."""
     i = j = n = 0
     while i < len(of_x) and j < len(of_y):
         a, b = of_x[i], of_y[j]
@@ -45,8 +45,8 @@ def add(left: Numbers, right: Numbers, of_x: Any, of_y: Any, out: Any) -> None:
         out[right[j]] += of_y[j]
 
 
-def meeting(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
-    """Write to `left` and `right` which of two runs of rising numbers are equal, in order; return how many are."""
+def intersection(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
+    """Write the positions of numbers that two rising runs share to `left` and `right`; return their count."""
     i = j = n = 0
     while i < len(of_x) and j < len(of_y):
         a, b = of_x[i], of_y[j]

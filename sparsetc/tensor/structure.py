@@ -135,9 +135,7 @@ class Structure:
         return self._make(self._pattern, self._values.detach())
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set whether autograd records gradients of the values, which must be a leaf of its graph. Return the tensor
-        itself.
-        """
+        """Set whether autograd records gradients of the values, which must be a leaf. Return the tensor itself."""
         self._values.requires_grad_(requires_grad)
         return self
 
@@ -409,7 +407,7 @@ class Structure:
             >>> stc.eye(3).select(0, 1).to_dense()
             tensor([0., 1., 0.])
         """
-        return self[tuple([slice(None)] * mode_of(self.ndim, dim) + [index])]
+        return self.index_select(dim, index)  # type: ignore[arg-type]
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """Return a tuple of the tensors at each position of a mode.

@@ -21,7 +21,7 @@ from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, Schedule, verify
 from sparsetc.planner.candidate import Candidate
-from sparsetc.support import NamedInts, among, outside
+from sparsetc.support import among, outside
 from sparsetc.support.entry import on_gpu
 
 Run = TypeVar("Run", bound=Callable[[], Tensor])
@@ -100,7 +100,13 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
     blocks = dict.fromkeys(axis for part in plan.parts for axis, _ in part.schedule.blocks)
     changes: list[Callable[[Schedule, int], dict[str, Any]]] = [
         *(lambda own, by, n=name: {n: _shifted(getattr(own, n), by)} for name in ("warps", "unroll", "lanes")),  # type: ignore[misc]
-        *(lambda own, by, a=axis: {"blocks": _resized(own.blocks, a, by), "pieces": ()} for axis in blocks),  # type: ignore[misc]
+        *(
+            lambda own, by, a=axis: {  # type: ignore[misc]
+                "blocks": tuple([(c, _shifted(n, by) if c == a else n) for c, n in own.blocks]),
+                "pieces": (),
+            }
+            for axis in blocks
+        ),
         lambda own, by: {"slowest_axes": tuple(blocks) if by > 0 else ()},
         # Two more hold one more step's operands where these are found by words that are loaded ahead.
         lambda own, by: {"stages": _staged(own, by)},
@@ -121,10 +127,6 @@ def _staged(own: Schedule, by: int) -> int:
 
 def _shifted(number: int, by: int) -> int:
     return number and max(1, number << by if by > 0 else number >> -by)
-
-
-def _resized(blocks: NamedInts, axis: str, by: int) -> NamedInts:
-    return tuple((own, _shifted(size, by) if own == axis else size) for own, size in blocks)
 
 
 def _stored(part: Part, by: int, name: str) -> Part:

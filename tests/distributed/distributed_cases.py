@@ -33,7 +33,7 @@ import sparsetc as stc
 from sparsetc import decomposition
 from sparsetc import distributed as sd
 from sparsetc.distributed.ranks import Ranks
-from sparsetc.io import parquet
+from sparsetc.io import packed
 
 SIZES = (1, 2, 3, 4)
 PATIENCE = 5
@@ -614,7 +614,7 @@ def what_fails_on_one_rank_is_said_on_all(mesh: Any, folder: Path) -> None:
     s, last = sd.shard(x, 0, mesh=mesh), ranks.size - 1
     path = folder / f"damaged{ranks.size}.parquet"
     if ranks.rank == 0:
-        with mock.patch.object(parquet, "NUMBERS", 1 << 17):  # so that each rank reads row groups of its own
+        with mock.patch.object(packed, "NUMBERS", 1 << 17):  # so that each rank reads row groups of its own
             stc.write(path, x)
         about = pyarrow_parquet.read_metadata(path)
         with open(path, "r+b") as file:

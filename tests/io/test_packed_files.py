@@ -23,7 +23,7 @@ from cases import WIDE
 from pyarrow import parquet as pyarrow_parquet
 
 import sparsetc as stc
-from sparsetc.io import parquet
+from sparsetc.io import packed, parquet
 from sparsetc.tensor.inputs import DTYPES
 
 
@@ -46,7 +46,7 @@ def same(x: stc.SparseTensor, y: stc.SparseTensor) -> bool:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups of a few dozen nonzeros in what is written."""
-    monkeypatch.setattr(parquet, "NUMBERS", 200)
+    monkeypatch.setattr(packed, "NUMBERS", 200)
 
 
 # ---- round trips ------------------------------------------------------------------------------------------------
@@ -332,10 +332,10 @@ def test_only_the_row_group_that_is_damaged_is_refused(path: Path) -> None:
 def said(path: Path, **changes: Any) -> None:
     """Let a file say something else of itself, with the right checksum."""
     table = pyarrow_parquet.read_table(path)
-    about = {**json.loads(pyarrow_parquet.read_metadata(path).metadata[parquet.KEY]), **changes}
+    about = {**json.loads(pyarrow_parquet.read_metadata(path).metadata[packed.KEY]), **changes}
     del about["crc"]
-    about = about if "crc" in changes else {**about, "crc": parquet._crc(about)}
-    pyarrow_parquet.write_table(table.replace_schema_metadata({parquet.KEY: json.dumps(about)}), path)
+    about = about if "crc" in changes else {**about, "crc": packed._crc(about)}
+    pyarrow_parquet.write_table(table.replace_schema_metadata({packed.KEY: json.dumps(about)}), path)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_what_a_file_says_that_is_not_so(path: Path, changes: dict[str, Any], wh
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 100_000, b"[]", b"1", b"\xff", b'{"shape": ' + b"9" * 5000 + b"}"])
 def test_a_description_that_is_none(path: Path, text: bytes) -> None:
-    table = pyarrow_parquet.read_table(path).replace_schema_metadata({parquet.KEY: text})
+    table = pyarrow_parquet.read_table(path).replace_schema_metadata({packed.KEY: text})
     pyarrow_parquet.write_table(table, path)
     assert "no shape and dtype" in refused(path)
 
@@ -380,9 +380,9 @@ def test_contents_that_no_writer_makes(tmp_path: Path, coords: list[Any], what: 
     """Checksums that are right, of coordinates that are not."""
     path = tmp_path / "x.parquet"
     stc.write(path, stc.SparseTensor([[0, 1, 2]], torch.ones(3), (3,)))
-    about = pyarrow_parquet.read_metadata(path).metadata[parquet.KEY]
+    about = pyarrow_parquet.read_metadata(path).metadata[packed.KEY]
     schema = pyarrow.schema(
-        [("i0", pyarrow.int32()), pyarrow.field("value", pyarrow.float32(), False)], {parquet.KEY: about}
+        [("i0", pyarrow.int32()), pyarrow.field("value", pyarrow.float32(), False)], {packed.KEY: about}
     )
     schema = schema if None in coords else schema.set(0, pyarrow.field("i0", pyarrow.int32(), False))
     table = pyarrow.table([pyarrow.array(coords, "int32"), pyarrow.array([1.0] * 3, "float32")], schema=schema)

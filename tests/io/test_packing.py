@@ -17,7 +17,7 @@ import torch
 
 import sparsetc as stc
 from sparsetc import __main__ as command_line
-from sparsetc.io import lines, packing, parquet
+from sparsetc.io import lines, packed, packing
 
 
 @pytest.fixture(params=[packing.HELD, 1 << 40], ids=["in memory", "by DuckDB"])
@@ -25,7 +25,7 @@ def frugal(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
     """Small blocks of what is read, and row groups of some hundred nonzeros, which are sorted in either way."""
     monkeypatch.setattr(packing, "HELD", request.param)
     monkeypatch.setattr(lines, "BLOCK", 3000)
-    monkeypatch.setattr(parquet, "NUMBERS", 2000)
+    monkeypatch.setattr(packed, "NUMBERS", 2000)
 
 
 def entries(n: int = 5000, shape: tuple[int, ...] = (20, 300, 70_000)) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,7 +45,7 @@ def text(path: Path, coords: torch.Tensor, values: torch.Tensor, head: str = "")
     return path
 
 
-def packed(source: Path, **options: Any) -> bytes:
+def packed_bytes(source: Path, **options: Any) -> bytes:
     """The packed file, beside which nothing is left."""
     target = source.with_name("packed.parquet")
     stc.pack(source, target, **options)
@@ -68,15 +68,15 @@ def is_as_read(source: Path, dtype: torch.dtype | None = None) -> None:
 @pytest.mark.parametrize("name", ["x.tns", "x.tns.gz"])
 def test_text(tmp_path: Path, name: str, frugal: None) -> None:
     source = text(tmp_path / name, *entries())
-    found = packed(source)
+    found = packed_bytes(source)
     is_as_read(source)
     for limit in ("128MiB", "200MB", "2GB"):
-        assert packed(source, memory_limit=limit) == found
+        assert packed_bytes(source, memory_limit=limit) == found
     threads = torch.get_num_threads()
     try:
         for number in (1, 2, 4):
             torch.set_num_threads(number)
-            assert packed(source) == found
+            assert packed_bytes(source) == found
     finally:
         torch.set_num_threads(threads)
 
@@ -86,7 +86,7 @@ def test_dtypes(tmp_path: Path, dtype: torch.dtype, frugal: None) -> None:
     coords, values = entries(900)
     integers = not dtype.is_floating_point
     source = text(tmp_path / "x.tns", coords, values.sign().long() if integers else values)
-    packed(source, dtype=dtype)
+    packed_bytes(source, dtype=dtype)
     is_as_read(source, dtype)
 
 
@@ -94,7 +94,7 @@ def test_dtypes(tmp_path: Path, dtype: torch.dtype, frugal: None) -> None:
 def test_orders(tmp_path: Path, order: int, frugal: None) -> None:
     shape = (2**40, 2**40, 3, 400, 70_000, 2)[-order:]  # whose product passes 2**63 at order 6
     source = text(tmp_path / "x.tns", *entries(1500, shape), head=f"# shape: {' '.join(map(str, shape))}\n")
-    packed(source)
+    packed_bytes(source)
     is_as_read(source)
 
 
@@ -103,7 +103,7 @@ def test_few_nonzeros_and_order(tmp_path: Path, frugal: None) -> None:
     ascending = stc.SparseTensor(coords, values, (20, 300, 70_000)).coords
     for found in (coords[:, :0], coords[:, :1], ascending, ascending.flip(1), coords[:, :1].expand(-1, 600)):
         source = text(tmp_path / "x.tns", found, values[: found.shape[1]], "# shape: 20 300 70000\n")
-        packed(source)
+        packed_bytes(source)
         is_as_read(source)
 
 
@@ -128,7 +128,7 @@ def test_matrix_market(tmp_path: Path, head: str, frugal: None) -> None:
         ]
     source = tmp_path / "x.mtx"
     source.write_text(f"%%MatrixMarket matrix {head}\n500 500 {n}\n" + "\n".join(rows) + "\n")
-    packed(source)
+    packed_bytes(source)
     is_as_read(source)
     for entries_said, what in ((n + 1, "truncated"), (n - 1, "too long")):
         source.write_text(f"%%MatrixMarket matrix {head}\n500 500 {entries_said}\n" + "\n".join(rows) + "\n")
@@ -140,7 +140,7 @@ def test_matrix_market(tmp_path: Path, head: str, frugal: None) -> None:
 def test_arrays(tmp_path: Path, dtype: torch.dtype, frugal: None) -> None:
     coords, values = entries(1000)
     stc.write(tmp_path / "x.npz", stc.SparseTensor(coords, values.to(dtype), (20, 300, 70_000), coalesce=False))
-    packed(tmp_path / "x.npz")
+    packed_bytes(tmp_path / "x.npz")
     is_as_read(tmp_path / "x.npz")
 
 
@@ -148,13 +148,13 @@ def test_arrays(tmp_path: Path, dtype: torch.dtype, frugal: None) -> None:
 def test_arrays_of_scipy(tmp_path: Path, form: str, frugal: None) -> None:
     sparse = pytest.importorskip("scipy.sparse")
     sparse.save_npz(tmp_path / "x.npz", sparse.random(50, 60, 0.3, format=form, random_state=0, dtype="float32"))
-    packed(tmp_path / "x.npz")
+    packed_bytes(tmp_path / "x.npz")
     is_as_read(tmp_path / "x.npz")
 
 
 def test_dense_modes_become_coordinates(tmp_path: Path) -> None:
     stc.write(tmp_path / "x.npz", stc.SparseTensor([[2, 0]], torch.arange(6.0).reshape(2, 3), (3, 3)))
-    packed(tmp_path / "x.npz")
+    packed_bytes(tmp_path / "x.npz")
     assert stc.read(tmp_path / "packed.parquet").nnz == 6
 
 
@@ -163,7 +163,7 @@ def test_integers_are_summed_exactly(tmp_path: Path, frugal: None) -> None:
     values = torch.full((900,), 2**62)
     values[1::2] *= -1
     source = text(tmp_path / "x.tns", coords, values.sort().values)  # which passes 64 bits on the way
-    packed(source, dtype=torch.int64)
+    packed_bytes(source, dtype=torch.int64)
     assert stc.read(tmp_path / "packed.parquet").values.tolist() == [0]
     with pytest.raises(stc.IOFormatError, match=r"x\.tns: a sum of duplicates holds .*int64 cannot"):
         stc.pack(text(source, coords, values.abs()), tmp_path / "other.parquet", dtype=torch.int64)
@@ -177,7 +177,7 @@ def test_another_default_device(tmp_path: Path) -> None:
     with torch.device("meta"):
         for name in names:
             stc.write(tmp_path / name, x)
-            packed(tmp_path / name)
+            packed_bytes(tmp_path / name)
             is_as_read(tmp_path / name)
             assert stc.read(tmp_path / name).device.type == "cpu"
         with stc.open_packed(tmp_path / "packed.parquet") as file:
@@ -188,7 +188,7 @@ def test_many_duplicates(tmp_path: Path, frugal: None) -> None:
     """Row groups are not made of what little is left of many rows."""
     coords, values = entries(20_000, (3, 4, 5))
     source = text(tmp_path / "x.tns", coords, values)
-    packed(source)
+    packed_bytes(source)
     is_as_read(source)
     with stc.open_packed(tmp_path / "packed.parquet") as file:
         assert len(file.starts) == 2
@@ -277,7 +277,7 @@ def left(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), RuntimeError("another")])
-@pytest.mark.parametrize(("module", "name"), [(packing, "_batch"), (parquet, "columns")])
+@pytest.mark.parametrize(("module", "name"), [(packing, "_batch"), (packed, "columns")])
 def test_an_interrupted_call_leaves_nothing(
     tmp_path: Path, frugal: None, module: Any, name: str, error: BaseException
 ) -> None:
@@ -386,14 +386,14 @@ def test_a_disk_that_is_full_for_duckdb(tmp_path: Path, large: Path, monkeypatch
 
 def test_a_source_that_changes_meanwhile(tmp_path: Path, frugal: None) -> None:
     source, target = text(tmp_path / "x.tns", *entries()), tmp_path / "packed.parquet"
-    right = parquet.columns
+    right = packed.columns
 
     def changing(*arguments: Any) -> Any:
         os.utime(source, ns=(0, 0))
         return right(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet, "columns", changing)
+        patch.setattr(packed, "columns", changing)
         with pytest.raises(stc.IOFormatError, match=r"x\.tns: changed while it was read"):
             stc.pack(source, target)
     assert left(tmp_path) == []

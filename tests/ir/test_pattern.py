@@ -14,7 +14,8 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs, tiles
 from sparsetc.ir.nest.values import Ones
-from sparsetc.ir.program.cost import STORED, cost_of
+from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.statistics import STORED
 from sparsetc.ir.program.tile import Value, walk
 
 

@@ -26,7 +26,8 @@ from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, TileLoop, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
-from sparsetc.ir.program.cost import FIBERS, ITEMS, STORED, ZERO, Statistics, cost_of
+from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.statistics import FIBERS, ITEMS, STORED, ZERO, Statistics
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import Add, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.products.blocks import WHOLE, block_program

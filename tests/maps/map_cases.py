@@ -16,9 +16,9 @@ from sparsetc.maps.body import Body
 from sparsetc.maps.fused import Task
 from sparsetc.maps.kernel import WalkKernel
 from sparsetc.maps.pairs import Pairs
-from sparsetc.meeting import pairs_of
 from sparsetc.pairwise import entries_of
 from sparsetc.sparse_attention import _body
+from sparsetc.to_pairs import pairs_of
 
 SMALL = masks.causal() & masks.sliding_window(40) | masks.global_tokens(3)
 CPU = torch.device("cpu")

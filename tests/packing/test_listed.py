@@ -16,7 +16,8 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.nest import LANE
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.cost import FIBERS, ITEMS, cost_of
+from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.statistics import FIBERS, ITEMS
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.packing.tiles import slots_along
 from sparsetc.tensor.sparse_tensor import SparseTensor

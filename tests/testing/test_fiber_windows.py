@@ -14,7 +14,8 @@ import sparsetc as stc
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest.coordinates import Along, Computed, Constant, Field, Formula, Listed, Lookup, Position
 from sparsetc.ir.nest.nest import Nest, runs
-from sparsetc.ir.program.cost import FIBERS, cost_of
+from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.statistics import FIBERS
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.testing import check_format, pattern
 from sparsetc.testing.conformance import PATTERNS

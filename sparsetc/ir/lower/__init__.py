@@ -117,13 +117,11 @@ class WholeLowering(Lowering):
             return tuple(tiles), ()
         axes, largest = max(groups, key=lambda g: volume(self.sizes, g[0]))
         sides = tuple(largest), outside(tiles, largest)
-        if any(all(map(self._is_constant, side)) for side in sides):
-            return tuple(tiles), ()  # a side without rows has nothing that is summed over them
+        for side in sides:
+            operands = [self.inner.operand.get(name) for tile in side for name in self.factors[tile.name]]
+            if all(o and not o.rows for o in operands):  # the same for all rows: nothing is summed over them
+                return tuple(tiles), ()
         return sides if self._within(tiles)[0] in axes else sides[::-1]
-
-    def _is_constant(self, tile: Tile) -> bool:
-        """True if a tile is the same for all rows: no coordinate gathers any of its operands."""
-        return all((o := self.inner.operand.get(name)) and not o.rows for name in self.factors[tile.name])
 
     def _within(self, tiles: Sequence[Tile]) -> Names:
         """The axes that tiles have together, but the lanes."""

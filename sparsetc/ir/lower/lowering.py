@@ -330,9 +330,7 @@ class Lowering:
 
     # -- the tree ---------------------------------------------------------------------------------------------------
     def run(self) -> Tile:
-        """Return the tile to be added to the output. Factors are read and sides of dots formed as early as they are
-        known.
-        """
+        """Return the tile to add to the output. Factors are read, and sides of dots formed, as early as possible."""
         late = set(self._late())
         products = [(side, dot) for dot in self.dots for side in dot.parts if side.kind == "product"]
         factors = (*self.inner.stored, *self.inner.operand)

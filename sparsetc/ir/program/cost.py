@@ -1,19 +1,10 @@
 """The cost of a tile program: counted from its statements, then priced by the rates of a device.
 
-In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost`, with a `Count` of each resource,
-linear in the statistics, and with seconds a resource, and of a whole part: a roofline, and the time that is expected.
-Constants of the formulas are the profile's. What gathered rows of a dense operand move, through the L2 cache
-and from device memory, follows from the order of programs: of an axis that is split over the grid, one block must be
-near where the grid takes one block of columns after another, and else all of them.
+In: a `TileProgram`; then a part's `Statistics` and a `DeviceProfile`. Out: a `Cost`: a `Count` of each resource, its
+seconds, a roofline, and the time that is expected of the part. The constants of the formulas are the profile's.
 
-A `Count` is a sum of so many a nonzero, a fiber, an item; `Statistics` are those numbers of a packed storage, or a
-planner's estimate of them. The symbols::
-
-    P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
-
-In text, R are rows of the result. A text has no sizes of modes: one source serves many.
-
-Of tiles, L are those stored, of a task list its pairs; N are then the values of both operands.
+The order of programs decides what gathered rows of a dense operand move through the L2 cache and from device memory.
+All columns of the rows must be near; if the grid takes one block of columns after another, one block must.
 
 Resources, each with the time it alone would take:
 
@@ -28,93 +19,17 @@ Resources, each with the time it alone would take:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from operator import add, mul
 
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16, F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
-from sparsetc.support import Ints, NamedInts, Names
+from sparsetc.ir.program.statistics import BY_LEVEL, FIBERS, ITEMS, ONE, STORED, ZERO, Count, Statistics
+from sparsetc.support import NamedInts, Names
 from sparsetc.support.lru import cached_property
-
-SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
-"""Terms of a count, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
-
-
-@dataclass(frozen=True)
-class Count:
-    """A sum of the products in `SYMBOLS`, each times a number."""
-
-    factors: Ints
-
-    def __add__(self, other: Count) -> Count:
-        return Count(tuple(map(add, self.factors, other.factors)))
-
-    def __mul__(self, n: int) -> Count:
-        return Count(tuple(map(mul, self.factors, (n,) * len(self.factors))))
-
-    __rmul__ = __mul__
-
-    @property
-    def bytes(self) -> Count:
-        """The bytes of this many values; a count in bytes has none."""
-        return Count(tuple([f for plain in self.factors[1::2] for f in (plain, 0)]))
-
-    def of(self, symbol: Count) -> int:
-        """Return the factor of one symbol."""
-        return self.factors[symbol.factors.index(1)]
-
-    def at(self, symbols: Ints) -> int:
-        """The number where each product in `SYMBOLS` has the value given."""
-        return sum(map(mul, self.factors, symbols))
-
-    def __str__(self) -> str:
-        terms = ((f, s) for f, s in zip(self.factors, SYMBOLS, strict=True) if f)
-        return " + ".join(f"{f}*{s}" if s and f != 1 else s or str(f) for f, s in terms) or "0"
-
-
-FIBERS, STORED, ITEMS, ONE = (Count(tuple(int(at == place) for at in range(8))) for place in (1, 3, 5, 7))
-ZERO = Count((0,) * 8)
-BY_LEVEL = (ITEMS, FIBERS, STORED)
-"""Counts of what each level has; of blocks, their fibers."""
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Counts of a packed part, or estimates of them.
-
-    Attributes:
-        runs: for a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1.
-        chain: rounds of loads that wait for one another in the longest work item.
-        split_rows: True if a row has several items: then results are added, not stored.
-        split_fibers: True if a fiber has several lanes: then results are added too.
-    """
-
-    items: int
-    fibers: int
-    stored: int
-    nnz: int
-    itemsize: int
-    runs: NamedInts = ()
-    chain: int = 0
-    split_rows: bool = False
-    split_fibers: bool = False
-
-    def scaled(self, share: float) -> Statistics:
-        """The statistics of a share of the nonzeros."""
-        counts = self.items, self.fibers, self.stored, self.nnz
-        items, fibers, stored, nnz = [max(1, int(n * share)) if share else 0 for n in counts]
-        return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
-
-    @cached_property
-    def symbols(self) -> Ints:
-        """The values of the products of symbols that a `Count` is a sum of."""
-        plain = self.fibers, self.stored, self.items, 1
-        return tuple([n * w for n in plain for w in (self.itemsize, 1)])
-
 
 WARP = 32
 """Threads of a warp."""
@@ -421,7 +336,7 @@ class Cost:
         """Seconds each resource alone would take."""
         at = statistics.symbols
         counts = self.once, self.stream, self.output, self.added_bytes, self.multiply, self.expanded, self.dot
-        once, stream, output, added, multiply, expanded, dot = [sum(map(mul, c.factors, at)) for c in counts]
+        once, stream, output, added, multiply, expanded, dot = [c.at(at) for c in counts]
         gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
         missed, again = sum([missed for _, missed in gathered]), stream - once
         # Blocks of one item follow one another and find its storage near; each pass reads all of it again.

@@ -186,8 +186,9 @@ class Key:
 
 @dataclass(frozen=True)
 class Add:
-    """Sum the axes that the output lacks, then add into output[key, axes], or store there where `owned`. With several
-    `copies` of the output, one after another, each work item takes the next copy.
+    """Sum the axes that the output lacks, then add into output[key, axes], or store there if `owned`.
+
+    With several `copies` of the output, each work item adds to the next copy in turn.
     """
 
     source: Tile

@@ -1,7 +1,7 @@
-"""Conversion of masks, sparse tensors, boolean tensors, block masks and rows to `Pairs` of queries and keys.
+"""Masks, sparse tensors, boolean tensors, block masks and compressed rows as `Pairs` of queries and keys.
 
-In: what users have. Out: one pattern or mask for all heads, or a stack of them, one a head or a batch. What is made of
-an object is kept while the object lives, and found again by it.
+In: a pattern as users have it. Out: one pattern or mask for all heads, or a stack, one for each head or batch. It is
+kept as long as the object that it was made from.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 def pairs_of(pattern: Any, heads: Ints, shape: tuple[int, int], device: torch.device, causal: bool) -> Pairs:
-    """Return the pairs that meet, once for all heads or a stack of them.
+    """Return the pairs of a query and a key that attend, once for all heads or as a stack.
 
     Args:
         pattern: as `attention` takes it; None for all pairs.
         heads: sizes of the modes in front of queries and keys.
         shape: queries and keys.
         device: of the operands.
-        causal: whether only keys up to the query's own position are met.
+        causal: whether a query sees only keys up to its own position.
 
     Raises:
         FormatError: what is no pattern.
@@ -48,20 +48,20 @@ def pairs_of(pattern: Any, heads: Ints, shape: tuple[int, int], device: torch.de
             pattern = masks.kept.once(("causal", pattern), lambda: pattern & masks.causal())
         return Pairs(pattern, shape, device)
     if type(pattern).__name__ == "BlockMask":
-        found: tuple[Any, Ints] = _of_block_mask(pattern, shape, device)
+        converted: tuple[Any, Ints] = _of_block_mask(pattern, shape, device)
     elif isinstance(pattern, Tensor) and pattern.dtype == torch.bool and pattern.layout == torch.strided:
-        found = _of_dense(pattern, heads, shape, device)
+        converted = _of_dense(pattern, heads, shape, device)
     else:
-        found = _of_sparse(pattern, shape, device)
-    given, lead = found
-    if causal and isinstance(given, Pattern):
-        given = _causal(given)
+        converted = _of_sparse(pattern, shape, device)
+    pattern, lead = converted
+    if causal and isinstance(pattern, Pattern):
+        pattern = _causal(pattern)
     elif causal:
-        given = tuple([mask & masks.causal() for mask in given])
-    if isinstance(given, tuple) and len(given) == 1:
-        given = given[0]
+        pattern = tuple([mask & masks.causal() for mask in pattern])
+    if isinstance(pattern, tuple) and len(pattern) == 1:
+        pattern = pattern[0]
     patterns, fastest = _stack(lead, heads)
-    return Pairs(given, shape, device, patterns, fastest)
+    return Pairs(pattern, shape, device, patterns, fastest)
 
 
 def parts_of(pairs: Pairs, heads: Ints) -> Ints:
@@ -75,7 +75,7 @@ def parts_of(pairs: Pairs, heads: Ints) -> Ints:
 
 
 def _stack(lead: Ints, heads: Ints) -> tuple[int, bool]:
-    """Return how many patterns there are, and whether they change with each head, of the sizes in front of them."""
+    """Return the number of patterns in a stack of these leading sizes, and whether they vary fastest over the heads."""
     while lead[:1] == (1,):
         lead = lead[1:]
     if not lead:
@@ -226,7 +226,7 @@ def _causal(pattern: Pattern) -> Pattern:
 
 
 def _of_rows(given: tuple[Any, ...], shape: Ints) -> SparseTensor:
-    """Return the tensor of compressed rows, of `indices` from ``indptr[i]`` to ``indptr[i + 1]`` for row i.
+    """Return the tensor of compressed rows: row i has the columns `indices` from ``indptr[i]`` to ``indptr[i + 1]``.
 
     With two sides after these, rows and indices are those of blocks.
     """
