@@ -27,7 +27,7 @@ from sparsetc.contraction.operands import promoted
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
-from sparsetc.maps.trace import told_apart
+from sparsetc.maps.trace import check_takes, told_apart
 from sparsetc.meeting import pairs_of, parts_of, within_sequences
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import Traced, computed, key_of, of_entries
@@ -329,6 +329,7 @@ POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "colum
 
 def _scored(function: Any, scale: float, dropout: float) -> Body:
     """Return attention whose scores a function of (score, b, h, i, j) gives."""
+    check_takes(function, "attention", 1 + len(POSITIONS))
 
     def mapped(s: Tensor, **positions: Tensor) -> Tensor:
         return function(s * scale, *(positions[name] for name in POSITIONS))  # type: ignore[no-any-return]

@@ -12,12 +12,14 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from inspect import signature
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparsetc.errors import KeywordError
 from sparsetc.maps.elementwise import INPUT, TEXT, Argument, Builder, Elementwise
 
 SAME = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_not": "logical_not"}
@@ -170,3 +172,14 @@ def told_apart(function: Callable[..., Any]) -> Hashable:
     except TypeError:
         return function
     return function if any(isinstance(one, Tensor) for one in (*outside, *cells)) else key
+
+
+def check_takes(function: Any, what: str, positional: int, names: Sequence[str] = ()) -> None:
+    """Raise `KeywordError` unless a function takes so many arguments by position and these by name."""
+    try:
+        signature(function).bind(*range(positional), **dict.fromkeys(names))
+    except TypeError as error:
+        arguments = f"arguments named {', '.join(names)}" if names else f"{positional} arguments"
+        raise KeywordError(f"{what} calls the function with {arguments}: {error}") from None
+    except ValueError:  # a function of C that does not say what it takes
+        pass
