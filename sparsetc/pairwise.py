@@ -413,7 +413,7 @@ def second_gradients(
 def shapes_of_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
     (body, pairs, *_), tensors = _of(key, tensors)
     shape = result_shape(body, pairs, tensors)
-    sums = shape[:2] if body.softmax else (0,)
+    sums = shape[:-1] if body.softmax else (0,)
     return tensors[0].new_empty(shape), tensors[0].new_empty(sums, dtype=accumulator(tensors[0].dtype))
 
 

@@ -256,13 +256,12 @@ def _traced(
     key = _key(known, sizes, heads == fewer, q.device, numbers, is_causal, constants, operator.index(latest.number))
     if not key:
         return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
-    tensors = [one.reshape(prod(one.shape[:-2]), *one.shape[-2:]) for one in (q, k, v)]
+    tensors = [q, k, v]
     if bias is not None:
         tensors.append(_bias(bias, tuple(heads), bias.shape[-1]))
     seed = torch.randint(1 << 31, (1,), device=q.device) if numbers[1] else None
     result, lse = torch.ops.sparsetc.mapped(key, tensors, seed)
-    result = result.reshape(*heads, rows, v.shape[-1])
-    return (result, lse.reshape(*heads, rows)) if return_lse else result
+    return (result, lse) if return_lse else result
 
 
 def _number(pattern: Any) -> tuple[str, int] | None:
