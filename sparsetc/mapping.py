@@ -15,7 +15,8 @@ from typing_extensions import Unpack
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.maps.body import SIDES, Body, Side
-from sparsetc.maps.trace import told_apart
+from sparsetc.maps.trace import check_takes, told_apart
+from sparsetc.meeting import pairs_of, parts_of
 from sparsetc.options import Settings
 from sparsetc.pairwise import computed, of_entries
 from sparsetc.support import Ints
@@ -113,6 +114,12 @@ def map_entries(
     pairs = pairs_of(pattern, heads, shape, inputs.first.device, False)
     if inputs.vectors["entries"] or output == "sparse":
         pairs = of_entries(pairs)
+        for name, tensor in inputs.vectors["entries"].items():
+            if tensor.shape[-1:] != (pairs.given.nnz,):  # type: ignore[union-attr]
+                raise ShapeError(
+                    f"map_entries: {name} must have a number for each of {pairs.given.nnz:,} entries, found "  # type: ignore[union-attr]
+                    f"{tuple(tensor.shape)}"
+                )
     if pairs.patterns == 1:
         heads = _broadcast([heads, *[tuple(t.shape[:-1]) for t in inputs.vectors["entries"].values()]])
     elif output == "sparse":
@@ -147,6 +154,15 @@ class _Inputs:
         self.names = [*products, *(name for named in vectors.values() for name in named)]
         if not self.names or len({*self.names}) < len(self.names):
             raise KeywordError(f"map_entries takes names, each once; found {', '.join(self.names) or 'none'}")
+        for name, pair in products.items():
+            if (
+                not isinstance(pair, Sequence)
+                or len({getattr(t, "shape", (0,))[-1] for t in pair}) != 1
+                or len(pair) != 2
+            ):
+                tables = pair if isinstance(pair, Sequence) else [pair]
+                found = ", ".join(str(tuple(getattr(t, "shape", ()))) for t in tables)
+                raise ShapeError(f"map_entries: product {name} takes two tables of rows of one size, found {found}")
         self.tables = [(table, mode) for pair in products.values() for mode, table in enumerate(pair)]
         self.tables += [] if values is None else [(values, 1)]
         self.first = self.tables[0][0] if self.tables else next(t for n in vectors.values() for t in n.values())
@@ -186,6 +202,7 @@ class _Inputs:
         kept_names = tuple(self.names)
 
         def made() -> Body:
+            check_takes(function, "map_entries", 0, kept_names)
             products = {f"s{n}": (f"l{n}", f"r{n}") for n in range(len(kept_names) - len(sides))}
             vectors = {f"v{n}": side for n, side in enumerate(sides)}
             names = dict(zip([*products, *vectors], kept_names, strict=True))

@@ -21,7 +21,7 @@ from torch.compiler import is_dynamo_compiling
 from sparsetc import masks
 from sparsetc.api import einsum
 from sparsetc.contraction.autograd import following
-from sparsetc.errors import TransformError
+from sparsetc.errors import ShapeError, TransformError
 from sparsetc.explain import MapReport, device_name, watched
 from sparsetc.maps.body import LOG2E, Body
 from sparsetc.maps.fused import Kernels, Task, flattened, fused, gradients_by, gradients_of_steps, lead_of, result_shape
@@ -227,7 +227,14 @@ def _in_steps(
         values[name] = inputs[name] if side == "entries" else _at_entries(inputs[name], pattern, side)
         if name in body.positions:
             values[name] = values[name].long()
-    weights = body.mapped(values).expand(pattern.nnz, heads // pairs.patterns)
+    mapped, whole = body.mapped(values), (pattern.nnz, heads // pairs.patterns)
+    fits = isinstance(mapped, Tensor) and all(
+        n in (1, m) for n, m in zip(mapped.shape[::-1], whole[::-1], strict=False)
+    )
+    if not fits:
+        found = tuple(mapped.shape) if isinstance(mapped, Tensor) else type(mapped).__name__
+        raise ShapeError(f"the function must return a tensor of its arguments' shape {whole}, found {found}")
+    weights = mapped.expand(whole)
     log_of_rows = log_sums(weights, pattern, (*range(pattern.order - 1),)) if with_lse else None
     if body.softmax:
         weights = softmax(SparseTensor._make(pattern, weights), pattern.order - 1)._values
@@ -406,7 +413,7 @@ def second_gradients(
 def shapes_of_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
     (body, pairs, *_), tensors = _of(key, tensors)
     shape = result_shape(body, pairs, tensors)
-    sums = shape[:2] if body.softmax else (0,)
+    sums = shape[:-1] if body.softmax else (0,)
     return tensors[0].new_empty(shape), tensors[0].new_empty(sums, dtype=accumulator(tensors[0].dtype))
 
 

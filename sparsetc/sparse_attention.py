@@ -27,7 +27,8 @@ from sparsetc.contraction.operands import promoted
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
-from sparsetc.maps.trace import told_apart
+from sparsetc.maps.trace import check_takes, told_apart
+from sparsetc.meeting import pairs_of, parts_of, within_sequences
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import Traced, computed, key_of, of_entries
 from sparsetc.support.entry import entry_point, exporting
@@ -256,13 +257,12 @@ def _traced(
     key = _key(known, sizes, heads == fewer, q.device, numbers, is_causal, constants, operator.index(latest.number))
     if not key:
         return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
-    tensors = [one.reshape(prod(one.shape[:-2]), *one.shape[-2:]) for one in (q, k, v)]
+    tensors = [q, k, v]
     if bias is not None:
         tensors.append(_bias(bias, tuple(heads), bias.shape[-1]))
     seed = torch.randint(1 << 31, (1,), device=q.device) if numbers[1] else None
     result, lse = torch.ops.sparsetc.mapped(key, tensors, seed)
-    result = result.reshape(*heads, rows, v.shape[-1])
-    return (result, lse.reshape(*heads, rows)) if return_lse else result
+    return (result, lse) if return_lse else result
 
 
 def _number(pattern: Any) -> tuple[str, int] | None:
@@ -329,6 +329,7 @@ POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "colum
 
 def _scored(function: Any, scale: float, dropout: float) -> Body:
     """Return attention whose scores a function of (score, b, h, i, j) gives."""
+    check_takes(function, "attention", 1 + len(POSITIONS))
 
     def mapped(s: Tensor, **positions: Tensor) -> Tensor:
         return function(s * scale, *(positions[name] for name in POSITIONS))  # type: ignore[no-any-return]

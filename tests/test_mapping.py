@@ -115,9 +115,22 @@ def test_what_map_entries_refuses() -> None:
         ({"products": {"s": (a, a[:2])}}, stc.ShapeError, "the pattern must be"),
         ({"products": {"s": (a, a)}, "rows": {"b": a[:2, 0]}}, stc.ShapeError, "one number of rows"),
         ({"products": {"s": (a.expand(2, 3, 2), a.expand(3, 3, 2))}}, stc.ShapeError, "broadcast"),
+        ({"products": {"s": a}}, stc.ShapeError, r"takes two tables .* found \(3, 2\)"),
+        ({"products": {"s": (a, a[:, :1])}}, stc.ShapeError, r"of one size, found \(3, 2\), \(3, 1\)"),
+        ({"products": {"s": (a, a)}, "entries": {"e": a[:2, 0]}}, stc.ShapeError, "each of 3 entries"),
         ({"products": {"s": (a, a)}, "softmax": True}, stc.KeywordError, "softmax takes values"),
         ({"products": {"s": (a, a)}, "values": a, "output": "sparse"}, stc.KeywordError, "sparse result"),
     ]
     for named, kind, text in refused:
         with pytest.raises(kind, match=text):
             stc.map_entries(lambda **of: next(iter(of.values())), x, **named)
+    for function, kind, text in (
+        (lambda s, t: s, stc.KeywordError, "arguments named s: missing a required argument: 't'"),
+        ("s", stc.KeywordError, "not a callable"),
+        (lambda s: None, stc.ShapeError, "must return a tensor .* found NoneType"),
+        (lambda s: s[:2], stc.ShapeError, r"found \(2, 1\)"),
+    ):
+        with pytest.raises(kind, match=text):
+            stc.map_entries(function, x, products={"s": (a, a)})  # type: ignore[arg-type]
+    with pytest.raises(stc.KeywordError, match="calls the function with 5 arguments"):
+        stc.attention(a, a, a, bias=lambda score, i, j: score)  # type: ignore[call-overload, arg-type, misc]

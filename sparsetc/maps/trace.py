@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from inspect import signature
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetc.errors import KeywordError
 from sparsetc.maps.elementwise import INPUT, TEXT, Argument, Builder, Elementwise
 
 SAME = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_not": "logical_not"}
@@ -217,3 +219,14 @@ def _names(code: CodeType) -> list[str]:
     """Return the names of globals and attributes in some code, and in that of functions within it."""
     within = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
     return [*code.co_names, *within]
+
+
+def check_takes(function: Any, what: str, positional: int, names: Sequence[str] = ()) -> None:
+    """Raise `KeywordError` unless a function takes so many arguments by position and these by name."""
+    try:
+        signature(function).bind(*range(positional), **dict.fromkeys(names))
+    except TypeError as error:
+        arguments = f"arguments named {', '.join(names)}" if names else f"{positional} arguments"
+        raise KeywordError(f"{what} calls the function with {arguments}: {error}") from None
+    except ValueError:  # a function of C that does not say what it takes
+        pass
