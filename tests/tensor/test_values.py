@@ -68,10 +68,10 @@ def test_where_changes_are_counted_values_are_packed_at_a_change(monkeypatch: py
     for times, change in ((1, lambda: None), (2, lambda: values.mul_(3)), (3, lambda: x.values.add_(1))):
         change()
         for _ in range(3):
-            assert_matches(stc.einsum("ij,ir->jr", x, b), "ij,ir->jr", [x, b])
+            assert_matches(stc.einsum("ij,ir->jr", x, b, plan="coo"), "ij,ir->jr", [x, b])
         assert len(packed) == times
     assert_matches(stc.einsum("ij,ir->jr", x.with_values(-values), b), "ij,ir->jr", [x.with_values(-values), b])
-    assert_matches(stc.einsum("ij,ir->jr", x, b), "ij,ir->jr", [x, b])
+    assert_matches(stc.einsum("ij,ir->jr", x, b, plan="coo"), "ij,ir->jr", [x, b])
 
 
 def test_values_are_packed_once_for_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_a_cuda_graph_keeps_what_it_reads_and_gives_nothing_to_others(monkeypatc
     b, packed = random_values((3, 2), torch.float64, 1), packings(monkeypatch)
 
     def call() -> None:
-        assert_matches(stc.einsum("ij,ir->jr", x, b), "ij,ir->jr", [x.detach(), b])
+        assert_matches(stc.einsum("ij,ir->jr", x, b, plan="coo"), "ij,ir->jr", [x.detach(), b])
 
     call()
     with torch.no_grad():
