@@ -16,7 +16,6 @@ from typing_extensions import Unpack
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.maps.body import SIDES, Body, Side
 from sparsetc.maps.trace import check_takes, told_apart
-from sparsetc.meeting import pairs_of, parts_of
 from sparsetc.options import Settings
 from sparsetc.pairwise import computed, of_entries
 from sparsetc.support import Ints

@@ -28,7 +28,6 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
 from sparsetc.maps.trace import check_takes, told_apart
-from sparsetc.meeting import pairs_of, parts_of, within_sequences
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import Traced, computed, key_of, of_entries
 from sparsetc.support.entry import entry_point, exporting
