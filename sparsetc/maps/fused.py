@@ -82,8 +82,8 @@ class Kernels:
     Attributes:
         refusal: why there are none; empty where there are.
         lead: sizes of the modes of heads.
-        copied: of which inputs kernels take copies, since heads lie in more groups than kernels read, or the elements
-            of a row apart, or they are of 16 bits on a CPU.
+        copied: True for an input that kernels take a copy of: its heads lie in more groups than kernels read, the
+            elements of its rows lie apart, or it is of 16 bits on a CPU.
     """
 
     def __init__(self, task: Task, tensors: Tensors) -> None:

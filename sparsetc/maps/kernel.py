@@ -254,7 +254,7 @@ class WalkKernel:
         return run
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Launch, with inputs and results by name, of any modes of heads that lie as those that it was made for."""
+        """Launch with inputs and results by name. Their heads must lie as in the tensors it was made for."""
         if self.idle:
             return
         if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
