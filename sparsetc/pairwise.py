@@ -89,7 +89,7 @@ _opaque = entry_point(computed)
 def traceable(
     body: Body, pairs: Pairs, tensors: Sequence[Tensor], settings: Settings, name: str, seed: Tensor | None = None
 ) -> Any:
-    """Return what `computed` does, for callers that Dynamo looks into: in a graph that it traces, the steps."""
+    """Compute as `computed` does, for callers that Dynamo looks into: it traces the steps."""
     if is_dynamo_compiling():
         return in_steps(body, pairs, settings, seed, False, *tensors)
     return _opaque(body, pairs, tensors, settings, name, seed)

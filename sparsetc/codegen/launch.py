@@ -365,7 +365,7 @@ def launch_of(
 
 
 def _start_of(compiled: Any, grid: int, device: torch.device) -> Callable[[Sequence[Any]], None]:
-    """Return a launch of what Triton compiled, which prepares what profilers are told only where one listens."""
+    """Return a launch of a compiled kernel. Profilers are told of it if any listens to Triton's launches."""
     from triton import knobs
     from triton.runtime import driver
 

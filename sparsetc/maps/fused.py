@@ -82,8 +82,8 @@ class Kernels:
     Attributes:
         refusal: why there are none; empty where there are.
         lead: sizes of the modes of heads.
-        copied: of which inputs kernels take copies, since heads lie in more groups than kernels read, or the elements
-            of a row apart, or they are of 16 bits on a CPU.
+        copied: True for an input that kernels take a copy of: its heads lie in more groups than kernels read, the
+            elements of its rows lie apart, or it is of 16 bits on a CPU.
     """
 
     def __init__(self, task: Task, tensors: Tensors) -> None:
@@ -139,8 +139,9 @@ class Kernels:
         own_modes, native = self._own_modes(name), self.task[0] == "torch"
         if native and tensor.dtype.itemsize < 4:  # it computes nothing in 16 bits, not even sums of a result
             return True
-        most = 1 if native else own_modes
-        return len(_groups(tensor, own_modes)) > most or rows_whole(tensor) is not tensor
+        by_position = self.body.vectors.get(name) in SIDES  # which kernels read with a step
+        apart = not by_position and rows_whole(tensor) is not tensor
+        return apart or len(_groups(tensor, own_modes)) > (1 if native else own_modes)
 
     def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> Kernel:
         """Return the kernel of a walk; inputs among the tensors have one mode of heads, or as many as `lead`."""

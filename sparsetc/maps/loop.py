@@ -117,7 +117,8 @@ class Loop(Text):
                 self.put(f"entry = tl.load(order + entry{masked})")
         for name, side in self.vectors.items():
             if side == "other":
-                loaded = self.load(f"{name} + {self.far_head} * {name}_head + col", ["col_ok"] if self.bounded else [])
+                address = self.number_address(name, self.far_head, "col")
+                loaded = self.load(address, ["col_ok"] if self.bounded else [])
                 self.put(f"{name}_tile = {loaded}[None, :].to(tl.float32)")
             elif side == "entries":
                 loaded = self.load(f"{name} + {self.entry_head} * {name}_head + entry", ["met"] if part else [])

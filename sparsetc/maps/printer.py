@@ -71,7 +71,7 @@ class Printer(Loop):
                 self.put(f"{name}_shared = {loaded}[None, None, :].to(tl.float32)")
         for name, side in self.vectors.items():
             if side == "own":
-                loaded = self.load(f"{name} + head * {name}_head + row", ["row_ok"])
+                loaded = self.load(self.number_address(name, "head", "row"), ["row_ok"])
                 self.put(f"{name}_own = {loaded}[:, None].to(tl.float32)")
         for name, (left, right, less) in self.row_sums.items():
             self.put(f"{name}_own = tl.sum({left}_own.to(tl.float32) * {right}_own.to(tl.float32), 1)[:, None]")
@@ -262,6 +262,8 @@ def _header(printer: Printer, name: str) -> str:
     if printer.by_entry:
         lines.append("full_base, part_base[tile, row]: the number of the row's first entry in the tile")
     lines.append("x_head, x_row: elements from one head of x, and from one row, to the next")
+    if layout.stepped:
+        lines.append("x_step: elements from one number of x to the next")
     if layout.apart:
         lines.append("x_batch, x_heads: elements from one batch of x to the next, and its heads")
     return "\n".join(lines) + "\n"

@@ -41,6 +41,7 @@ class Layout:
         group: heads of rows that share a head of columns.
         stacked: whether heads have patterns of their own, whose windows follow one another.
         apart: tables whose heads lie in two groups, as a layer's do behind rows: a batch and its heads.
+        stepped: vectors by row or column whose numbers are not next to one another.
         popcount: whether the target counts bits by an instruction of PTX.
     """
 
@@ -61,6 +62,7 @@ class Layout:
     group: int = 1
     stacked: bool = False
     apart: Names = ()
+    stepped: Names = ()
     popcount: bool = False
 
 
@@ -150,6 +152,12 @@ class Text:
         at = f"{row}.to(tl.int64)" if self.layout.wide else row
         return f"{table} + {of_head} + {at}[:, None] * {table}_row + {self.lane(table)}[None, :]"
 
+    def number_address(self, vector: str, head: str, row: str) -> str:
+        """The addresses of a head's numbers by row or column."""
+        if vector in self.layout.stepped:
+            row = f"{row}.to(tl.int64) * {vector}_step" if self.layout.wide else f"{row} * {vector}_step"
+        return f"{vector} + {head} * {vector}_head + {row}"
+
     def sides(self, size: int) -> str:
         """The sides of a sum whose rows have this size, or are single numbers."""
         return f"{self.layout.height}, {padded(size, self.dots)}" if size else str(self.layout.height)
@@ -162,6 +170,7 @@ class Text:
         named += [f"{table}_{kind}" for table in tables for kind in ("head", "row")]
         named += [f"{table}_{kind}" for table in tables if table in self.layout.apart for kind in ("batch", "heads")]
         others = (*self.vectors, *self.less.values(), *self.shared, *self.targets())
+        named += [f"{name}_step" for name in others if name in self.layout.stepped]
         return named + [f"{name}_head" for name in others]
 
     def pointers(self) -> list[str]:

@@ -24,7 +24,8 @@ from sparsetc.maps.kernel import WalkKernel
 from sparsetc.maps.pairs import APART, Pairs
 from sparsetc.maps.row_tiles import RowTiles, gathered, of_pattern, of_tiles
 from sparsetc.maps.trace import Untraced, trace
-from sparsetc.nn import _gat2
+from sparsetc.meeting import pairs_of
+from sparsetc.nn import _gat, _gat2
 from sparsetc.sparse_attention import _body
 from sparsetc.to_pairs import pairs_of
 
@@ -250,6 +251,9 @@ def bodies() -> dict[str, list[WalkKernel]]:
         "poisson": kernels_of(poisson, entries, whole),
         "stored": kernels_of(replace(poisson, stored=True), entries, whole),
         "inner, dropout": kernels_of(_gat2(0.2, 0.3), entries, [t.half() for t in (*whole[:2], torch.empty(1, 32))]),
+        "numbers with steps": kernels_of(
+            _gat(0.2), entries, [whole[0], torch.empty(100, 1).T, torch.empty(100, 3).T[:1]]
+        ),
         "inner": kernels_of(_gat2(0.2), entries, [*whole[:2], torch.empty(1, 32)]),
     }
 
