@@ -59,7 +59,8 @@ class TorchPrinter(Writer, Lines):
         self.p, self.device = program, f"{next(iter(program.view.packed), program.output)}.device"
         self.einsum = "integer_einsum" if integers else "torch.einsum"
         self.level, self.column = LEAF, ""
-        self.bags, self.sampled, self.unread = bags(program), sampled(program), unread(program)
+        self.bags = bags(program)
+        self.sampled, self.unread = sampled(program), unread(program)
         self.decodes = {s.letter: s for s in program.each(Decode) if not s.tile}
         gathers, products = program.each(Gather), program.each(Product)
         self.constants = {s.out.name for s in gathers if not s.operand.rows}

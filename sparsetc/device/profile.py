@@ -332,7 +332,8 @@ def _read(path: Path, name: str, loops: bool = False) -> DeviceProfile | None:
 
 def _profile_with_loops(document: Any, name: str) -> DeviceProfile:
     """Return the profile of a CPU's record; an error says what is wrong with it."""
-    day, seconds, usual = document["date"], document["loops"], shipped_loops()
+    day, seconds = document["date"], document["loops"]
+    usual = shipped_loops()
     if (document["version"], document["name"]) != (VERSION, name) or not DAY.fullmatch(day):
         raise ValueError("not a record of this version and processor")
     if {r: [*rates] for r, rates in seconds.items()} != {r: [*rates] for r, rates in usual.items()}:

@@ -58,7 +58,7 @@ class Clusters:
     @property
     def sizes(self) -> Tensor:
         """(count,) strips of each union."""
-        return self.ptr[1:] - self.ptr[:-1]
+        return torch.diff(self.ptr)
 
 
 def clusters_of(
@@ -84,7 +84,7 @@ def clusters_of(
     of_row, strips = entries.coords
     ptr = offsets(torch.bincount(of_row, minlength=row.count))
     cluster, first = _equal_rows(of_row, strips, ptr)
-    lengths = (ptr[1:] - ptr[:-1])[first]
+    lengths = torch.diff(ptr)[first]
     strips, ptr = strips[spans(ptr[first], lengths)], offsets(lengths)
     height = torch.bincount(cluster, minlength=first.numel())
     signature = _signatures(ptr, strips, strip.count)
@@ -108,7 +108,7 @@ def _equal_rows(of_row: Tensor, strips: Tensor, ptr: Tensor) -> tuple[Tensor, Te
     run = torch.empty_like(by_hash).scatter_(0, by_hash, torch.cumsum(fresh, 0) - 1)
     first = by_hash[fresh]
     # A row's hash may be that of another pattern: then the row is compressed with none.
-    lengths = ptr[1:] - ptr[:-1]
+    lengths = torch.diff(ptr)
     alike = lengths == lengths[first][run]
     place = torch.arange(strips.numel(), device=ptr.device) - ptr[of_row]
     other = ptr[first][run][of_row] + place
@@ -197,7 +197,7 @@ def _compared(
         place = torch.searchsorted(keys, wanted).clamp_(max=keys.numel() - 1)
         hit = keys[place] == wanted
     until = offsets(hit.long())[offsets(lengths)]
-    shared = until[1:] - until[:-1]
+    shared = torch.diff(until)
     union = sizes[left] + sizes[right] - shared
     similarity = shared.double() / union.double()
     filled, height = (each[left] + each[right] for each in (clusters.filled, clusters.height))

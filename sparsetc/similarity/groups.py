@@ -43,7 +43,7 @@ class Groups:
     @property
     def heights(self) -> Tensor:
         """(groups,) rows of each."""
-        return self.ptr[1:] - self.ptr[:-1]
+        return torch.diff(self.ptr)
 
 
 def group_rows(rows: Tensor, columns: Tensor, n_rows: int, n_columns: int, *, width: int, tau: float) -> Groups:
