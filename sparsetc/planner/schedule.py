@@ -61,7 +61,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         groups.sort(key=lambda group: -prod(block[c] for c in group))
         apart = (groups[0], set().union(*groups[1:]))  # the sides of a dot: `ir.lower` takes the largest as one
         for side in apart:
-            widest = max(side, key=lambda c: block[c])
+            widest = max(side, key=block.__getitem__)
             block[widest] *= max(1, MIN_DOT // prod(block[c] for c in side))  # padded to what a dot needs
         # An axis that is summed, and split, is added by atomics.
         for shrink in (output, [c for c in block if c not in whole]):
@@ -314,5 +314,5 @@ def fit(
         free = wide or [c for c in shrink if block[c] > 1 and c not in short]
         if not free:
             break
-        block[max(free, key=lambda c: block[c]) if wide else min(free, key=lambda c: block[c])] //= 2
+        block[(max if wide else min)(free, key=block.__getitem__)] //= 2
     return block
