@@ -170,21 +170,21 @@ def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str
     return head, [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
 
 
-def matrix(given: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> Tensor:
+def matrix(tensor: Any, shape: tuple[int, ...], x: SparseTensor, what: str) -> Tensor:
     """A contiguous copy of a finite dense tensor of this shape, of x's dtype and device; ndarrays are converted."""
-    dense = as_dense(given, what)
-    given = dense if dense is given or dense.is_complex() else dense.to(x.device, x.dtype)
-    if not isinstance(given, Tensor):
-        raise DecompositionError(f"{what} must be a torch tensor, found {type(given).__name__}")
-    if tuple(given.shape) != shape:
-        raise ShapeError(f"{what} must have shape {shape}, found {tuple(given.shape)}")
-    if given.dtype != x.dtype:
-        raise DtypeError(f"{what} has dtype {given.dtype}, x has {x.dtype}; convert one of them: {CONVERT}")
-    if given.device != x.device:
-        raise DeviceError(f"{what} is on {given.device}, x is on {x.device}; move one of them with .to()")
-    if not bool(given.isfinite().all()):
+    dense = as_dense(tensor, what)
+    tensor = dense if dense is tensor or dense.is_complex() else dense.to(x.device, x.dtype)
+    if not isinstance(tensor, Tensor):
+        raise DecompositionError(f"{what} must be a torch tensor, found {type(tensor).__name__}")
+    if tuple(tensor.shape) != shape:
+        raise ShapeError(f"{what} must have shape {shape}, found {tuple(tensor.shape)}")
+    if tensor.dtype != x.dtype:
+        raise DtypeError(f"{what} has dtype {tensor.dtype}, x has {x.dtype}; convert one of them: {CONVERT}")
+    if tensor.device != x.device:
+        raise DeviceError(f"{what} is on {tensor.device}, x is on {x.device}; move one of them with .to()")
+    if not bool(tensor.isfinite().all()):
         raise FormatError(f"{what} has values that are infinite or NaN")
-    return given.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def nonnegative(factors: Sequence[Tensor], name: str) -> None:

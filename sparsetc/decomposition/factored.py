@@ -272,13 +272,13 @@ def fortran(tensor: Tensor) -> np.ndarray:
     return np.array(_array(tensor), np.float64, order="F")
 
 
-def _as_coords(given: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def _as_coords(coordinates: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
     try:
-        coords = torch.as_tensor(given, device=device)
+        coords = torch.as_tensor(coordinates, device=device)
     except (TypeError, ValueError) as error:
         raise ShapeError(f"coordinates must be a rectangle of integers ({len(shape)}, n): {error}") from None
-    if not coords.numel() and not isinstance(given, Tensor):
+    if not coords.numel() and not isinstance(coordinates, Tensor):
         coords = coords.long()  # the dtype of empty lists says nothing
     if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
         raise DtypeError(f"coordinates are integers, found {coords.dtype}")
