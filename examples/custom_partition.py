@@ -1,11 +1,12 @@
-"""A partition of one's own: nonzeros dealt to the parts of a plan by how full their slice is, a format a part.
+"""A partition of one's own: nonzeros divided among the parts of a plan by how full their slice is, a format a part.
 
     python examples/custom_partition.py
 
 A tensor is the sum of its parts, and an einsum is linear in it, so each part may be stored and run in its own way. Here
 the few slices that hold most nonzeros are stored as fibers along their longest mode, everything else as plain nonzeros.
-The rule does not ask which modes the output keeps (`by_rows` is False), so plans for other outputs find the nonzeros
-dealt; and both parts add to the same output rows (`whole_rows` is False).
+The rule does not ask which modes the output keeps (`by_rows` is False), so plans for other outputs use the same parts;
+and both parts add to the same output rows (`whole_rows` is False). It prints how the two parts are run, and how a rule
+that loses nonzeros is refused.
 """
 
 import torch

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/distributed_cp.py
 
 Where there are GPUs each process takes one, and they talk by NCCL; elsewhere by gloo. Started without torchrun, the
-same lines run on one process.
+same lines run on one process. It prints how the tensor is cut, and the fit beside that of one process.
 """
 
 import os

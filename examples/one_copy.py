@@ -5,7 +5,8 @@
 A CP or Tucker decomposition asks for an einsum a mode. A plan that suits one mode packs a copy of the tensor for it, so
 four modes take four copies. `compile_many` plans the einsums together: within a memory limit it trades copies for the
 plan ``"mm-csf"``, of which one copy serves all modes. The plan below is a simpler one of that kind: a single tree of
-fibers (SPLATT-ONE), of which all einsums share the packed part, since nothing of its storage depends on the einsum.
+fibers (SPLATT-ONE), of which all einsums share the packed part, since nothing of its storage depends on the einsum. It
+prints the bytes of the copies: 4.9 MB for one a mode, 2.4 MB for one tree.
 """
 
 import torch

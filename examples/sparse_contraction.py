@@ -3,7 +3,7 @@
     python examples/sparse_contraction.py
 
 A block-sparse tensor, as in quantum chemistry, is contracted with itself over one mode. The same einsum takes three
-paths; which is fastest depends on the patterns, and `explain` shows what each is expected to take.
+paths; which is fastest depends on the patterns, and `explain`, which is printed, shows what each is expected to take.
 """
 
 import torch

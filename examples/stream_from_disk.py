@@ -2,9 +2,10 @@
 
     python examples/stream_from_disk.py
 
-The tensor has 300,000 nonzeros, 3 MB of coordinates and values in its file. Half a megabyte is allowed: for factor
-matrices, the result, and chunks of the tensor, which pass through one after the other. On a GPU that is the GPU's
-memory, and while one chunk is copied another is computed; here it shows on any machine.
+The tensor has 300,000 nonzeros, 2.2 MB in its file. Half a megabyte is allowed: for factor matrices, the result, and
+chunks of the tensor, which pass through one after the other. On a GPU that is the GPU's memory, and while one chunk is
+copied another is computed; here it shows on any machine. It prints how many chunks there are, and how a limit that is
+too low is refused.
 """
 
 import tempfile

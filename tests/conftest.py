@@ -36,7 +36,7 @@ from sparsetc.support import files, memory  # noqa: E402
 
 options = import_module("sparsetc.options")  # whose name in the package is the function's
 files.MAX_FILES = 1 << 16  # a run makes more than a user's folder holds, and the next would compile its first again
-passing.IN_TURN = 1 << 62  # or equations that come again, of other patterns, would have no kernels
+passing.IN_A_ROW = 1 << 62  # or equations that come again, of other patterns, would have no kernels
 
 collect_ignore = []
 if not torch.cuda.is_available():

@@ -84,7 +84,7 @@ def storages(order: int) -> Iterator[tuple[str, str, stc.plans.Storage]]:
 
 
 def packings(order: int, nnz: int) -> Iterator[tuple[str, torch.Tensor, Callable[[], Any]]]:
-    """(name, coordinates, what packs or deals them)."""
+    """(name, coordinates, what packs or divides them)."""
     shape = SHAPES[order]
     for name, format, storage in (own for own in storages(order) if own[1] in FORMATS):
         coords = coordinates(order, nnz, clustered=format != "coo" and "fiber" not in format)
@@ -94,7 +94,7 @@ def packings(order: int, nnz: int) -> Iterator[tuple[str, torch.Tensor, Callable
     rules += [("threshold", {"threshold": 2}), ("row_similarity", windows)]
     for rule, options in (own for own in rules if own[0] in PARTITIONS):
         coords = coordinates(order, nnz, clustered=rule not in ("mixed_mode", "run_length"))
-        yield f"dealt by {rule}", coords, lambda c=coords, r=rule, o=options: divide(r, c, shape, (order - 1,), o)
+        yield f"divided by {rule}", coords, lambda c=coords, r=rule, o=options: divide(r, c, shape, (order - 1,), o)
 
 
 # -- what a limit of memory allows for, measured as the system does ---------------------------------------------------

@@ -32,7 +32,7 @@ from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
 
-IN_TURN = 3
+IN_A_ROW = 3
 """Patterns in a row that must have been used only a few times before the next one gets no kernel at first."""
 FEW = 8
 """Most uses of a pattern that count as few: more than most networks have layers, and fewer than take the time of a
@@ -98,8 +98,8 @@ def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses
         passed = last.passed + 1 if last and last.uses.count <= FEW else 0
         last_uses.pop((text, kind))
         last = last_uses.put((text, kind), LastUse(uses, passed))
-        (inputs.passing.add if passed >= IN_TURN else inputs.passing.discard)(kind)
-    return last.passed >= IN_TURN and uses.count < FEW
+        (inputs.passing.add if passed >= IN_A_ROW else inputs.passing.discard)(kind)
+    return last.passed >= IN_A_ROW and uses.count < FEW
 
 
 @dataclass(frozen=True)

@@ -173,18 +173,18 @@ def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str
     return head, [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
 
 
-def matrix(given: Any, shape: Ints, x: SparseTensor, what: str) -> Tensor:
+def matrix(tensor: Any, shape: Ints, x: SparseTensor, what: str) -> Tensor:
     """A contiguous copy of a finite dense tensor of this shape, of x's dtype and device; ndarrays are converted."""
-    dense = as_dense(given, what)
-    given = dense if dense is given or dense.is_complex() else dense.to(x.device, x.dtype)
-    if not isinstance(given, Tensor):
-        raise DecompositionError(f"{what} must be a torch tensor, found {type(given).__name__}")
-    if tuple(given.shape) != shape:
-        raise ShapeError(f"{what} must have shape {shape}, found {tuple(given.shape)}")
-    check_operand(given, what, x.dtype, x.device, "x")
-    if not bool(given.isfinite().all()):
+    dense = as_dense(tensor, what)
+    tensor = dense if dense is tensor or dense.is_complex() else dense.to(x.device, x.dtype)
+    if not isinstance(tensor, Tensor):
+        raise DecompositionError(f"{what} must be a torch tensor, found {type(tensor).__name__}")
+    if tuple(tensor.shape) != shape:
+        raise ShapeError(f"{what} must have shape {shape}, found {tuple(tensor.shape)}")
+    check_operand(tensor, what, x.dtype, x.device, "x")
+    if not bool(tensor.isfinite().all()):
         raise FormatError(f"{what} has values that are infinite or NaN")
-    return given.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def nonnegative(factors: Sequence[Tensor], name: str) -> None:

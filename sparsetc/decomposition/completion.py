@@ -41,13 +41,13 @@ def observed(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
 
 
 def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
-    given: Any = None if isinstance(mask, str) else as_dense(mask, f"{name}: mask")
-    if isinstance(given, Tensor) and given.layout == torch.strided:
-        _check_no_nan(given, name)
-        given = SparseTensor.from_dense((given != 0).to(x.dtype))
-    elif str(getattr(given, "dtype", "")).endswith("bool"):  # of torch.sparse or scipy; no values that sums are made of
-        given = given.to(x.dtype) if isinstance(given, Tensor) else given.astype("float32")
-    sparse = None if given is None else SparseTensor.coerce(given)
+    where: Any = None if isinstance(mask, str) else as_dense(mask, f"{name}: mask")
+    if isinstance(where, Tensor) and where.layout == torch.strided:
+        _check_no_nan(where, name)
+        where = SparseTensor.from_dense((where != 0).to(x.dtype))
+    elif str(getattr(where, "dtype", "")).endswith("bool"):  # of torch.sparse or scipy; no values that sums are made of
+        where = where.to(x.dtype) if isinstance(where, Tensor) else where.astype("float32")
+    sparse = None if where is None else SparseTensor.coerce(where)
     if sparse is None:
         raise DecompositionError(
             f'{name}: mask must be "observed", or a sparse or dense tensor of x\'s shape, found {mask!r:.80}'
@@ -60,9 +60,9 @@ def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
     return sparse.expand_dense().coalesce()
 
 
-def _check_no_nan(given: Tensor, name: str) -> None:
+def _check_no_nan(tensor: Tensor, name: str) -> None:
     """Raise `FormatError` if a mask holds NaN; waits for a GPU once."""
-    if bool(given.isnan().any()):
+    if bool(tensor.isnan().any()):
         raise FormatError(f"{name}: the mask has NaN; it must be 0 where an entry is not known, as ~x.isnan() is")
 
 

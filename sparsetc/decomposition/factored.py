@@ -263,10 +263,10 @@ def fortran(tensor: Tensor) -> np.ndarray:
     return np.array(_array(tensor), np.float64, order="F")
 
 
-def _as_coords(given: Any, shape: Ints, device: torch.device) -> Tensor:
+def _as_coords(coordinates: Any, shape: Ints, device: torch.device) -> Tensor:
     """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
-    coords = as_tensor(given, f"coordinates, a rectangle of integers ({len(shape)}, n),", ShapeError).to(device)
-    if not coords.numel() and not isinstance(given, Tensor):
+    coords = as_tensor(coordinates, f"coordinates, a rectangle of integers ({len(shape)}, n),", ShapeError).to(device)
+    if not coords.numel() and not isinstance(coordinates, Tensor):
         coords = coords.long()  # the dtype of empty lists says nothing
     if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
         raise DtypeError(f"coordinates are integers, found {coords.dtype}")

@@ -119,15 +119,15 @@ def tucker(
     return model(rows, stopped)
 
 
-def _ranks(given: Any, x: SparseTensor) -> tuple[int, ...]:
-    listed = list(given) if isinstance(given, Iterable) else [given] * x.order
+def _ranks(rank: Any, x: SparseTensor) -> tuple[int, ...]:
+    listed = list(rank) if isinstance(rank, Iterable) else [rank] * x.order
     if len(listed) != x.order:
         raise DecompositionError(
-            f"{NAME}: ranks must be an integer or {x.order} of them, one a mode, found {given!r:.80}"
+            f"{NAME}: ranks must be an integer or {x.order} of them, one a mode, found {rank!r:.80}"
         )
-    found = tuple(checks.number(r, 1, f"{NAME}: the rank of mode {m}") for m, r in enumerate(listed))
-    for mode, (r, size) in enumerate(zip(found, x.shape, strict=True)):
-        others = prod(found) // r
+    ranks = tuple(checks.number(r, 1, f"{NAME}: the rank of mode {m}") for m, r in enumerate(listed))
+    for mode, (r, size) in enumerate(zip(ranks, x.shape, strict=True)):
+        others = prod(ranks) // r
         if r > size:
             raise DecompositionError(f"{NAME}: the rank of mode {mode} is {r}, above its size {size}")
         if r > others:
@@ -135,7 +135,7 @@ def _ranks(given: Any, x: SparseTensor) -> tuple[int, ...]:
                 f"{NAME}: the rank of mode {mode} is {r}, above the product {others} of the others, so part of the "
                 "core would be 0"
             )
-    return found
+    return ranks
 
 
 def _start(

@@ -52,8 +52,8 @@ def _together(
     others = {mode: [m for m in range(x.order) if m != mode] for mode in kept}
     texts = [equation(letters, [letters[m] + own[m] for m in others[n]], letters[n] + kept[n]) for n in kept]
     operands: list[Operands] = [[x, *(_table(x, x.shape[m], ranks[m]) for m in others[n])] for n in kept]
-    made = kept_together(list(zip(texts, operands, strict=True)), of_call(settings), "dense")
-    return {mode: partial(_called, Kernel(one, [x]), mode) for mode, one in zip(kept, made, strict=True)}
+    kernels = kept_together(list(zip(texts, operands, strict=True)), of_call(settings), "dense")
+    return {mode: partial(_called, Kernel(one, [x]), mode) for mode, one in zip(kept, kernels, strict=True)}
 
 
 def _called(kernel: Any, mode: int, factors: Sequence[Tensor], values: Any = None) -> Tensor:

@@ -103,7 +103,7 @@ Rows = Sequence[Sequence[float]]
 """The measures of each iteration, the fit first."""
 
 
-def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool] | None:
+def asking(callback: Any, model: Callable[[Rows], Any]) -> Callable[[Rows], bool] | None:
     """Wrap a user's callback, called with the model and its error, as a test for the end; None without a callback.
 
     Raises:
@@ -115,7 +115,7 @@ def asking(callback: Any, made: Callable[[Rows], Any]) -> Callable[[Rows], bool]
         raise DecompositionError(f"callback must be a function of a model and an error, found {callback!r:.80}")
 
     def asked(rows: Rows) -> bool:
-        said = callback(made(rows), 1 - rows[-1][0])
+        said = callback(model(rows), 1 - rows[-1][0])
         return bool(said) if isinstance(said, bool | Tensor | np.bool_) else False
 
     return asked

@@ -293,12 +293,12 @@ def keep(measured: DeviceProfile) -> Path:
     return profile.write(measured, {"driver": _driver(), **versions})
 
 
-def table(found: DeviceProfile) -> str:
+def table(of_device: DeviceProfile) -> str:
     """Return a table of the numbers: as measured, and the default GPU's."""
     rows = []
     for name in profile.MEASURED:
         scale, unit = UNITS[name]
-        numbers = getattr(found, name)
+        numbers = getattr(of_device, name)
         usual = getattr(default_gpu(), name)
         if name not in profile.TABLES:
             numbers, usual = {name: numbers}, {name: usual}

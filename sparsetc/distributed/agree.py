@@ -21,7 +21,7 @@ def agreed(
     ranks: Ranks,
     what: str,
     function: Callable[[], T],
-    given: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
     same: Callable[[T], Mapping[str, Any]] | None = None,
 ) -> T:
     """Run a function on every rank that sends nothing itself.
@@ -30,7 +30,7 @@ def agreed(
         ranks: those that run it.
         what: of which call it is a part, for messages.
         function: gives this rank's result.
-        given: arguments by name that must be the same on every rank, by what they print as.
+        arguments: arguments by name that must be the same on every rank, by what they print as.
         same: gives likewise, where there are several ranks, what must be the same of the result.
 
     Raises:
@@ -48,7 +48,7 @@ def agreed(
     except Exception as raised:
         error = raised
     failure = None if error is None else f"{type(error).__name__}: {error}"
-    answers = ranks.objects((_printed(given or {}), failure, checked))
+    answers = ranks.objects((_printed(arguments or {}), failure, checked))
     _check_same(what, [one for one, *_ in answers])
     failed = {rank: text for rank, (_, text, _) in enumerate(answers) if text is not None}
     if error is not None and len(failed) == ranks.size:
@@ -114,8 +114,8 @@ def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"settings": own | {name: value for name, value in settings.items() if name != "cache_dir"}}
 
 
-def _printed(given: Mapping[str, Any]) -> dict[str, str]:
-    return {name: repr(value) for name, value in given.items()}
+def _printed(arguments: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(value) for name, value in arguments.items()}
 
 
 def _check_same(what: str, said: Sequence[Mapping[str, str]]) -> None:

@@ -239,8 +239,8 @@ def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
         else:
             import h5py
 
-            with h5py.File(file, "w") as made:
-                tensor.serialize(library.HDF5BinsparseContainer(made), alias=True)
+            with h5py.File(file, "w") as target:
+                tensor.serialize(library.HDF5BinsparseContainer(target), alias=True)
 
 
 def _imported() -> Any:

@@ -293,7 +293,7 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
     while left:
         others = {name: replace(best, plan=best.plan.scheduled(partial(_cast, name))) for name in left}
         times = {name: seconds(other) for name, other in others.items()}
-        name = min(left, key=lambda name: times[name])
+        name = min(left, key=times.__getitem__)
         if problem.rules["apart"] * times[name] > least:
             break
         best, least = others[name], times[name]

@@ -314,5 +314,5 @@ def fit(
         free = wide or [c for c in shrink if block[c] > 1 and c not in short]
         if not free:
             break
-        block[max(free, key=lambda c: block[c]) if wide else min(free, key=lambda c: block[c])] //= 2
+        block[(max if wide else min)(free, key=block.__getitem__)] //= 2
     return block

@@ -131,14 +131,15 @@ class Compiler:
         with in_place(self.settings, self.target):
             for coords, values in samples:
                 prepared, _ = self._prepared(coords, values)
-                if prepared.operand.nnz:
-                    try:
-                        self.plan = self._fitted(choose(self.settings.plan, prepared.problem).plan)
-                        if self.settings.effective_tune()[0] != "model":
-                            self._tune(coords, values)
-                        return
-                    except PlanError as error:
-                        refused = error  # the last says more of the whole tensor than what a first chunk lacks
+                if not prepared.operand.nnz:
+                    continue
+                try:
+                    self.plan = self._fitted(choose(self.settings.plan, prepared.problem).plan)
+                    if self.settings.effective_tune()[0] != "model":
+                        self._tune(coords, values)
+                    return
+                except PlanError as error:
+                    refused = error  # the last says more of the whole tensor than what a first chunk lacks
         if refused is not None:
             raise refused
 

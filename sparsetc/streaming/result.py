@@ -78,8 +78,8 @@ class ResultForm:
         if self.sparse:
             raise PlanError(f'"{self._text}" has a sparse result, which out= cannot take; use output="dense"')
         if not isinstance(out, Tensor) or (tuple(out.shape), out.dtype) != (self.shape, self.dtype):
-            found = f"{tuple(out.shape)}, {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
-            raise ShapeError(f"out= must be a tensor of shape {self.shape} and {self.dtype}, found {found}")
+            what = f"{tuple(out.shape)}, {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
+            raise ShapeError(f"out= must be a tensor of shape {self.shape} and {self.dtype}, found {what}")
         if out.layout != torch.strided:
             raise DtypeError(f"out= must be a dense tensor, found one of layout {out.layout}")
         if out.is_meta:

@@ -161,13 +161,13 @@ def read_record(path: Path, limit: int) -> bytes:
     return data
 
 
-def _check_owner(path: Path, found: os.stat_result) -> None:
+def _check_owner(path: Path, status: os.stat_result) -> None:
     if not _POSIX:
         return
-    if found.st_uid != os.geteuid():
-        raise PermissionError(f"{path} belongs to another user, number {found.st_uid}")
-    if found.st_mode & OTHERS_WRITE:
-        raise PermissionError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}, so others may write to it")
+    if status.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another user, number {status.st_uid}")
+    if status.st_mode & OTHERS_WRITE:
+        raise PermissionError(f"{path} has mode {stat.S_IMODE(status.st_mode):04o}, so others may write to it")
 
 
 # -- eviction from a cache folder -------------------------------------------------------------------------------------

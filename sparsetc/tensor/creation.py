@@ -210,8 +210,8 @@ def where(condition: Any, x: Any, y: Any = 0) -> SparseTensor:
             x = torch.as_tensor(x, dtype=torch.result_type(like, x), device=condition.device).reshape(1)
         x = condition.map(lambda values: torch.ones_like(values, dtype=torch.bool)) * x
     if not isinstance(x, SparseTensor) or not (isinstance(y, SparseTensor) or (isinstance(y, Number) and y == 0)):
-        found = f"{type(x).__name__} and {type(y).__name__}"
-        raise DtypeError(f"where takes sparse tensors, and 0 for the second, or the result is dense; found {found}")
+        kinds = f"{type(x).__name__} and {type(y).__name__}"
+        raise DtypeError(f"where takes sparse tensors, and 0 for the second, or the result is dense; found {kinds}")
     here = where_holds(x, condition, True)
     return here if isinstance(y, Number) else here + where_holds(y, condition, False)
 

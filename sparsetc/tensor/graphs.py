@@ -112,8 +112,8 @@ def _of_edges(
     values = torch.ones(edges.shape[1], device=edges.device) if weight is None else as_tensor(weight, "weight")
     if values.shape[:1] != edges.shape[1:]:
         number = "" if values.ndim else "; how many nodes there are is nodes="
-        found = f"found {tuple(values.shape)}{number}"
-        raise ShapeError(f"weight must have a row for each of {edges.shape[1]} edges, {found}")
+        counts = f"found {tuple(values.shape)}{number}"
+        raise ShapeError(f"weight must have a row for each of {edges.shape[1]} edges, {counts}")
     if into_rows:
         edges, sizes = edges.flip(0), sizes[::-1]
     return cls(edges, values, (*sizes, *values.shape[1:]))

@@ -131,13 +131,13 @@ def _products(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     if not followed([values]):
         return _reduced(values, pattern, kept, "prod")
     order, levels = _pieces(pattern, kept, 2)
-    found = crd.picked(values, order)
+    products = crd.picked(values, order)
     for lengths in levels:
         first = lengths.cumsum(0) - lengths
-        second = torch.where(lengths == 2, first + 1, found.shape[0])
-        padded = torch.cat((found, found.new_ones(1, *found.shape[1:])))
-        found = padded.index_select(0, first) * padded.index_select(0, second)
-    return found
+        second = torch.where(lengths == 2, first + 1, products.shape[0])
+        padded = torch.cat((products, products.new_ones(1, *products.shape[1:])))
+        products = padded.index_select(0, first) * padded.index_select(0, second)
+    return products
 
 
 def sizes_of(pattern: Pattern, kept: Ints) -> Tensor:
@@ -193,10 +193,10 @@ def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
         index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
         return values.new_zeros(count, *values.shape[1:]).scatter_reduce(0, index, values, kind, include_self=False)
     order, levels = _pieces(pattern, kept, PIECE)
-    found = crd.picked(values, order).reshape(values.shape[0], -1)
+    grouped = crd.picked(values, order).reshape(values.shape[0], -1)
     for lengths in levels:
-        found = torch.segment_reduce(found, kind.removeprefix("a"), lengths=lengths, axis=0, unsafe=True)
-    return found.reshape(-1, *values.shape[1:])
+        grouped = torch.segment_reduce(grouped, kind.removeprefix("a"), lengths=lengths, axis=0, unsafe=True)
+    return grouped.reshape(-1, *values.shape[1:])
 
 
 def _pieces(pattern: Pattern, kept: Ints, most: int) -> tuple[Tensor | None, list[Tensor]]:

@@ -176,7 +176,7 @@ def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
         if coords.size and int(coords.max()) >= crd.INT64_SIZES:
             raise _outside_int64(int(coords.max()))
         coords = coords.astype(np.int64)
-    given = isinstance(coords, Tensor)
+    is_tensor = isinstance(coords, Tensor)
     raw = as_tensor(coords, "coords", FormatError)
     if raw.dtype == torch.bool or raw.is_floating_point() or raw.is_complex():
         raise FormatError(f"coords must be integers, found {raw.dtype}")
@@ -187,7 +187,7 @@ def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
     if raw.shape[1] != values.shape[0]:
         hint = "; coords are (order x nnz), so transpose them" if raw.shape[0] == values.shape[0] else ""
         raise FormatError(f"coords have {raw.shape[1]} columns but there are {values.shape[0]} values{hint}")
-    if given and raw.device != values.device:
+    if is_tensor and raw.device != values.device:
         raise DeviceError(f"coords are on {raw.device}, values on {values.device}; move one with .to()")
     if values.device.type == "meta":
         raise DeviceError("coords and values are on the meta device, which holds no numbers; make them on another")
@@ -271,9 +271,9 @@ def constructed(
         sizes = as_shape(shape, raw, vals)[: raw.shape[0]] if blocks is None else blocks.grid
         if coalesce and check and comes_again:
             kind = torch.sparse_coo if blocks is None else blocks
-            found = reading(kind, sizes, [coords], [coords.untyped_storage()], _of_coordinates, blocks)
-            unsorted = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and found.unsorted
-            pattern, merge = (None, None) if unsorted else (found.pattern, found.merge)
+            coordinates = reading(kind, sizes, [coords], [coords.untyped_storage()], _of_coordinates, blocks)
+            unsorted = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and coordinates.unsorted
+            pattern, merge = (None, None) if unsorted else (coordinates.pattern, coordinates.merge)
         else:
             if check:
                 crd.check_range(raw, sizes, "nonzero" if blocks is None else "block")
@@ -284,7 +284,7 @@ def constructed(
         if check and blocks is not None:
             blocks.check_end(raw, vals)
     if pattern is None:
-        return Unsorted(found, vals, vals.clone(), _version(vals))
+        return Unsorted(coordinates, vals, vals.clone(), _version(vals))
     return pattern, vals if merge is None else merge.values(vals)
 
 
@@ -457,10 +457,10 @@ def reading(
     """
     places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
     key = (kind, shape, places, *map(id, memory))
-    found = readings.get(key)
-    if found is not None:
-        if found.serves(indices):
-            return found
+    kept = readings.get(key)
+    if kept is not None:
+        if kept.serves(indices):
+            return kept
         readings.pop(key)
     with lasting():
         return readings.put(key, _read(indices, shape, numbered, blocks), memory)

@@ -207,8 +207,8 @@ class Pattern:
 
     def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Make something of the coordinates once, and keep it with the pattern."""
-        found = self.cache.get(key)
-        return self._keep(key, make) if found is None else found
+        cached = self.cache.get(key)
+        return self._keep(key, make) if cached is None else cached
 
     def _again(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Make something of the coordinates and of another pattern's; keep it if it was made before.
@@ -223,8 +223,8 @@ class Pattern:
     @entry_point  # where a graph that Dynamo traces breaks: it would trace how a thing is made, not the thing
     def _keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
         with lasting():
-            made = make()
-        return made if key is None else self.cache.put(key, made)  # type: ignore[no-any-return]
+            result = make()
+        return result if key is None else self.cache.put(key, result)  # type: ignore[no-any-return]
 
     def permuted(self, modes: Ints) -> tuple[Pattern, Tensor | None]:
         """Return the pattern with modes reordered, made once, and the old number of each entry (None if unchanged)."""

@@ -169,13 +169,13 @@ class Reductions:
         if not isinstance(p, int | float) or not p > 0:
             raise DtypeError(f"norm takes p above 0, inf or 'fro', found {p!r}{': take count_nonzero' * (p == 0)}")
         real = x._values[:0].abs().dtype
-        found = x.map(lambda values: values.abs().to(accumulator(values.abs().dtype)) ** p)
-        found = found.sum(dim, keepdim, output=output)
+        sums = x.map(lambda values: values.abs().to(accumulator(values.abs().dtype)) ** p)
+        sums = sums.sum(dim, keepdim, output=output)
 
         def root(powers: Tensor) -> Tensor:
             return _root(powers, p).to(real)
 
-        return root(found) if isinstance(found, Tensor) else found.map(root)
+        return root(sums) if isinstance(sums, Tensor) else sums.map(root)
 
     def count_nonzero(self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any) -> Any:
         """Count the values other than 0 over modes, as int64; stored zeros do not count. Arguments as for `sum`.
@@ -330,10 +330,10 @@ def _reduced(
     if not kept:
         values = values.sum(0, dtype=dtype)  # of one, or of none
         return _with_ones(values, gone) if keepdim else values
-    found = x._make(pattern, values)
+    result = x._make(pattern, values)
     if output == "dense" or (output == "auto" and len(kept) < 2):
-        return _with_ones(found.to_dense(), gone) if keepdim else found.to_dense()
-    return _with_sizes_of_1(found, x, gone) if keepdim else found
+        return _with_ones(result.to_dense(), gone) if keepdim else result.to_dense()
+    return _with_sizes_of_1(result, x, gone) if keepdim else result
 
 
 def _root(powers: Tensor, p: float) -> Tensor:

@@ -131,16 +131,14 @@ def fitted(wide: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     return narrow
 
 
-def wrapped(sums: Tensor, close: Tensor) -> Tensor:
-    """Return True where integers, computed modulo 2**64, differ from float64, whose errors must be below 2**63."""
-    return (close - sums.double()).abs() > 2.0**63
-
-
 def refuse_wrapped(sums: Tensor, close: Tensor, what: str) -> None:
-    """Raise DtypeError where integers wrapped, as `wrapped` says; nothing is looked at while a graph is captured."""
+    """Raise DtypeError if integer sums, computed modulo 2**64, wrapped; nothing is looked at while a graph is captured.
+
+    `close` are the same sums in float64, with errors below 2**63.
+    """
     if unseen(sums):
         return
-    past = wrapped(sums, close)
+    past = (close - sums.double()).abs() > 2.0**63
     if bool(past.any()):
         worst = float(close[past][0])
         raise DtypeError(f"{what} is {worst:.3g}, past 64 bits; convert the operands with .to(torch.float64)")

@@ -25,7 +25,7 @@ EQUATIONS = [
 
 @pytest.fixture(autouse=True)
 def _in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(passing, "IN_TURN", 3)
+    monkeypatch.setattr(passing, "IN_A_ROW", 3)
     _forget()
     yield
     _forget()
@@ -72,7 +72,7 @@ def whole(coords: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) ->
 def until_passing(equation: str, dtype: torch.dtype = torch.float32) -> None:
     """Use an einsum with as many patterns as it takes."""
     letters = equation.split(",")[0]
-    for seed in range(passing.IN_TURN + 1):
+    for seed in range(passing.IN_A_ROW + 1):
         coords, values, shape = entries(letters, 100 + seed)
         stc.einsum(equation, stc.SparseTensor(coords, values.to(dtype), shape), *dense(equation, dtype), output="dense")
 

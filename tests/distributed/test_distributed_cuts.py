@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.distributed import cut, deal
+from sparsetc.distributed import cut, sources
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.tensor import checksum
 
@@ -65,9 +65,9 @@ def test_grids_are_all_there_are_and_send_few_rows_first() -> None:
 def test_every_nonzero_has_one_owner_and_pieces_are_equal() -> None:
     coords = torch.stack((torch.zeros(11).long(), torch.arange(11)))
     whole = cut.cut_of((3, 11), (1, 1, 4), ((0, 3), (0, 11)), (11,))
-    assert torch.bincount(deal.owners(coords, whole)).tolist() == list(whole.nnz)
-    later = deal.owners(coords[:, 6:], whole, torch.tensor([6]))
-    assert torch.equal(later, deal.owners(coords, whole)[6:])
+    assert torch.bincount(sources.owners(coords, whole)).tolist() == list(whole.nnz)
+    later = sources.owners(coords[:, 6:], whole, torch.tensor([6]))
+    assert torch.equal(later, sources.owners(coords, whole)[6:])
 
 
 def test_a_cut_says_what_it_is_and_is_checked() -> None:

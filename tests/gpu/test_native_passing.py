@@ -19,7 +19,7 @@ EQUATIONS = ["ij,jr->ir", "ij,ir->rj", "ij,j->i", "ij,jr->r", "ijk,jr,kr->ir", "
 def test_results_and_gradients(
     equation: str, dtype: torch.dtype, error: float, learned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing, "IN_TURN", 2)
+    monkeypatch.setattr(passing, "IN_A_ROW", 2)
     terms = equation.split("->")[0].split(",")
     shape = [SIZES[c] for c in terms[0]]
     g = torch.Generator("cuda").manual_seed(0)
@@ -46,7 +46,7 @@ def test_results_and_gradients(
 
 def test_values_changed_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of coordinates in order they are the caller's own; of others a copy."""
-    monkeypatch.setattr(passing, "IN_TURN", 2)
+    monkeypatch.setattr(passing, "IN_A_ROW", 2)
     b = torch.rand(200, 8, device="cuda")
     for turn in range(8):
         coords = torch.stack([torch.randint(n, (500,), device="cuda") for n in (300, 200)])

@@ -7,7 +7,7 @@ operands. Out: what they mean, in float64, int64 or complex128 (level 1's runner
 (`work_item`). Steps are taken one at a time: `unroll` changes no result. What a packed part promises beyond its
 coordinates (`block_full`) is checked on the way.
 
-`run_plan` asks only what a plan stores: it deals the nonzeros, packs each part and reads it back, and adds up what the
+`run_plan` asks only what a plan stores: it divides the nonzeros, packs each part and reads it back, and adds up what the
 reference makes of them.
 """
 
@@ -130,7 +130,7 @@ def run_plan(
     """What a plan means, however its parts are lowered: the sum of what the reference makes of each part, unpacked.
 
     Args:
-        plan: parts, and the partition that deals to them.
+        plan: parts, and the partition that divides among them.
         bound: an einsum with one sparse operand.
         coords: (order, nnz) of the sparse operand, in any order.
         values: (nnz,).
@@ -140,7 +140,7 @@ def run_plan(
         The dense result, in float64, int64 or complex128.
 
     Raises:
-        PlanError: the plan is malformed, or its partition does not deal one share a part.
+        PlanError: the plan is malformed, or its partition does not make one share a part.
     """
     plans.verify(plan)
     e = bound.einsum

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.device.profile import DeviceProfile, cpu, default_gpu
+from sparsetc.device.profile import DeviceProfile, cpu, cpu_with_loops, default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -459,6 +459,16 @@ def test_more_work_never_takes_less_time(format: str, profile: DeviceProfile) ->
         assert c.predicted(larger, profile) >= c.predicted(least, profile)
     tenfold = replace(least, items=100, fibers=2_000, stored=100_000)
     assert c.roofline(tenfold, profile)[1] > seconds
+
+
+@pytest.mark.parametrize("format", ["coo", "fiber"])
+def test_native_loops_are_expected_to_take_no_less_than_their_floor(format: str) -> None:
+    program = mttkrp(format)
+    c = cost_of(replace(program, schedule=replace(program.schedule, native=True)))
+    sizes = Statistics(items=10, fibers=200, stored=300_000, nnz=300_000, itemsize=4)
+    resource, floor = c.roofline(sizes, cpu_with_loops())
+    assert resource in c.loops(sizes, cpu_with_loops())
+    assert c.predicted(sizes, cpu_with_loops()) >= floor > 0
 
 
 @pytest.mark.parametrize("profile", [default_gpu(), cpu()], ids=lambda p: p.name)

@@ -381,6 +381,13 @@ class Cost:
             "added_line": 0.0 if self.owned else self.added_bytes.at(at) / CPU_LINE,
         }
 
+    def _by_loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
+        """Return the seconds of each count of `loops`; none where loops are not priced apart."""
+        if not profile.loops or self.turn is not None:
+            return {}
+        rates = profile.loops["native" if self.p.schedule.native else "torch"]
+        return {name: count * rates[name] for name, count in self.loops(statistics, profile).items()}
+
     def stored(self, statistics: Statistics) -> int:
         """Bytes of the rows that the program stores."""
         at = statistics.symbols
@@ -388,8 +395,8 @@ class Cost:
 
     def roofline(self, statistics: Statistics, profile: DeviceProfile) -> tuple[str, float]:
         """Return the resource that bounds the part, and the seconds it would take alone."""
-        each = self.seconds(statistics, profile)
-        resource = max(each, key=lambda name: each[name])
+        each = self._by_loops(statistics, profile) or self.seconds(statistics, profile)
+        resource = max(each, key=each.__getitem__)
         return resource, each[resource]
 
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
@@ -397,9 +404,8 @@ class Cost:
 
         Stores of rows are included. Zeros that have to precede additions are not: the caller prices them for all parts.
         """
-        if profile.loops and self.turn is None:
-            rates = profile.loops["native" if self.p.schedule.native else "torch"]
-            return sum(count * rates[name] for name, count in self.loops(statistics, profile).items())
+        if terms := self._by_loops(statistics, profile):
+            return sum(terms.values())
         each = self.seconds(statistics, profile)
         at = statistics.symbols
         constants = profile.constants
