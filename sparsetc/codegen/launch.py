@@ -138,6 +138,11 @@ class Programs:
 
     def text_for(self, machine: str) -> str:
         """Return the module that runs on a machine."""
+        if self.backend == "triton" and find_spec("triton") is None:
+            raise PlanError(
+                'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
+                'take backend="torch"'
+            )
         return _text(self.programs, self.dtype, self.backend, self.about, self.fused, machine)
 
     def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
@@ -280,11 +285,6 @@ def _text(
         return torch_source.module_source(programs, text, sums == torch.int64)
     from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
 
-    if find_spec("triton") is None:
-        raise PlanError(
-            'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
-            'take backend="torch"'
-        )
     for program in programs:
         check_sizes(program)
     ported = tuple([_ported(program, machine) for program in programs])

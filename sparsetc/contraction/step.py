@@ -213,7 +213,9 @@ class Step(Preparation, Inspectable):
 
     @cached_property
     def _ones(self) -> Values:
-        """The values of the pattern itself: 1 at each nonzero."""
+        """The values of the pattern itself: 1 at each nonzero; none where no part reads them."""
+        if not any(p.program.view.packed for p in self.parts):
+            return [None] * len(self.parts)
         with lasting():
             return self.packed_values(torch.ones(self.operand.nnz, dtype=self.dtype, device=self.device))
 

@@ -12,6 +12,7 @@ import sparsetc as stc
 from sparsetc.contraction.contraction import compiled
 from sparsetc.options import of_call
 from sparsetc.planner import registry
+from sparsetc.planner.paths import Search
 from sparsetc.planner.recurring import AGAIN, AGREED, kinds
 
 
@@ -109,3 +110,23 @@ def test_a_new_plan_is_considered_at_once(counted: list[Any]) -> None:
         assert len(counted) == AGREED + 1
     finally:
         del registry.PLANS["cheap by name"]
+
+
+def test_whether_steps_are_faster_is_asked_once_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of three modes: whatever is found, one pass or an order of steps, is repeated with its results right."""
+    searches, picked = list[Search](), Search.picked
+
+    def counted_search(search: Search, *arguments: Any) -> Any:
+        searches.append(search)
+        return picked(search, *arguments)
+
+    monkeypatch.setattr(Search, "picked", counted_search)
+    asked = of_call({"backend": "triton"})
+    leaves, ends = [], torch.arange(1600)
+    for seed in range(AGREED + 3):
+        last = torch.randint(0, 40, (1600,), generator=torch.Generator().manual_seed(seed))
+        x = stc.SparseTensor(torch.stack([ends // 40, ends % 40, last]), torch.ones(1600), (40, 40, 40))
+        operands = x, torch.empty(40, 8), torch.empty(40, 8), torch.empty(40, 8)
+        leaves.append(compiled("ijk,ir,js,kt->rst", operands, asked, "auto").leaf)
+    assert len(searches) == AGREED
+    assert len({(type(leaf), leaf.plan.name, leaf.plan.path) for leaf in leaves}) == 1
