@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 389_900, size.COMPILER: 277_300, size.FILES: 242, size.CLASSES: 316, size.KNOT: 8, size.FOLDERS: 0}
+MOST = {size.TOKENS: 391_550, size.COMPILER: 278_280, size.FILES: 242, size.CLASSES: 316, size.KNOT: 8, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
