@@ -167,10 +167,6 @@ DEEP = 4
 """How many functions, attributes and elements lie between a function and a value that it reads, at most."""
 
 
-class _Unseen(Exception):
-    """Raised for a value whose changes cannot be seen, as a tensor's."""
-
-
 def told_apart(function: Callable[..., Any]) -> Hashable:
     """Return a key that is equal for functions with the same code that read the same values; else the function."""
     called = function if isinstance(function, FunctionType | MethodType) else vars(type(function)).get("__call__")
@@ -180,14 +176,14 @@ def told_apart(function: Callable[..., Any]) -> Hashable:
         called = MethodType(called, function)
     try:
         return _read(called, (), DEEP)
-    except (_Unseen, AttributeError, ValueError):  # cells without contents, methods without code
+    except (Untraced, AttributeError, ValueError):  # cells without contents, methods without code
         return function
 
 
 def _read(value: Any, names: Sequence[str], deep: int) -> Hashable:
     """Return what tells apart what a function with these names in its code reads of a value."""
     if isinstance(value, Tensor | np.ndarray):
-        raise _Unseen
+        raise Untraced("it reads a tensor that is not among its arguments")
     if value is None or isinstance(value, int | float | complex | str):
         return type(value), value
     home = str(getattr(value, "__module__", None) or getattr(value, "__name__", "")).partition(".")[0]
@@ -205,13 +201,13 @@ def _read(value: Any, names: Sequence[str], deep: int) -> Hashable:
             outside += [cell.cell_contents for cell in value.__closure__ or ()]
             outside += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             return value.__code__, *[_read(one, names, deep - 1) for one in outside]
-        with suppress(_Unseen):
+        with suppress(Untraced):
             if attributes := [getattr(value, name) for name in names if hasattr(value, name)]:
                 return type(value), *[_read(one, names, deep - 1) for one in attributes]
     try:
         hash(value)
     except TypeError:
-        raise _Unseen from None
+        raise Untraced("it reads what may change unseen") from None
     return value  # type: ignore[no-any-return]
 
 

@@ -106,11 +106,17 @@ def _elementwise(name: str) -> Callable[[Any, Any], Any]:
 
 def _none_apart(x: Any, y: Any, apart: Callable[..., Tensor], name: str) -> bool:
     """True if two tensors, one of them sparse, have the same shape and no elements for which `apart` is True."""
-    if tuple(x.shape) != tuple(y.shape):
+    if _shape_of(x, name) != _shape_of(y, name):
         return False
     sparse = x if is_sparse(x) else y
     x, y = (sparse.from_dense(one) if is_strided(one) else one for one in (x, y))
     return not bool(elementwise(x, y, _of_tensors(apart), name)._values.any())
+
+
+def _shape_of(x: Any, name: str) -> tuple[int, ...]:
+    if not hasattr(x, "shape"):
+        raise DtypeError(f"{name} takes tensors, found {type(x).__name__}")
+    return tuple(x.shape)
 
 
 def _allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
@@ -147,7 +153,7 @@ def _of_orders(*orders: int) -> Callable[[Any, Any], Any]:
     """Return the product for operands of exactly these orders."""
 
     def called(x: Any, y: Any) -> Any:
-        if (len(x.shape), len(y.shape)) != orders:
+        if (len(_shape_of(x, "a product")), len(_shape_of(y, "a product"))) != orders:
             raise ShapeError(f"this product takes orders {orders}, found {len(x.shape)} and {len(y.shape)}: take @")
         return matmul(x, y)
 

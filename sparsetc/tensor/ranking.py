@@ -41,7 +41,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     x = x.expand_dense().permute(*others, mode).coalesce()
     *sizes, size = x.shape
     rows = prod(sizes)
-    memory.check(f"the candidates of {rows:,} rows", 48 * rows * k + 48 * x.nnz, x.device)
+    memory.check(f"the candidates of {rows:,} rows", 48 * rows * max(k, 1) + 48 * x.nnz, x.device)
     coords, values = x._pattern.coords, x._values
     row = crd.linear_key(coords[:-1], tuple(sizes))[0] if sizes else torch.zeros_like(coords[0])
     position, each = coords[-1], crd.histogram(row, rows)

@@ -207,6 +207,7 @@ class Reductions:
         dim, keepdim = _named(dim, keepdim, numpys)
         size = volume(x.shape, _modes(x.order, dim))
         counts = x.count_nonzero(dim, keepdim, output=output if size else "dense")
+        size = size if size < crd.INT64_SIZES else -1  # no tensor has as many entries
         return counts == size if isinstance(counts, Tensor) else counts.map(lambda number: number == size)
 
     def var(
@@ -230,7 +231,7 @@ class Reductions:
         check_reduction("variance", x.dtype)
         wide = without_blocks(x.to(accumulator(x.dtype)))
         gone = _modes(x.order, dim)
-        positions = volume(x.shape, gone)
+        positions = float(volume(x.shape, gone))
         mean = wide.mean(gone, True, output="dense")
         apart = wide.with_values((wide._values - at_entries(mean, wide, "the mean")).abs().square())
         absent = positions - wide.map(torch.ones_like).abs().sum(gone, True, output="dense")

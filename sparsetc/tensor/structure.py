@@ -467,7 +467,10 @@ class Structure:
         if dims is None:
             return self.reshape(-1).roll(shifts, 0).reshape(self.size())
         x = without_blocks(_untyped(self))
-        for shift, dim in zip(*([one] if isinstance(one, int) else one for one in (shifts, dims)), strict=True):
+        shifts, dims = ([one] if isinstance(one, int) else list(one) for one in (shifts, dims))
+        if len(shifts) != len(dims):
+            raise ShapeError(f"roll takes a shift for each mode, found {shifts} and {dims}")
+        for shift, dim in zip(shifts, dims, strict=True):
             mode = mode_of(x.ndim, dim)
             size = x.shape[mode]
             shift %= max(1, size)

@@ -282,3 +282,17 @@ def test_a_sparse_result_of_one_long_mode_is_not_counted_as_dense() -> None:
     for call in (lambda: x.sum(0), lambda: semi.sum(0), lambda: semi.amax(1)):
         with pytest.raises(stc.OutOfMemoryError, match="would take"):
             call()
+
+
+def test_more_positions_than_64_bits_count() -> None:
+    x = stc.SparseTensor([[5], [7]], torch.tensor([2.0**40], dtype=torch.float64), (2**40, 2**40))
+    assert not x.all()
+    torch.testing.assert_close(x.var(), torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(x.std(), torch.tensor(1.0, dtype=torch.float64))
+    with pytest.raises(stc.OutOfMemoryError):
+        x.topk(0, 0)
+    for call in (lambda: x.equal(3), lambda: x.allclose("x"), lambda: x.mm(None)):
+        with pytest.raises(stc.DtypeError, match="takes tensors"):
+            call()
+    with pytest.raises(stc.ShapeError, match="a shift for each mode"):
+        x.roll((1, 2), 0)
