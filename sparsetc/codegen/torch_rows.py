@@ -272,7 +272,7 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
     pointers = named[program.arrays[0]]
 
     def begin(at: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the fibers and the nonzeros of items begin."""
+        """Return where the fibers and the nonzeros of items begin."""
         first = begins = pointers[at].long()
         for axis in view.loops[:-1]:
             first = named[f"{axis.name}_ptr"][first].long()

@@ -239,7 +239,7 @@ class TileProgram:
     strides: Ints = ()
 
     def __hash__(self) -> int:
-        """Of a few fields, since programs are looked up often, and those that agree in these are the same mostly."""
+        """Return a hash of a few fields: programs are looked up often, and most that agree in these are the same."""
         return hash((self.equation, self.number, self.format, self.axes, self.schedule))
 
     def axis(self, letter: str) -> DenseAxis:
