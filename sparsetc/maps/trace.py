@@ -166,7 +166,7 @@ DEEP = 4
 
 
 def told_apart(function: Callable[..., Any]) -> Hashable:
-    """Return a key that is equal for functions with the same code that read the same values; else the function."""
+    """Return a key: equal for functions with the same code and the same values read; else the function itself."""
     called = function if isinstance(function, FunctionType | MethodType) else vars(type(function)).get("__call__")
     if called is None:
         return function
@@ -179,7 +179,7 @@ def told_apart(function: Callable[..., Any]) -> Hashable:
 
 
 def _read(value: Any, names: Sequence[str], deep: int) -> Hashable:
-    """Return what tells apart what a function with these names in its code reads of a value."""
+    """Return a key of everything that a function with these names in its code reads of a value."""
     if isinstance(value, Tensor | np.ndarray):
         raise Untraced("it reads a tensor that is not among its arguments")
     if value is None or isinstance(value, int | float | complex | str):
