@@ -7,8 +7,8 @@ operands. Out: what they mean, in float64, int64 or complex128 (level 1's runner
 (`work_item`). Steps are taken one at a time: `unroll` changes no result. What a packed part promises beyond its
 coordinates (`block_full`) is checked on the way.
 
-`run_plan` asks only what a plan stores: it divides the nonzeros, packs each part and reads it back, and adds up what the
-reference makes of them.
+`run_plan` asks only what a plan stores: it divides the nonzeros, packs each part and reads it back, and adds up what
+the reference makes of them.
 """
 
 from __future__ import annotations
