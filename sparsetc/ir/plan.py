@@ -135,7 +135,7 @@ class Schedule(Record):
         precision: precision of dots: ieee, tf32x3, tf32 or bf16; f16 for operands of 16 bits; dots of whole tiles may
             also have f16x3.
         stages: depth of software pipelining in loops with dots (H200, gathered TTMc: tf32 ran 1.4 times as fast with 1
-            as with 3; `benchmarks/results/ttmc_stages.json`. H100, a side of three tables' rows at rank 8: 39 us with 1,
+            as with 3; `benchmarks/results/ttmc_stages.json`. H100, a side of three tables' rows, rank 8: 39 us with 1,
             145 with 3; `ttmc_runs.json`). Addresses that are loaded themselves take two stages: 3, 5 and 7 hold 1, 2
             and 3 buffers of a step's operands in shared memory.
         registers: most registers of a thread on an NVIDIA GPU; 0 leaves that to the compiler.
