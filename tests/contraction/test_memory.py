@@ -49,8 +49,9 @@ def test_errors_of_allocations_are_ours(error: Exception, monkeypatch: pytest.Mo
             call()
         assert caught.value.__cause__ is error
     monkeypatch.setattr("sparsetc.packing.partition.pack", fail)
+    y = random_sparse((4, 6), "random", torch.float64)  # of which nothing is packed
     with pytest.raises(stc.OutOfMemoryError):
-        stc.compile("ij,ir->jr", x, torch.ones(4, 2, dtype=torch.float64))
+        stc.compile("ij,ir->jr", y, torch.ones(4, 2, dtype=torch.float64))
 
 
 def test_a_plan_that_takes_more_than_a_gpu_has_is_the_plans_error() -> None:

@@ -130,11 +130,12 @@ def test_what_is_known_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr(kernel.step.guard, "test", lambda tables: seen.append(len(tables)) or test(tables))
     for _ in range(3):
         kernel(b)
-    assert seen == [2], "values and the table, together"
+    times = 1 if b.is_cuda else 3  # an ndarray may change what lies on a CPU, which leaves no trace
+    assert seen == times * [2], "values and the table, together"
     b[0] = torch.inf
     for _ in range(3):
         kernel(b)
-    assert seen == [2, 2], "nor what is not fit"
+    assert seen == 2 * times * [2], "nor what is not fit"
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from sparsetc.testing.conformance import nonzeros
 def run_program(
     program: TileProgram,
     arrays: dict[str, torch.Tensor],
-    values: torch.Tensor | tuple[torch.Tensor, ...],
+    values: torch.Tensor | tuple[torch.Tensor, ...] | None,
     dense: Sequence[torch.Tensor],
     out: torch.Tensor,
     items: int,
@@ -51,7 +51,7 @@ def run_program(
         program: what one work item does.
         arrays: the packed index arrays by name, and the output slots under ``program.slot`` where it has them.
         values: (stored,) values in the packed order; of a task list, those of each operand, of tiles in halves (2,
-            stored): high, then low; of a pattern, anything of the type to compute in. Of one operand in halves, whose
+            stored): high, then low; of a pattern, anything. Of one operand in halves, whose
             ``most`` is one of the arrays, (2, stored) too.
         dense: the dense operands, each (sparse letters, then dense letters) as ``program.operands`` says.
         out: (rows, *sizes of the output's dense letters); zeroed by the caller, or about to be stored to everywhere.
@@ -63,7 +63,7 @@ def run_program(
         ShapeError: a dense operand or the output has the wrong number of elements.
     """
     verify(program)
-    given = (values,) if isinstance(values, torch.Tensor) else values
+    given = values if isinstance(values, tuple) else (values,)
     memory = _memory(program, arrays, given, dense, out, nnz)
     free = [axis for axis in program.axes if axis.letter not in program.looped]
     for blocks in product(*(range(axis.programs) for axis in free)):
@@ -75,13 +75,13 @@ def run_program(
 def _memory(
     program: TileProgram,
     arrays: dict[str, torch.Tensor],
-    values: tuple[torch.Tensor, ...],
+    values: tuple[torch.Tensor | None, ...],
     dense: Sequence[torch.Tensor],
     out: torch.Tensor,
     nnz: int,
 ) -> ArgumentMemory:
     """All that a program reads, in wide types; raises where something is missing, or has another shape."""
-    dtype = _widest(values[0].dtype)
+    dtype = _widest(out.dtype)
     held = {name for operand in program.sparse for name in operand.held}
     missing = set(program.arrays) - set(arrays) - held
     if missing:

@@ -439,10 +439,8 @@ class Cost:
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** constants["overlap"] for t in each.values()]) ** (1 / constants["overlap"])
         if self.staged != ZERO:
-            return (
-                busy
-                + constants["fiber_dot_wait" if self.p.view.blocks else "dot_wait"] * statistics.chain * profile.wait
-            )
+            waits = constants["fiber_dot_wait"] if self.p.view.blocks else constants["dot_wait"]
+            return busy + waits * statistics.chain * profile.wait
         if self.turn is None:
             # Passes follow one another, each with its longest programs; those that all run at once do not.
             at_once = RESIDENT * profile.warps / self.p.schedule.warps
