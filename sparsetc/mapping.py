@@ -160,8 +160,8 @@ class _Inputs:
                 or len(pair) != 2
             ):
                 tables = pair if isinstance(pair, Sequence) else [pair]
-                found = ", ".join(str(tuple(getattr(t, "shape", ()))) for t in tables)
-                raise ShapeError(f"map_entries: product {name} takes two tables of rows of one size, found {found}")
+                shapes = ", ".join(str(tuple(getattr(t, "shape", ()))) for t in tables)
+                raise ShapeError(f"map_entries: product {name} takes two tables of rows of one size, found {shapes}")
         self.tables = [(table, mode) for pair in products.values() for mode, table in enumerate(pair)]
         self.tables += [] if values is None else [(values, 1)]
         self.first = self.tables[0][0] if self.tables else next(t for n in vectors.values() for t in n.values())

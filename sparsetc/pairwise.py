@@ -232,8 +232,8 @@ def _in_steps(
         n in (1, m) for n, m in zip(mapped.shape[::-1], whole[::-1], strict=False)
     )
     if not fits:
-        found = tuple(mapped.shape) if isinstance(mapped, Tensor) else type(mapped).__name__
-        raise ShapeError(f"the function must return a tensor of its arguments' shape {whole}, found {found}")
+        returned = tuple(mapped.shape) if isinstance(mapped, Tensor) else type(mapped).__name__
+        raise ShapeError(f"the function must return a tensor of its arguments' shape {whole}, found {returned}")
     weights = mapped.expand(whole)
     log_of_rows = log_sums(weights, pattern, (*range(pattern.order - 1),)) if with_lse else None
     if body.softmax:

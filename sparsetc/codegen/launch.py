@@ -369,14 +369,15 @@ def _start_of(compiled: Any, grid: int, device: torch.device) -> Callable[[Seque
     from triton import knobs
     from triton.runtime import driver
 
-    start, function, about = compiled.run, compiled.function, compiled.packed_metadata
+    start, function = compiled.run, compiled.function
+    metadata = compiled.packed_metadata
     stream_on, told = driver.active.get_current_stream, knobs.runtime
 
     def run(arguments: Sequence[Any]) -> None:
         if told.launch_enter_hook.calls or told.launch_exit_hook.calls:
             compiled[grid, 1, 1](*arguments)
         else:
-            start(grid, 1, 1, stream_on(device.index), function, about, None, None, None, *arguments)
+            start(grid, 1, 1, stream_on(device.index), function, metadata, None, None, None, *arguments)
 
     return run
 

@@ -147,7 +147,8 @@ class Kernel(Inspectable):
             kernel = Kernel(self.contraction.instead("native", backend="numba"), self.operands)
         if len(bound.dense_shapes) != 1:
             raise EquationError(f'"{self.equation}" has {len(bound.dense_shapes)} dense operands, and no one to map')
-        (shape,), of_result, kind = bound.dense_shapes, bound.output_shape, about.cpu().numpy().dtype
+        (shape,), of_result = bound.dense_shapes, bound.output_shape
+        kind = about.cpu().numpy().dtype
 
         def called(given: Tensor) -> Tensor:
             result = kernel(given)

@@ -22,7 +22,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS
 
 DTYPES = (torch.float32, torch.float64)
-"""What decompositions compute in, and files of models hold."""
+"""Dtypes of decompositions, and of models in files."""
 
 OTHERS = {
     "n_iter_max": ("maxiters",),

@@ -229,7 +229,7 @@ class PackedFile(Table):
         return coords, values.to(self.dtype)
 
     take = block
-    """By this name a stream reads it."""
+    """The name of `block` in the interface of a stream's sources."""
 
     def rows(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Read the nonzeros whose coordinate of mode 0 is in ``first`` to below ``last``, as `block` returns them.

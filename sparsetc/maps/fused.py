@@ -303,7 +303,8 @@ def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Side
 
 def _unfit_for_kernels(task: Task, tensors: Tensors) -> str:
     """Return why no kernels run on such tensors, for any body; empty where they do."""
-    device, dtype, native = task.pairs.device, tensors[0].dtype, task.backend == "torch"
+    device, dtype = task.pairs.device, tensors[0].dtype
+    native = task.backend == "torch"
     if (native and device.type == "cuda") or not (native or _has_triton()):
         return "kernels are Triton's, which does not run here"
     if min([t.numel() for t in tensors]) == 0:

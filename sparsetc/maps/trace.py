@@ -164,7 +164,7 @@ def _scalar(constant: Tensor) -> float:
 LIBRARIES = {"torch", "math", "numpy", "operator", "builtins"}
 """Modules whose functions stay as they are."""
 DEEP = 4
-"""How many functions, attributes and elements lie between a function and a value that it reads, at most."""
+"""Most functions, attributes and elements between a function and a value that it reads."""
 
 
 def told_apart(function: Callable[..., Any]) -> Hashable:

@@ -125,8 +125,8 @@ class Arithmetic:
 
         def clipped(values: Tensor) -> Tensor:
             wide = holding(holding(values, min), max)
-            found = wide.clamp(min, max)
-            return found if wide is values or found.is_floating_point() else found.to(values.dtype)
+            result = wide.clamp(min, max)
+            return result if wide is values or result.is_floating_point() else result.to(values.dtype)
 
         return self.map(clipped)
 

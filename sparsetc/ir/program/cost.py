@@ -115,7 +115,7 @@ BEFORE = {
     "split": "splits {} into float16 halves, scaled by its largest element",
     "halves": "reads {} as float16 halves, split before the launch",
 }
-"""What a reader is told of what is made before."""
+"""Lines of `describe` about copies of an operand that are made before the launch."""
 
 
 class Cost:
