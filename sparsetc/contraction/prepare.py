@@ -78,6 +78,7 @@ class Preparation:
         vars(self).update(request.once("preparation", lambda: self._facts(request)))
 
     def _facts(self, request: Request) -> dict[str, Any]:
+        """Set the attributes, and return them for other steps of the same request."""
         (x,) = request.sparse
         bound = request.bound
         settings = request.settings
