@@ -28,7 +28,7 @@ from sparsetc.contraction.contraction import (
     parsed,
     wrap,
 )
-from sparsetc.contraction.kernel import Kernel, by_library
+from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.operands import Operands, as_operand, promoted
 from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.contraction.passing import passing
@@ -39,12 +39,15 @@ from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
 from sparsetc.packing.base import Packed
 from sparsetc.planner.symbolic import SymbolicCost
+from sparsetc.support import later
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor import inputs
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.pattern import Pattern, clear_patterns, used
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+_traced_einsum = later("contraction.library", "traced_einsum")
 
 
 @overload
@@ -105,7 +108,7 @@ def einsum(
         result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
         return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
     if torch.compiler.is_compiling() or traced_by_modes():
-        return by_library("traced_einsum", _einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
+        return _traced_einsum(_einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
     return _einsum(args, output, drop_zeros, settings)
 
 

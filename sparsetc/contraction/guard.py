@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.split_float16 import EXACT, INFINITE, verdicts_on
+from sparsetc.codegen.split_float16 import verdicts_on
 from sparsetc.contraction.operands import Patterns, Tensors, dense_of_call
 from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.nest.values import EXACT, INFINITE
 from sparsetc.ir.plan import requested
 from sparsetc.planner.registry import by_nonzeros
 from sparsetc.tensor.inputs import SUMMED_IN

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import Values, each, stored_dtype
+from sparsetc.codegen.launch import Values, each
 from sparsetc.codegen.numba import unprinted
+from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import StepFunction, apply
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.operands import Patterns, Tensors, resolved, stand_ins

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import stored_dtype
+from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.output import check_form
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.ir.contraction_tree import Tree, parse_tree

@@ -31,6 +31,11 @@ def lines(p: ir.TileProgram) -> list[str]:
     return [*lines, *("  " * (depth + 1) + line(p, s) for s, depth in p.statements)]
 
 
+def comments(p: ir.TileProgram) -> list[str]:
+    """The program as comments above a generated function."""
+    return [f"# {line}" for line in lines(p)]
+
+
 def _axis(a: ir.DenseAxis) -> str:
     letters = f" ({' '.join(f'{c}:{n}' for c, n in a.fold)})" if len(a.fold) > 1 else ""
     slowest = ", slowest on the grid" if a.slowest else ""
