@@ -17,17 +17,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.codegen import cache
-from sparsetc.contraction.contraction import (
-    Contraction,
-    Workload,
-    compiled,
-    compiled_together,
-    contraction,
-    kept,
-    kept_together,
-    parsed,
-    wrap,
-)
+from sparsetc.contraction.compile import Workload, compiled_together, contraction, kept_together
+from sparsetc.contraction.contraction import Contraction, compiled, kept, parsed, wrap
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.operands import Operands, as_operand, promoted
 from sparsetc.contraction.output import Result, without_zeros

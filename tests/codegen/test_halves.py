@@ -37,7 +37,6 @@ from sparsetc.contraction.guard import fit_for_halves
 from sparsetc.ir.nest import values as halves
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.text import lines
 from sparsetc.ir.program.tile import Scale
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -102,7 +101,7 @@ def test_what_programs_mean(name: str, request_: stc.plans.Plan) -> None:
 @BY_TILES
 def test_what_the_text_says(request_: stc.plans.Plan) -> None:
     kernel = compiled(SPMM, [*spmm()], request_)
-    text = "\n".join(lines(kernel.programs[0]))
+    text = str(kernel.programs[0])
     assert "scale_B = 2 ** (14 - exponent of most_B)" in text
     assert "gather B[at_j, r]  # to be split" in text
     assert "x[i,j] = load X.values  # high and low parts" in text

@@ -15,7 +15,6 @@ from cases import Problem
 import sparsetc as stc
 from sparsetc.ir.program.checks import MOST_ELEMENTS
 from sparsetc.ir.program.operands import MIN_DOT
-from sparsetc.ir.program.text import lines
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.schedule import fit
 
@@ -62,12 +61,10 @@ def test_a_program_keeps_to_its_registers(plan: str, name: str, dtype: torch.dty
     settings: dict[str, Any] = {"backend": "triton", "memory_limit": "1TB", "output": output}
     kernel = stc.compile(equation, *operands(equation, sizes, dtype), plan=wanted, **settings)
     for program in kernel.step.programs:
-        assert kept_bytes(program, dtype) <= MOST_BYTES, "\n".join(lines(program))
+        assert kept_bytes(program, dtype) <= MOST_BYTES, str(program)
         for dot in program.dots:
             sides = dot.out.axes[: dot.out.folded], dot.out.axes[dot.out.folded :]
-            assert all(prod(program.axis(a).block for a in side) >= MIN_DOT for side in sides), "\n".join(
-                lines(program)
-            )
+            assert all(prod(program.axis(a).block for a in side) >= MIN_DOT for side in sides), str(program)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")

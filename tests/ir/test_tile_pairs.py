@@ -27,7 +27,7 @@ from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import FIBERS, ITEMS, STORED, ZERO, Statistics
-from sparsetc.ir.program.text import header, lines
+from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import Add, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.products.blocks import WHOLE, block_program
 
@@ -48,7 +48,7 @@ def run(case: DrawnTiles) -> torch.Tensor:
 
 
 def test_a_program_over_pairs_prints_as_its_grammar_says() -> None:
-    assert lines(DrawnTiles(ONE_MODE, bitmap=True).program) == [
+    assert str(DrawnTiles(ONE_MODE, bitmap=True).program).splitlines() == [
         'tile program  "x,y->z"  part 0: bcb x bcb, pairs of bitmap tiles of 32x16 and bitmap tiles of 16x16',
         "  item over pair_ptr",
         "  axes ij = 32 (i:8 j:4), l = 16, k = 16",
@@ -62,7 +62,7 @@ def test_a_program_over_pairs_prints_as_its_grammar_says() -> None:
 
 
 def test_tiles_in_halves_are_scaled_once_a_block() -> None:
-    assert lines(DrawnTiles(ONE_MODE, halves=True).program) == [
+    assert str(DrawnTiles(ONE_MODE, halves=True).program).splitlines() == [
         'tile program  "x,y->z"  part 0: bcb x bcb, pairs of dense tiles of 32x16 in split float16 and dense tiles of '
         "16x16 in split float16",
         "  item over pair_ptr",
@@ -81,7 +81,7 @@ def test_tiles_in_halves_are_scaled_once_a_block() -> None:
 
 
 def test_without_a_dot_inner_positions_are_looped() -> None:
-    assert lines(DrawnTiles(NOTHING_FREE, dot=False).program)[2:] == [
+    assert str(DrawnTiles(NOTHING_FREE, dot=False).program).splitlines()[2:] == [
         "  axes one_row = 1, one_column = 1, i = 32",
         "  total[one_row,one_column] = 0",
         "  loop pairs of the item",

@@ -31,6 +31,9 @@ def lines(p: ir.TileProgram) -> list[str]:
     return [*lines, *("  " * (depth + 1) + line(p, s) for s, depth in p.statements)]
 
 
+ir.TileProgram.printed = lines
+
+
 def comments(p: ir.TileProgram) -> list[str]:
     """The program as comments above a generated function."""
     return [f"# {line}" for line in lines(p)]

@@ -19,7 +19,7 @@ pair of tiles is a pair of matrices: its axes are folds of letters, ``ij`` of i 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal, TypeVar
@@ -219,6 +219,8 @@ class TileProgram:
     """
 
     covers: ClassVar[bool] = False
+    printed: ClassVar[Callable[[TileProgram], list[str]]]
+    """`text.lines`, which reads the nodes defined here: it is put here by its module."""
 
     equation: str
     number: int
@@ -368,6 +370,9 @@ class TileProgram:
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
+
+    def __str__(self) -> str:
+        return "\n".join(TileProgram.printed(self))
 
 
 def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, int]]:
