@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import Lines
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
 from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram

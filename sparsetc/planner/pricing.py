@@ -19,7 +19,8 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.operands import named_operands
