@@ -23,7 +23,7 @@ from sparsetc.contraction.operands import Patterns, Tensors, dense_of_call
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import requested
 from sparsetc.planner.registry import by_nonzeros
-from sparsetc.tensor.inputs import SUMMED_IN
+from sparsetc.tensor.dtypes import SUMMED_IN
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import refuse_wrapped
 

@@ -29,7 +29,7 @@ from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
-from sparsetc.tensor.inputs import dtype_name
+from sparsetc.tensor.dtypes import dtype_name
 
 
 def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 395_128, size.COMPILER: 281_631, size.FILES: 253, size.CLASSES: 318, size.KNOT: 7, size.FOLDERS: 0}
+MOST = {size.TOKENS: 395_345, size.COMPILER: 281_635, size.FILES: 256, size.CLASSES: 318, size.KNOT: 7, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
