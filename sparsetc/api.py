@@ -33,9 +33,10 @@ from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.support import later
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
-from sparsetc.tensor import inputs
 from sparsetc.tensor.arithmetic import Arithmetic
+from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.pattern import Pattern, clear_patterns, used
+from sparsetc.tensor.readings import readings
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _traced_einsum = later("contraction.library", "traced_einsum")
@@ -310,7 +311,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, Operands]:
         if type(operand) is not SparseTensor:
             operand = as_operand(operand, f"operand {number}")
             if not isinstance(operand, SparseTensor | Tensor):
-                what_it_is = inputs.not_sparse(operand, "use torch.as_tensor")
+                what_it_is = not_sparse(operand, "use torch.as_tensor")
                 raise DtypeError(f"operand {number} must be a torch tensor or sparse, {what_it_is}")
         values = operand
         if isinstance(operand, SparseTensor):
@@ -406,7 +407,7 @@ def cache_info() -> CacheInfo:
         kernels=sum(hasattr(one, "steps") for value in kept for one in (value if type(value) is tuple else (value,))),
         storages=len(stored),
         nbytes=sum(p.nbytes for p in stored),
-        foreign=len(inputs.readings),
+        foreign=len(readings),
         modules=cache.count(),
     )
 
@@ -422,7 +423,7 @@ def clear_cache() -> None:
         0
     """
     clear_patterns()
-    inputs.readings.clear()
+    readings.clear()
     if (masks := sys.modules.get("sparsetc.masks")) is not None:  # imported by those who attend
         masks.kept.clear()
     cache.clear()

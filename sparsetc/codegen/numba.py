@@ -20,8 +20,8 @@ from typing import Any
 
 from sparsetc.codegen import Lines
 from sparsetc.codegen.numba_nests import Factor, Nest, pieces, zeros
+from sparsetc.ir.nest.axes import ITEM, LEAF, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Bits, Lookup, Writer
-from sparsetc.ir.nest.nest import ITEM, LEAF, Each, Fibers, Run
 from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir

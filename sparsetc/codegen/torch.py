@@ -15,7 +15,7 @@ from string import ascii_letters
 from typing import Any
 
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, TorchPrinter, rows_of, summed
-from sparsetc.ir.nest.nest import LANE, LEAF
+from sparsetc.ir.nest.axes import LANE, LEAF
 from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sparsetc.codegen import Lines
 from sparsetc.codegen.launch import PartArrays
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
 from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram

@@ -21,7 +21,7 @@ from sparsetc.codegen.split_float16 import verdicts_on
 from sparsetc.contraction.operands import Tensors
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import EXACT, INFINITE
-from sparsetc.tensor.inputs import SUMMED_IN
+from sparsetc.tensor.dtypes import SUMMED_IN
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import refuse_wrapped
 

@@ -25,7 +25,7 @@ from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.programs import Programs
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.nest import LANE
+from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram

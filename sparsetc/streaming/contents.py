@@ -33,7 +33,7 @@ from sparsetc.streaming.store import MALFORMED, ChunkFile, ChunkWriter
 from sparsetc.support import Names, outside
 from sparsetc.support.records import misfit
 from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
-from sparsetc.tensor.inputs import NAMED
+from sparsetc.tensor.dtypes import NAMED
 
 MOST_ELEMENTS = 1 << 59
 ROWS = "rows"

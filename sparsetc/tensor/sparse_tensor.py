@@ -17,13 +17,18 @@ from torch import Tensor
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import convert, graphs, tables
-from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic
+from sparsetc.tensor.arithmetic import Arithmetic
+from sparsetc.tensor.attributes import IN_PLACE
+from sparsetc.tensor.conversions import Typed
+from sparsetc.tensor.dtypes import check_dtype
+from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.functions import Functions
-from sparsetc.tensor.inputs import ArrayLike, Merge, Unsorted, as_values, check_dtype, coalesced, constructed
+from sparsetc.tensor.inputs import ArrayLike, as_values, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.picture import SIDE, as_html, binned
+from sparsetc.tensor.readings import Unsorted
 from sparsetc.tensor.reductions import Reductions
-from sparsetc.tensor.structure import Structure, Typed
+from sparsetc.tensor.structure import Structure
 from sparsetc.tensor.sums import INTEGERS
 
 INSTEAD = {

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 import sparsetc as stc
 from sparsetc import api
 from sparsetc.contraction import passing
-from sparsetc.tensor import inputs
+from sparsetc.tensor import readings
 
 SIZES = {"i": 7, "j": 5, "k": 6, "r": 4, "s": 3}
 EQUATIONS = [
@@ -33,7 +33,7 @@ def _in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _forget() -> None:
     passing.last_uses.clear()
-    inputs.passing.clear()
+    readings.passing.clear()
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from sparsetc.codegen.programs import Programs
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.lower import Fold, Target, lower_pairs
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, TileLoop, pairs
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, TileLoop
+from sparsetc.ir.nest.nest import Nest, pairs
 from sparsetc.ir.nest.values import EXACT, Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparsetc.ir.nest.axes import ITEM, LEVELS
 from sparsetc.ir.nest.coordinates import Readable
-from sparsetc.ir.nest.nest import ITEM, LEVELS, PAIRED, Nest
+from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.nest.values import HEAD
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir

@@ -25,8 +25,9 @@ from math import prod
 from typing import ClassVar, Literal, TypeVar
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.nest.axes import ITEM, LANES, Axis
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.nest import ITEM, LANES, PAIRED, Axis, Nest
+from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import MADE, DenseAxis, DenseTable, Operand, Stored, stored_of, tables
