@@ -61,11 +61,18 @@ def picked(rows: Tensor, at: Tensor | None) -> Tensor:
     return rows if at is None else rows.index_select(0, at)
 
 
-def in_runs(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the run of each element of runs of these lengths, one behind the other, and its place in the run."""
-    run = torch.repeat_interleave(lengths)
-    before = torch.cumsum(lengths, 0) - lengths
-    return run, torch.arange(run.numel(), device=run.device) - before[run]
+def in_runs(lengths: Tensor, count: int | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the run of each element of runs of these lengths, one behind the other, and its place in the run.
+
+    Args:
+        lengths: (runs,) int64.
+        count: elements of all runs, where it is known: a GPU is then not waited for.
+        first: (runs,) the place of the first element of each run; 0 of all where there is none.
+    """
+    run = torch.repeat_interleave(lengths, output_size=count)
+    shift = lengths - torch.cumsum(lengths, 0)
+    shift = shift if first is None else shift.add_(first)
+    return run, shift.index_select(0, run).add_(torch.arange(run.numel(), device=run.device))
 
 
 def offset_of(offset: Any) -> int:
