@@ -95,11 +95,14 @@ def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Entries
     """Return the product of two sparse operands; None of any with labels, which the result would have too."""
     from sparsetc.contraction.passing_pair import product  # which few einsums need
 
-    if any(o._unsorted is None and o._pattern.labels for o in operands if isinstance(o, SparseTensor)):
+    patterns = [o._pattern if o._unsorted is None else None for o in operands if isinstance(o, SparseTensor)]
+    if any(pattern and pattern.labels for pattern in patterns):
         return None
+    bound = parse(text, [tuple(o.shape) for o in operands], [True, True])
+    in_order = patterns[1] is not None and patterns[1].is_coalesced
     coords, values, uses = zip(*entries, strict=True)
     with without_autocast(values[0].device):
-        result = product(parse(text, [tuple(o.shape) for o in operands], [True, True]), coords, values, form)
+        result = product(bound, coords, values, form, in_order)
     for one in {*uses} if result is not None else ():
         one.count += 1
     return result

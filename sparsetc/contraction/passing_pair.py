@@ -27,18 +27,19 @@ PLACES = 1 << 27
 
 
 def product(
-    bound: Bound, coords: Sequence[Tensor], values: Sequence[Tensor], form: str
+    bound: Bound, coords: Sequence[Tensor], values: Sequence[Tensor], form: str, in_order: bool = False
 ) -> Tensor | SparseTensor | None:
     """Return the product of two sparse operands from (order, entries) coordinates and (entries,) values of each.
 
-    None of an operand with a repeated letter, and where there are too many pairs, or shared coordinates to count.
+    Those of the second may be known to be `in_order`. None of an operand with a repeated letter, and where there are
+    too many pairs, or shared coordinates to count.
     """
     e, shape, dtype = bound.einsum, bound.output_shape, values[0].dtype
     places, dense = bound.elements(e.output), not is_sparse(form, e, e.inputs)
     if places >= (PLACES if dense else INT64_SIZES) or any(len(set(term)) < len(term) for term in e.inputs):
         return None
     with lasting():
-        made = _pairs(bound, coords)
+        made = _pairs(bound, coords, in_order)
         if made is None:
             return None
         p, q, place = made
@@ -53,7 +54,7 @@ def product(
     return sums.view(shape) if dense else SparseTensor._make(pattern, sums)
 
 
-def _pairs(bound: Bound, coords: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+def _pairs(bound: Bound, coords: Sequence[Tensor], in_order: bool) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the entry of each operand of each pair, and its row-major place in the result; waits for the device."""
     e = bound.einsum
     shared = among(*e.inputs)
@@ -70,7 +71,8 @@ def _pairs(bound: Bound, coords: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tens
     if count > PAIRS:
         return None
     p, q = in_runs(lengths, count, (torch.cumsum(each, 0) - each).index_select(0, x_key))
-    q = torch.sort(narrowed(y_key, keys)).indices.index_select(0, q)
+    if not in_order or e.inputs[1][: len(shared)] != shared:
+        q = torch.sort(narrowed(y_key, keys)).indices.index_select(0, q)
     place, of_x = torch.zeros_like(p), among(e.output, x)
     for at, letters, entry in ((x, of_x, p), (y, outside(e.output, of_x), q)):
         if letters:
