@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from sparsetc.linear import solve
     from sparsetc.mapping import map_entries
     from sparsetc.sparse_attention import attention
-    from sparsetc.streaming import Stream, open_stream, stream, stream_kernel
+    from sparsetc.streaming import Stream, open_stream, stream_kernel
+    from sparsetc.streaming.api import stream
     from sparsetc.tensor.creation import block_diag, cat, eye, full, kron, rand, randn, stack, where, zeros
     from sparsetc.tensor.softmax import log_softmax, softmax
 

@@ -27,7 +27,7 @@ from sparsetc.explain import aligned
 from sparsetc.options import BACKENDS
 from sparsetc.planner.problem import Counts
 from sparsetc.support import memory
-from sparsetc.tensor.inputs import NAMED, dtype_name
+from sparsetc.tensor.dtypes import NAMED, dtype_name
 from sparsetc.tuning import command as tune
 
 CUT, REFUSED, INTERRUPTED = 1, 2, 130

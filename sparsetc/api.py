@@ -17,18 +17,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.codegen import cache
-from sparsetc.contraction.contraction import (
-    Contraction,
-    Workload,
-    compiled,
-    compiled_together,
-    contraction,
-    kept,
-    kept_together,
-    parsed,
-    wrap,
-)
-from sparsetc.contraction.kernel import Kernel, by_library
+from sparsetc.contraction.compile import Workload, compiled_together, contraction, kept_together
+from sparsetc.contraction.contraction import Contraction, compiled, kept, parsed, wrap
+from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.operands import Operands, as_operand, promoted
 from sparsetc.contraction.output import Result, without_zeros
 from sparsetc.contraction.passing import passing
@@ -39,12 +30,16 @@ from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
 from sparsetc.packing.base import Packed
 from sparsetc.planner.symbolic import SymbolicCost
+from sparsetc.support import later
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
-from sparsetc.tensor import inputs
 from sparsetc.tensor.arithmetic import Arithmetic
+from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.pattern import Pattern, clear_patterns, used
+from sparsetc.tensor.readings import readings
 from sparsetc.tensor.sparse_tensor import SparseTensor
+
+_traced_einsum = later("contraction.library", "traced_einsum")
 
 
 @overload
@@ -105,7 +100,7 @@ def einsum(
         result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
         return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
     if torch.compiler.is_compiling() or traced_by_modes():
-        return by_library("traced_einsum", _einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
+        return _traced_einsum(_einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
     return _einsum(args, output, drop_zeros, settings)
 
 
@@ -316,7 +311,7 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, Operands]:
         if type(operand) is not SparseTensor:
             operand = as_operand(operand, f"operand {number}")
             if not isinstance(operand, SparseTensor | Tensor):
-                what_it_is = inputs.not_sparse(operand, "use torch.as_tensor")
+                what_it_is = not_sparse(operand, "use torch.as_tensor")
                 raise DtypeError(f"operand {number} must be a torch tensor or sparse, {what_it_is}")
         values = operand
         if isinstance(operand, SparseTensor):
@@ -412,7 +407,7 @@ def cache_info() -> CacheInfo:
         kernels=sum(hasattr(one, "steps") for value in kept for one in (value if type(value) is tuple else (value,))),
         storages=len(stored),
         nbytes=sum(p.nbytes for p in stored),
-        foreign=len(inputs.readings),
+        foreign=len(readings),
         modules=cache.count(),
     )
 
@@ -428,7 +423,7 @@ def clear_cache() -> None:
         0
     """
     clear_patterns()
-    inputs.readings.clear()
+    readings.clear()
     if (masks := sys.modules.get("sparsetc.masks")) is not None:  # imported by those who attend
         masks.kept.clear()
     cache.clear()

@@ -17,7 +17,7 @@ from sparsetc.options import Settings, current
 from sparsetc.support.compiled import has_numba
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.inputs import Merge, coalesced
+from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

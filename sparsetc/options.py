@@ -291,6 +291,12 @@ def of_call(settings: Mapping[str, Any]) -> Options:
     return with_settings(current(), settings)
 
 
+def checked_settings(settings: Settings) -> Settings:
+    """Return settings that are kept for later calls. Raise the error that a call with them would raise."""
+    of_call(settings)
+    return settings
+
+
 def with_settings(base: Options, settings: Mapping[str, Any]) -> Options:
     """Return `base` with the settings that are not None, checked."""
     if not settings:

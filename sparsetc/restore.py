@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.contraction import contraction
+from sparsetc.contraction.compile import contraction
 from sparsetc.contraction.kernel import SAVED, Kernel
 from sparsetc.contraction.operands import stand_ins
 from sparsetc.errors import FormatError

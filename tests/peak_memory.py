@@ -22,7 +22,7 @@ import sparsetc as stc
 from sparsetc.packing.base import FORMATS, pack
 from sparsetc.packing.partition import PARTITIONS, divide
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.inputs import NAMED
+from sparsetc.tensor.dtypes import NAMED
 
 
 def peak(function: Callable[[], Any]) -> tuple[int, int, Any]:

@@ -1,7 +1,19 @@
-"""Tile programs -> text, modules and launches; the lines of a text as its printer puts them down."""
+"""Tile programs -> text, modules and launches; the lines of a text as its printer puts them down.
+
+Numbers that kernels share with the code that launches them stand here, as modules of kernels import Triton.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+ROWS, COLUMNS = 16, 128
+"""Sides of a tile of a transposed copy: of a row 128 elements in turn are read, of a column 16 are written."""
+BLOCK = 1024
+"""Values that a program splits into halves."""
+GROUP = 32
+"""Consecutive values of a program, of which one warp finds the largest."""
+LOOKED = 4096
+"""Values that a program looks at together for extremes."""
 
 
 class Lines:

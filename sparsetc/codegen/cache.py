@@ -210,3 +210,10 @@ def _intact(path: Path, data: bytes) -> bool:
         with suppress(OSError):  # a folder that may only be read still serves
             os.utime(path)
     return same
+
+
+def source_name(equation: str, backend: str) -> str:
+    """Return a readable file name: the equation's letters, then the backend."""
+    letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))
+    short = letters if len(letters) <= 60 else hashlib.sha256(letters.encode()).hexdigest()[:12]
+    return f"{short or 'scalar'}_{backend}"

@@ -1,58 +1,36 @@
-"""Generated modules -> launches: argument lists built once, one grid a launch, ahead-of-time compilation.
+"""Launches of kernels, and what calls of generated programs are given: arguments, tables, addresses.
 
-In: tile programs; then the tensors of their storages. Out: callables of (values, dense tables, output). Making programs
-imports the generated file, binding them to tensors builds argument lists, and a call only fills in pointers: it costs
-little, never waits and can be captured in a CUDA graph.
-
-A program over a task list gives blocks of the result, one an item, in the type that sums are kept in.
+In: a kernel of a generated module, and its grid. Out: a function of its arguments, which costs little, never waits and
+can be captured in a CUDA graph; or assembly for a named target, which needs no GPU.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from importlib.util import find_spec
-from itertools import accumulate, starmap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetc.codegen import cache, native, split_float16
-from sparsetc.codegen import numba as numba_source
-from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.torch_rows import chunks, few
-from sparsetc.device.profile import gpu, machine_of, portable
+from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
-from sparsetc.ir.nest.values import TYPES
-from sparsetc.ir.plan import MOST_THREADS
-from sparsetc.ir.program import names
-from sparsetc.ir.program.checks import check_sizes
-from sparsetc.ir.program.operands import HALVES, tables_of
-from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
-from sparsetc.support.compiled import usable
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
-from sparsetc.tensor.sums import accumulator
 
 FUSED = {"enable_fp_fusion": True}
 """An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""
-
-_HERE = nullcontext()
-
-Values = Sequence[Tensor | split_float16.InHalves | None]
+ALIGNED = 16
+"""Bytes that Triton specialises kernels to: arrays that begin at a multiple are loaded several elements at once."""
+InHalves = tuple[Tensor, Tensor, Tensor]
+"""(stored,) high halves and low halves, and (scales,) float32 the largest magnitudes, which scales follow from."""
+Values = Sequence[Tensor | InHalves | None]
 """Packed values, one a part; None of a pattern, which stores none."""
-Split = tuple[Callable[[list[Any]], None], int]
-"""The launch that splits a dense operand into halves, and its number of parts."""
 Call = Callable[[Values, Sequence[Tensor], Tensor], None]
 """Programs bound to the arrays of storages: a function of values, tables and output."""
 
@@ -90,230 +68,6 @@ class PartArrays:
         return dict(zip(index, self.index, strict=True))
 
 
-class Programs:
-    """The generated programs of the parts of a plan: Triton's, one launch for all parts when fused, or a CPU's.
-
-    Attributes:
-        kernels: the name of each function that a call runs, and the numbers of the parts that it runs.
-    """
-
-    def __init__(
-        self,
-        programs: Sequence[TileProgram],
-        dtype: torch.dtype,
-        backend: str,
-        device: torch.device,
-        cache_dir: Path | None,
-        fused: bool = True,
-        name: str = "",
-        about: Sequence[str] = (),
-    ) -> None:
-        """Generate programs.
-
-        Args:
-            programs: one a part.
-            dtype: of the operands.
-            backend: ``torch`` or ``triton``; those of torch whose schedules say so are native loops of numba.
-            device: that Triton's kernels are for.
-            cache_dir: folder of generated sources.
-            fused: whether one launch runs all parts.
-            name: what the file is named after; the equation of the programs where it is empty.
-            about: lines for a reader of the source, as `header` takes them.
-        """
-        if backend == "torch" and runs_natively(programs, dtype):
-            backend = "numba"
-        self.programs = tuple(programs)
-        self.dtype = dtype
-        self.backend = backend
-        self.about = tuple(about)
-        self.machine, self.fused = machine_of(device), fused or len(self.programs) == 1
-        names = [f"part_{p.number}" if backend != "triton" else f"kernel_{n}" for n, p in enumerate(self.programs)]
-        self.kernels: list[tuple[str, Sequence[int]]] = [(name, [n]) for n, name in enumerate(names)]
-        if backend == "triton" and self.fused:
-            self.kernels = [("kernel", range(len(names)))]
-        self.name, self.source = source_name(name or programs[0].equation, backend), self.text_for(self.machine)
-        self.module, self.path = cache.load(self.source, cache_dir, self.name)
-        if self.backend == "numba":
-            self.native = native.functions(self.module, self.programs, self.source, self.path.parent)
-
-    def text_for(self, machine: str) -> str:
-        """Return the module that runs on a machine."""
-        if self.backend == "triton" and find_spec("triton") is None:
-            raise PlanError(
-                'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
-                'take backend="torch"'
-            )
-        return _text(self.programs, self.dtype, self.backend, self.about, self.fused, machine)
-
-    def bind(self, arrays: Sequence[PartArrays], known: Sequence[PartArrays] | None = None) -> Call:
-        """Bind the programs to these tensors. Return a function that adds every part to an output.
-
-        Args:
-            arrays: what calls read.
-            known: tensors of what the arrays hold when a call is made, where they do not hold it yet.
-
-        Raises:
-            PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
-        """
-        triton, every = self.backend == "triton", _tables(self.programs)
-        with_dots, bf16 = [p for p in self.programs if p.dots and triton], self.dtype == torch.bfloat16
-        rounded = any(p.schedule.precision == "bf16" or (bf16 and p.narrow) for p in with_dots)
-        if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
-            raise PlanError(
-                "Triton's interpreter multiplies the bits of matrices in bfloat16 as integers, which gives wrong "
-                'numbers: take precision="high" or "highest" here, and operands of another type than bfloat16, or '
-                "compile for a GPU without TRITON_INTERPRET"
-            )
-        parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
-        threads = max(p.schedule.threads for p, _ in parts) or int(not triton and all(starmap(few, parts)))
-        if self.backend == "numba":
-            return native.bind(self.native, self.programs, arrays, known or arrays, threads or MOST_THREADS)
-        for name, group in self.kernels:
-            launch, (arguments, places) = getattr(self.module, name), self._arguments(group, arrays)
-            numbers = [every.index(table) for table in _tables([self.programs[n] for n in group])]
-            if triton:
-                grid = sum(arrays[n].programs(self.programs[n]) for n in group)
-                if not grid:
-                    continue
-                varied = [*places, *range(len(arguments), len(arguments) + len(numbers) + 1)]
-                launch = launch_of(launch, grid, varied, self._options(group, self.machine), arguments)
-            else:
-                launch = partial(_of_list, launch, chunks(*parts[group[0]]))
-            launches.append((launch, arguments, places, numbers))
-        plain, several = not any(form for _, form in every), any(len(p.view.packed) > 1 for p in self.programs)
-        splits = {
-            n: (launch_of(kernel, parts, range(4), options), parts)
-            for n, kernel, parts, options in self._splits(self.module)
-        }
-
-        def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
-            stored: Any = each(values) if several else values
-            elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
-            with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
-                tables = dense if plain else _as_read(dense, every, splits)
-                for launch, arguments, places, numbers in launches:
-                    filled = [*arguments]
-                    for place, number in places.items():
-                        filled[place] = stored[number]
-                    filled += [*(dense if plain else [tables[n] for n in numbers]), out]
-                    launch(filled)
-
-        return call if triton or not threads else _by_threads(call, threads)
-
-    def blocks(self, arrays: Sequence[Tensor]) -> Tensor:
-        """Return (items, elements of a block): each item's sum over its pairs of tiles; a GPU is not waited for.
-
-        Args:
-            arrays: of the program's nest, in its order; the pairs of the items are from ``arrays[0][0]`` on.
-        """
-        (program,) = self.programs
-        items = arrays[0].numel() - 1
-        pairs = arrays[1].numel()
-        shape, dtype = (items, program.width), accumulator(arrays[-1].dtype)
-        out = torch.empty(shape, dtype=dtype, device=arrays[0].device)
-        self.bind([PartArrays(tuple(arrays), items, pairs)])([None], [], out)
-        return out
-
-    def _arguments(self, group: Sequence[int], arrays: Sequence[PartArrays]) -> tuple[list[Any], dict[int, int]]:
-        """Return the arguments, and by place the numbers among `each` of the stored values that go there."""
-        counts: list[int] = []
-        pointers: list[Tensor | int] = []  # a number where stored values go
-        first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
-        for n in group:
-            program, part = self.programs[n], arrays[n]
-            if self.backend == "triton":
-                counts += [part.programs(program), *(part.stored for _ in program.view.items.counts)]
-                counts += program.ends.values()
-            values, end = range(first[n], first[n] + len(program.view.packed)), len(part.index) - bool(program.slot)
-            pointers += [*part.index[:end], *values, *part.index[end:]]  # result rows come last
-        places = {n: number for n, number in enumerate(pointers, len(counts)) if isinstance(number, int)}
-        return [*counts, *pointers], places
-
-    def _splits(self, module: Any) -> Iterator[tuple[int, Any, int, dict[str, int]]]:
-        """Yield the number of each dense operand in halves, the kernel that splits it, its programs, and options."""
-        for n, p in enumerate(self.programs):
-            for number, o in enumerate(p.operands):
-                if o.halves:
-                    parts = o.nrows * prod(axis.programs for axis in p.blocks_of(o))
-                    yield number, getattr(module, names.split(o.name)), parts, self._options([n], self.machine)
-
-    def _options(self, group: Sequence[int], machine: str) -> dict[str, int]:
-        """Return Triton's launch options; a limit of registers only if all parts have the same."""
-        first, registers = self.programs[group[0]].schedule, {self.programs[n].schedule.registers for n in group}
-        limited = {"maxnreg": first.registers} if machine == "cuda" and registers - {0} and len(registers) == 1 else {}
-        return {"num_warps": first.warps, "num_stages": first.stages, **limited, **FUSED}
-
-    def assembly(self, target: str, arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> str:
-        """Return the PTX, or AMD's assembly, of all kernels for a named target; needs no GPU."""
-        machine = gpu(target)[0]
-        module, _ = cache.load(self.text_for(machine), self.path.parent, self.name)
-        kernels = [
-            (getattr(module, name), self._types(group, arrays, out_dtype), self._options(group, machine))
-            for name, group in self.kernels
-        ]
-        kernels += [(k, ["*fp32", "*fp16", "*fp16", "*fp32"], options) for _, k, _, options in self._splits(module)]
-        texts = [assembled(kernel, types, target, options).asm for kernel, types, options in kernels]
-        return "\n".join(str(asm["ptx"] if "ptx" in asm else asm["amdgcn"]) for asm in texts)
-
-    def _types(self, group: Sequence[int], arrays: Sequence[PartArrays], out_dtype: torch.dtype) -> list[str]:
-        """Return the types of a kernel's arguments, in order."""
-        fixed, numbers = self._arguments(group, arrays)
-        named = [(p, name) for p in self.programs for name in p.view.packed or ("",)]
-        stored = [TYPES.get(name, stored_dtype(p, self.dtype, "triton")) for p, name in named]
-        types = [stored[numbers[n]] if n in numbers else getattr(a, "dtype", None) for n, a in enumerate(fixed)]
-        tables = _tables([self.programs[n] for n in group])
-        form_types = {"rounded": torch.bfloat16} | dict.fromkeys(HALVES[:2], torch.float16)
-        types += [form_types.get(form, self.dtype) for _, form in tables]
-        return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
-
-
-@lru_cache(maxsize=256)
-def _text(
-    programs: tuple[TileProgram, ...],
-    dtype: torch.dtype,
-    backend: str,
-    about: tuple[str, ...],
-    fused: bool,
-    machine: str,
-) -> str:
-    """Return the module of programs for a machine."""
-    sums = accumulator(dtype)
-    if backend != "triton":
-        text = header(programs, backend, about)
-        if backend == "numba":
-            return numba_source.module_source(programs, text)
-        return torch_source.module_source(programs, text, sums == torch.int64)
-    from sparsetc.codegen.triton import module_source  # a call on the CPU needs none of Triton's printers
-
-    for program in programs:
-        check_sizes(program)
-    ported = tuple([_ported(program, machine) for program in programs])
-    named, text = f"tl.{str(sums).removeprefix('torch.')}", header(ported, "triton", about)
-    return module_source(ported, named, sums != dtype, text, fused, popcount=machine == "cuda")
-
-
-def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
-    """True if the torch programs of a plan run as native loops, which holds for all of its parts or none."""
-    wanted = not dtype.is_complex and all(p.schedule.native for p in programs)
-    return wanted and not any(map(numba_source.unprinted, programs)) and usable()
-
-
-def _of_list(function: Callable[..., None], rows_at_once: Any, arguments: list[Any]) -> None:
-    function(rows_at_once, *arguments)
-
-
-def _by_threads(call: Call, most: int) -> Call:
-    def run(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(min(most, threads))
-        try:
-            call(values, dense, out)
-        finally:
-            torch.set_num_threads(threads)
-
-    return run
-
-
 def launch_of(
     kernel: Any, grid: int, varied: Sequence[int], options: Mapping[str, int], constant: Sequence[Any] = ()
 ) -> Callable[[list[Any]], None]:
@@ -339,7 +93,7 @@ def launch_of(
     def launch(arguments: list[Any]) -> None:
         out = arguments[-1]
         addresses = [arguments[n].data_ptr() for n in varied]
-        form = (out.device, out.dtype, *[address % split_float16.ALIGNED for address in addresses])
+        form = (out.device, out.dtype, *[address % ALIGNED for address in addresses])
         run = forms.get(form)
         if run is not None:
             for n, address in fixed:
@@ -385,15 +139,6 @@ def _start_of(compiled: Any, grid: int, device: torch.device) -> Callable[[Seque
 # -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------
 
 
-def _ported(program: TileProgram, machine: str) -> TileProgram:
-    """The program with dots of a precision that the machine has."""
-    schedule = program.schedule
-    precision = portable(schedule.precision, machine)
-    if precision == schedule.precision:
-        return program
-    return replace(program, schedule=replace(schedule, precision=precision))
-
-
 def triton_type(dtype: torch.dtype) -> str:
     """Return Triton's name of a type of elements, as ``fp32``, ``bf16``, ``i64`` or ``u8``."""
     kind = "i" if dtype.is_signed else "u"
@@ -435,45 +180,3 @@ def is_interpreted(kernel: Any) -> bool:
     from triton.runtime.jit import JITFunction
 
     return not isinstance(kernel, JITFunction)
-
-
-def stored_dtype(program: TileProgram, dtype: torch.dtype, backend: str) -> torch.dtype:
-    """Return the dtype in which a part's values are stored, for operands of `dtype`."""
-    if backend != "triton":
-        return accumulator(dtype)
-    return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
-
-
-def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
-    """Return (number of a dense operand, its conversion) of each table argument of the programs, in order."""
-    numbers = {o.name: n for n, o in enumerate(programs[0].operands)}
-    return [(numbers[t.operand], t.made) for t in tables_of(programs)]
-
-
-def _as_read(dense: Sequence[Tensor], every: Sequence[tuple[int, str]], splits: Mapping[int, Split]) -> list[Tensor]:
-    """The tables that programs are given, each made once."""
-    most = {n: split_float16.largest(dense[n]) for n, form in every if form == "most" and n not in splits}
-    halves = {n: _split(dense[n], *split) for n, split in splits.items()}
-
-    def read(n: int, form: str) -> Tensor:
-        if form in HALVES:
-            return halves[n][HALVES.index(form)] if n in halves else most[n]
-        return dense[n].to(torch.bfloat16) if form else dense[n]
-
-    return list(starmap(read, every))
-
-
-def _split(values: Tensor, launch: Callable[[list[Any]], None], parts: int) -> split_float16.InHalves:
-    """Return the halves of values, and the largest magnitude of each part."""
-    high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
-    most = torch.empty(parts, device=values.device)
-    if values.numel():
-        launch([values, high, low, most])
-    return high, low, most
-
-
-def source_name(equation: str, backend: str) -> str:
-    """Return a readable file name: the equation's letters, then the backend."""
-    letters = "".join(c if c.isalnum() else "_" for c in equation.replace("->", "_to_").replace(",", "_"))
-    short = letters if len(letters) <= 60 else hashlib.sha256(letters.encode()).hexdigest()[:12]
-    return f"{short or 'scalar'}_{backend}"

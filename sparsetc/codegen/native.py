@@ -17,17 +17,15 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetc.codegen.launch import Call, PartArrays, Values
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support.compiled import Kept
-
-if TYPE_CHECKING:
-    from sparsetc.codegen.launch import Call, PartArrays, Values
 
 RANGES = 4
 """Ranges of items for each thread, if items own the rows they write; a thread that is free takes the next."""

@@ -20,13 +20,14 @@ from typing import Any
 
 from sparsetc.codegen import Lines
 from sparsetc.codegen.numba_nests import Factor, Nest, pieces, zeros
+from sparsetc.ir.nest.axes import ITEM, LEAF, Each, Fibers, Run
 from sparsetc.ir.nest.coordinates import Bits, Lookup, Writer
-from sparsetc.ir.nest.nest import ITEM, LEAF, Each, Fibers, Run
 from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.cost import REGISTERS
 from sparsetc.ir.program.operands import Operand
+from sparsetc.ir.program.text import comments
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.tensor.sums import LONG
 
@@ -67,9 +68,14 @@ def function(program: TileProgram) -> list[str]:
             ends = view.items.ends(lambda array, where: f"load({array}, {where})", "min")
             printer.put(f"start, stop = {', '.join(ends)}")
         printer.body(program.body)
-    comment = ["# " + line for line in str(program).splitlines()]
     arguments = ["begin", "end", *program.arrays, *(o.name for o in program.operands), program.output]
-    return [*comment, "@native", f"def part_{program.number}({', '.join(arguments)}):", *printer.local, *printer.out]
+    return [
+        *comments(program),
+        "@native",
+        f"def part_{program.number}({', '.join(arguments)}):",
+        *printer.local,
+        *printer.out,
+    ]
 
 
 class NumbaPrinter(Writer, Lines):

@@ -25,33 +25,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.ir.nest.values import BIAS, TOP, scaled_halves
+from sparsetc.codegen import BLOCK, LOOKED
+from sparsetc.codegen.launch import ALIGNED, InHalves, launch_of
+from sparsetc.ir.nest.values import (
+    INEXACT,
+    INFINITE,
+    INFINITE_BITS,
+    LEAST_BITS,
+    MOST_BITS,
+    SPREAD,
+    SPREAD_OF_ALL,
+    TOP,
+    scaled_halves,
+)
 
-InHalves = tuple[Tensor, Tensor, Tensor]
-"""(stored,) high halves and low halves, and (scales,) float32 the largest magnitudes, which scales follow from."""
-
-SPREAD, SPREAD_OF_ALL = 28, 36
-"""Exponents of two: how far a nonzero may be below its row's largest, and below the largest of an operand that has one
-scale. None of the latter then loses more than 2**-14 of itself, nor those from 2**-28 of the largest on more than
-2**-23.
-"""
-RANGE = 80
-"""Largest magnitudes lie between 2^-RANGE and 2^RANGE, so that multiplying by one scale after the other neither
-overflows nor leaves the normal numbers."""
-EXACT, INEXACT, INFINITE = 0, 1, 2
-"""Verdicts, from good to bad."""
-INFINITE_BITS = (2 * BIAS + 1) << 23
-LEAST_BITS, MOST_BITS = (BIAS - RANGE) << 23, (BIAS + RANGE) << 23
-ALIGNED = 16
-"""Bytes that Triton specialises kernels to: arrays that begin at a multiple are loaded several elements at once."""
 WIDE = 2**31
 """Counts from which on kernels take them in 64 bits."""
-BLOCK = 1024
-"""Values a program."""
-GROUP = 32
-"""Consecutive values of a program, of which one warp finds the largest."""
-LOOKED, LOOKS = 4096, 1024
-"""Values that a program looks at together for extremes, and programs at most."""
+LOOKS = 1024
+"""Programs at most that look for extremes."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +136,7 @@ def _together(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 
 def launched(values: Sequence[Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
     """Fill halves by Triton's kernels."""
-    from sparsetc.codegen import split_float16_kernels as kernels
-
+    kernels = _kernels()
     x, y = (
         (v, p.at, p.line, most.view(torch.int32), v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1)
         for v, p, (*_, most) in zip(values, positions, halves.arrays, strict=True)
@@ -246,7 +236,10 @@ TENSORS = {"split": (2, 5, 9, 10), "find": (2, 3)}
 @lru_cache(maxsize=256)
 def _launch(kernel: str, programs: int, wide: bool) -> Callable[[list[Any]], None]:
     """Return the launch of a kernel by so many programs, given its arguments; `wide` where counts take 64 bits."""
-    from sparsetc.codegen import split_float16_kernels
-    from sparsetc.codegen.launch import launch_of  # which imports this module
+    return launch_of(getattr(_kernels(), kernel), programs, TENSORS[kernel], {})
 
-    return launch_of(getattr(split_float16_kernels, kernel), programs, TENSORS[kernel], {})
+
+def _kernels() -> Any:
+    from sparsetc.codegen import split_float16_kernels  # imports triton
+
+    return split_float16_kernels

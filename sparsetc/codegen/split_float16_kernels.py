@@ -16,17 +16,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsetc.codegen import split_float16 as rules
-from sparsetc.ir.nest import values as halves
+import sparsetc.codegen as shared
+from sparsetc.ir.nest import values as rules
 
-LOOKED, TOP = tl.constexpr(rules.LOOKED), tl.constexpr(halves.TOP)
-BLOCK, GROUP = tl.constexpr(rules.BLOCK), tl.constexpr(rules.GROUP)
+LOOKED, TOP = tl.constexpr(shared.LOOKED), tl.constexpr(rules.TOP)
+BLOCK, GROUP = tl.constexpr(shared.BLOCK), tl.constexpr(shared.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)
 SPREAD_BITS = tl.constexpr(rules.SPREAD << 23)
-HEAD = tl.constexpr(halves.HEAD)
-BIAS = tl.constexpr(halves.BIAS)
-LOW = tl.constexpr(halves.LOW)
+HEAD = tl.constexpr(rules.HEAD)
+BIAS = tl.constexpr(rules.BIAS)
+LOW = tl.constexpr(rules.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
 COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "inner", "side")]
 

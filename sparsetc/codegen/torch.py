@@ -15,11 +15,12 @@ from string import ascii_letters
 from typing import Any
 
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, TorchPrinter, rows_of, summed
-from sparsetc.ir.nest.nest import LANE, LEAF
+from sparsetc.ir.nest.axes import LANE, LEAF
 from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
+from sparsetc.ir.program.text import comments
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Names, among
 
@@ -30,10 +31,9 @@ def function(p: TileProgram, integers: bool) -> list[str]:
     for s, _ in p.statements:
         if type(s) in STATEMENTS:
             STATEMENTS[type(s)](printer, s)
-    comment = ["# " + line for line in str(p).splitlines()]
     arguments = ["chunks", *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
     head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
-    return [*comment, *head, *printer.out]
+    return [*comments(p), *head, *printer.out]
 
 
 def decode(printer: TorchPrinter, s: ir.Decode) -> None:

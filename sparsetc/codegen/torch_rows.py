@@ -12,22 +12,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsetc.codegen import Lines
+from sparsetc.codegen.launch import PartArrays
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
 from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram
 from sparsetc.support import Names, among
-
-if TYPE_CHECKING:
-    from sparsetc.codegen.launch import PartArrays
-
 
 ENDS = (("i0", "i1"), ("b0", "b1"), ("n0", "n1"))
 """Names of the begin and the end of the rows of each level in a chunk."""

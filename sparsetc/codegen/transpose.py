@@ -15,12 +15,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from sparsetc.codegen import COLUMNS, ROWS
 from sparsetc.codegen.launch import FUSED, launch_of
 from sparsetc.support import Ints
 from sparsetc.tensor.kept_values import WORDS
 
-ROWS, COLUMNS = 16, 128
-"""Sides of a tile: of a row 128 elements in turn are read, of a column 16 are written."""
 FEWEST = {1: 1 << 15, 2: 1 << 15, 4: 1 << 16, 8: 1 << 18}
 """Elements, by their bytes, from which on the kernel is launched: of fewer torch's copy takes as long, or less."""
 

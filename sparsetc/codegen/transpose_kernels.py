@@ -10,9 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsetc.codegen import transpose as sides
+import sparsetc.codegen as shared
 
-ROWS, COLUMNS = tl.constexpr(sides.ROWS), tl.constexpr(sides.COLUMNS)
+ROWS, COLUMNS = tl.constexpr(shared.ROWS), tl.constexpr(shared.COLUMNS)
 
 
 @triton.jit

@@ -21,12 +21,13 @@ from typing import Any
 from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, all_of, load, placed, sides_of
-from sparsetc.ir.nest.nest import ITEM
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.values import BIAS, HEAD, LOW, TOP
 from sparsetc.ir.plan import F16
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.operands import tables, tables_of
+from sparsetc.ir.program.operands import tables
+from sparsetc.ir.program.text import comments
 from sparsetc.support import among
 
 
@@ -55,9 +56,8 @@ def function(p: ir.TileProgram, sums: str, widen: bool) -> list[str]:
     printer = TritonPrinter(p, sums, widen)
     loops.head(printer)
     nested(printer, p.body)
-    comment = ["# " + line for line in str(p).splitlines()]
     arguments = ["pid", *counts_of(p), *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
-    return [*comment, "@triton.jit", *signature(f"def part_{p.number}", arguments, ":"), *printer.out]
+    return [*comments(p), "@triton.jit", *signature(f"def part_{p.number}", arguments, ":"), *printer.out]
 
 
 # -- statements --------------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     """
     counts = [f"{count}_{p.number}" for p in group for count in ("programs", *numbers_of(p))]
     pointers = [f"{array}_{p.number}" for p in group for array in p.arrays]
-    pointers += [*(t.name for t in tables_of(group)), group[0].output]
+    pointers += [*(t.name for t in ir.tables_of(group)), group[0].output]
     quoted = ", ".join(f'"{c}"' for c in counts)
     lines = [f"@triton.jit(do_not_specialize=[{quoted}])", *signature(f"def {name}", [*counts, *pointers], ":")]
     if len(group) == 1:

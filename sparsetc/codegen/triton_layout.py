@@ -14,8 +14,8 @@ from itertools import chain, groupby
 from math import prod
 
 from sparsetc.codegen import Lines
+from sparsetc.ir.nest.axes import LANE, LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer, word_bits
-from sparsetc.ir.nest.nest import LANE, LEAF
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow

@@ -13,7 +13,7 @@ from typing import Any
 
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import TritonPrinter, load, sides_of
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, TileLoop
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, Axis, Each, Fibers, Run, TileLoop
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import Add, DenseAxis, Key, Loop, Product, walk
 

@@ -16,7 +16,7 @@ from itertools import chain
 from math import prod
 
 from sparsetc.codegen.triton_layout import TritonPrinter, all_of, load, placed, sides_of
-from sparsetc.ir.nest.nest import LEAF
+from sparsetc.ir.nest.axes import LEAF
 from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, Values, Whole
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Stored

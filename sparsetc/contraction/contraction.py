@@ -1,21 +1,19 @@
 """Contraction: an einsum compiled for the patterns of its sparse operands; it holds no values.
 
-In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand:
-rewrites round a leaf, which is a `Step`, of one sparse operand and whatever dense ones there are; a `Pair`, of two
-sparse operands; or a `Path`, whose links are contractions.
+In: a leaf, and the rewrites around it. Out: a `Contraction`, kept with the pattern of its first sparse operand. A leaf
+is a `Step`, of one sparse operand and whatever dense ones there are; a `Pair`, of two sparse operands; or a `Path`,
+whose links are contractions. `compile` makes all of them.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,41 +22,22 @@ from torch.profiler import record_function
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following
 from sparsetc.contraction.guard import IntegerSums
-from sparsetc.contraction.operands import (
-    Operands,
-    Patterns,
-    Tensors,
-    check_operand,
-    dense_of_call,
-    repeated_dims,
-    stand_in,
-    stand_ins,
-)
-from sparsetc.contraction.output import Result, check_form, sparse_result, without_zeros
-from sparsetc.contraction.pair import Pair
-from sparsetc.contraction.prepare import in_place, problem_of
+from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
+from sparsetc.contraction.output import Result, without_zeros
+from sparsetc.contraction.prepare import in_place
 from sparsetc.contraction.request import Request, Rewrite
-from sparsetc.contraction.rewrites import Pull, put_back, rewrites_of
-from sparsetc.contraction.step import Step
-from sparsetc.contraction.tuned import tune
+from sparsetc.contraction.rewrites import Pull, put_back
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import TransformError
 from sparsetc.explain import Explanation, device_name
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.plan import ONE_PASS, STEPS, requested
+from sparsetc.ir.plan import ONE_PASS, requested
 from sparsetc.options import Options
-from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import by_nonzeros
-from sparsetc.planner.workload import choose_together
-from sparsetc.products.problem import paired
-from sparsetc.support.notices import log_since
-from sparsetc.support.progress import bar
 from sparsetc.tensor.pattern import Labels, Pattern, check_labels, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, captured
-
-_numbers = itertools.count()
 
 
 class Contraction:
@@ -86,17 +65,17 @@ class Contraction:
 
     key: str
 
-    def __init__(self, request: Request, choice: Choice | None = None) -> None:
-        """Check dtypes, devices, the form and the size of a dense result, and compile; nothing is kept of the values.
+    compile: ClassVar[Callable[..., Contraction]]
+    """`compile.contraction`, which makes leaves and stands above them: it is put here by its module."""
+
+    def __init__(self, request: Request, leaf: Any, rewrites: Sequence[Rewrite], inner: Request) -> None:
+        """Find what a call does around the leaf; nothing is kept of the values.
 
         Args:
             request: the einsum as written.
-            choice: of the plan, where there is one step.
-
-        Raises:
-            OutOfMemoryError: a dense result would pass the memory limit.
-            DtypeError, DeviceError: operands differ.
-            PlanError: the form is not known, or is ``sparse`` of a result without a pattern.
+            leaf: compiled for the einsum that rewrites lead to.
+            rewrites: those around it.
+            inner: that einsum.
         """
         bound = request.bound
         settings = request.settings
@@ -107,17 +86,12 @@ class Contraction:
         self.equation = bound.einsum.text
         self.dtype, self.device = sparse[0].dtype, sparse[0].device
         self.kernels: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()
-        for position, operand in enumerate(request.operands):
-            check_operand(operand, position, self.dtype, self.device)
-        check_form(request.form, bound.einsum)
-        sparse_result(request, expanded=True)
         self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
         patterns = [x.pattern for x in sparse]
         self.bare = [pattern.bare() for pattern in patterns]
         self.compiled_for = tuple((weakref.ref(x._pattern), x._values.shape) for x in sparse)
         self._others = dict[str, Contraction]()
-        self.leaf: Any
-        self.leaf, rewrites, inner = _leaf(request, choice)
+        self.leaf = leaf
         self.pull = Pull.of(bound.einsum, rewrites)
         self.rewrites = tuple(f"{rewrite.inner.bound.einsum}   {rewrite.name}" for rewrite in rewrites)
         self._holds = rewrites[0].holds if rewrites else getattr(self.leaf, "holds", None)
@@ -183,7 +157,7 @@ class Contraction:
     def on_arrays(self, packed: Values) -> Callable[[Any], Any] | None:
         """Return the contraction with these values as a function of ndarrays; None where it is more than a `Step`."""
         more = self.pull.steps or self._pushes or self._holds or self.sums or self.sparse
-        return None if more or not isinstance(self.leaf, Step) else self.leaf.on_arrays(packed)
+        return None if more or not hasattr(self.leaf, "on_arrays") else self.leaf.on_arrays(packed)  # type: ignore[no-any-return]
 
     def result(
         self,
@@ -225,7 +199,7 @@ class Contraction:
                 shapes = (shape for _, shape in self.compiled_for)
                 sparse = [SparseTensor._make(p, like.expand(s)) for p, s in zip(self.bare, shapes, strict=True)]
                 settings = replace(self.settings, **changes)  # type: ignore[arg-type]
-                other = contraction(self.bound, stand_ins(self.bound, sparse), settings, self.form)
+                other = Contraction.compile(self.bound, stand_ins(self.bound, sparse), settings, self.form)
             self._others[why] = other
         return other
 
@@ -250,8 +224,18 @@ class Contraction:
         else:
             result = self.result(patterns, values, dense, packed, checked=checked)
         if self.sums is not None and not transforming() and not captured(result):
-            self.sums.check(self, result, patterns, values, dense)
+            dense = dense_of_call(self.bound, dense, self.dtype, self.device)
+            if not self.sums.fit([*values, *dense]):
+                product = partial(self._in_floats().result, patterns)
+                self.sums.check(product, result, values, dense, self.equation)
         return result
+
+    def _in_floats(self) -> Contraction:
+        """Return the contraction of operands in float64, of an einsum of integers."""
+        # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
+        wanted = requested(self.settings.plan)
+        plan = wanted.name if by_nonzeros(wanted) else "auto"
+        return self.instead("in floats", torch.float64, plan=plan)
 
     def gradient(self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: Tensor) -> Tensor:
         """Return the gradient with respect to one operand, given that of the result; computed outside autograd."""
@@ -294,68 +278,22 @@ def wrap(made: Contraction, values: Tensor, patterns: Patterns, drop_zeros: bool
     return without_zeros(result) if drop_zeros else result
 
 
-def contraction(
-    bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, choice: Choice | None = None
-) -> Contraction:
-    """Compile an einsum. For `repeated` see `Request`; `choice` is for an einsum of a single `Step`."""
-    # Gradients are made, and copies compiled, in the precision that was in force here.
-    settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
-    with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
-        new = Contraction(Request(bound, [*map(stand_in, operands)], settings, form, repeated), choice)
-    # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
-    # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
-    new.key = f"{new.bound} {new.dtype} {new.sparse} {tuple(new.shape)} #{next(_numbers)}"
-    known[new.key] = new
-    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, new.leaf.plan.name, new.device)
-    return new
-
-
-def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
-    """Compile the leaf of an einsum. Return it, the rewrites around it, and the einsum that they lead to."""
-    wanted, chained = requested(request.settings.plan), len(request.operands) > 2
-    order = request.settings.path or wanted.path
-    if choice is None and (chained or order or wanted == STEPS):
-        from sparsetc.contraction.path import Path, checked_order, in_steps  # which few einsums need
-
-        # Several operands by their entries take a path of what rewrites lead to, below.
-        path = None if chained and len(request.sparse) > 1 and by_nonzeros(wanted) else in_steps(request)
-        if path is None and len(request.sparse) > 2 and request.dense_modes and not by_nonzeros(wanted):
-            path = Path(request, expanded=False)
-        if isinstance(path, Path):
-            return path, [], request
-        choice = path
-    rewrites, inner = rewrites_of(request)
-    if len(inner.sparse) == 1:
-        step = Step(inner, choice)
-        _tune(step)
-        return step, rewrites, inner
-    paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
-    if len(inner.operands) == 2:
-        pair = Pair(inner)
-        _tune(pair)
-        pair.find_pattern([x.pattern for x in inner.sparse])
-        return pair, rewrites, inner
-    return Path(inner, True, checked_order(order, len(inner.operands)) if order else None), rewrites, inner
-
-
-def _tune(step: Step | Pair) -> None:
-    """Choose the plan of a step by time, where options ask for that."""
-    if step.settings.effective_tune()[0] != "model":
-        tune(step)
-
-
 def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:
     """Return the contraction cached for these patterns, equation and sizes, or compile it."""
     first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
-    key = _key(text, operands, settings, form)
-    return _kept(first, key, lambda: contraction(parsed(text, operands), operands, settings, form, True), others)
+    key = key_of(text, operands, settings, form)
+
+    def make() -> Contraction:
+        return Contraction.compile(parsed(text, operands), operands, settings, form, True)
+
+    return kept_or_made(first, key, make, others)
 
 
 def kept(text: str, operands: Operands, settings: Options, form: str) -> Contraction | None:
     """Return the contraction cached for these patterns, equation and sizes; None if there is none."""
     for first in operands:
         if isinstance(first, SparseTensor):
-            return _found(first._pattern, _key(text, operands, settings, form)) if first._unsorted is None else None
+            return _found(first._pattern, key_of(text, operands, settings, form)) if first._unsorted is None else None
     return None
 
 
@@ -367,7 +305,7 @@ def _found(first: Pattern, key: Any) -> Any:
         return None
 
 
-def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
+def kept_or_made(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Pattern] = ()) -> T:
     """Look a key up in what is kept with a pattern, or make it and keep it for as long as the other patterns live."""
     kept: T | None = _found(first, key)
     if kept is None:
@@ -377,7 +315,7 @@ def _kept(first: Pattern, key: Any, make: Callable[[], T], others: Sequence[Patt
     return kept
 
 
-def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[Any, ...]:
+def key_of(text: str, operands: Operands, settings: Options, form: str) -> tuple[Any, ...]:
     """Return the key that a contraction is kept by, with the pattern of its first sparse operand."""
     kinds: list[Any] = []
     patterns: list[Pattern] = []
@@ -395,44 +333,3 @@ def _key(text: str, operands: Operands, settings: Options, form: str) -> tuple[A
 def parsed(text: str, operands: Operands) -> Bound:
     """The einsum of a text and operands."""
     return parse(text, [tuple(o.shape) for o in operands], [isinstance(o, SparseTensor) for o in operands])
-
-
-Workload = Sequence[tuple[str, Operands]]
-"""Equations with their operands, the first of each being the sparse one."""
-
-
-def compiled_together(
-    workload: Workload, settings: Options, form: str, repeated: bool = False
-) -> tuple[Contraction, ...]:
-    """Compile einsums of one sparse operand.
-
-    They are planned together where each is one step of a tensor without dense modes and blocks; otherwise each alone.
-
-    Args:
-        workload: equations with operands; values are only looked at for their dtypes.
-        settings: the plan, the memory limit and all else that is common to them.
-        form: of the results, ``auto``, ``dense`` or ``sparse``.
-        repeated: as of `Request`.
-    """
-    settings = replace(settings, precision=settings.effective_precision())
-    requests = [Request(parsed(text, operands), operands, settings, form, repeated) for text, operands in workload]
-    (x,) = requests[0].sparse
-    choices: Sequence[tuple[Choice | None, Any]] | None = None
-    if not x.dense_order and not x.blocksize and all(len(r.sparse) == 1 for r in requests):
-        with lasting():
-            problems = list(map(problem_of, requests))
-            with in_place(settings, x.device):
-                choices = choose_together(settings.plan, problems, settings.memory_on(x.device))
-    choices = choices or [(None, settings.plan)] * len(requests)
-    return tuple(
-        contraction(r.bound, r.operands, replace(settings, plan=again), form, repeated, choice)
-        for r, (choice, again) in zip(requests, choices, strict=True)
-    )
-
-
-def kept_together(workload: Workload, settings: Options, form: str) -> tuple[Contraction, ...]:
-    """Return the contractions cached for this workload with the sparse operand's pattern, or compile them."""
-    x = workload[0][1][0]
-    assert isinstance(x, SparseTensor)
-    key = ("workload", *(_key(text, operands, settings, form) for text, operands in workload))
-    return _kept(x._pattern, key, lambda: compiled_together(workload, settings, form, repeated=True))

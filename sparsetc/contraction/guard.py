@@ -13,22 +13,17 @@ from cmath import isfinite
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.split_float16 import EXACT, INFINITE, verdicts_on
-from sparsetc.contraction.operands import Patterns, Tensors, dense_of_call
+from sparsetc.codegen.split_float16 import verdicts_on
+from sparsetc.contraction.operands import Tensors
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.plan import requested
-from sparsetc.planner.registry import by_nonzeros
-from sparsetc.tensor.inputs import SUMMED_IN
+from sparsetc.ir.nest.values import EXACT, INFINITE
+from sparsetc.tensor.dtypes import SUMMED_IN
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import refuse_wrapped
-
-if TYPE_CHECKING:
-    from sparsetc.contraction.contraction import Contraction
 
 
 class Guard:
@@ -124,23 +119,28 @@ class IntegerSums:
             bound *= max(-low, high)
         return bound <= LARGEST
 
-    def check(self, made: Contraction, found: Tensor, patterns: Patterns, values: Tensors, dense: Tensors) -> None:
-        """Raise DtypeError if a sum of these operands passed 64 bits, or may have: float64 cannot always tell."""
-        dense = dense_of_call(made.bound, dense, made.dtype, made.device)
-        operands = [*values, *dense]
-        if self._guard.admits(operands, operands):
-            return
+    def fit(self, operands: Tensors) -> bool:
+        """Return True if magnitudes alone say that no sum passes 64 bits."""
+        return self._guard.admits(operands, operands)
+
+    def check(
+        self, product: Callable[[Tensors, Tensors], Tensor], found: Tensor, values: Tensors, dense: Tensors, text: str
+    ) -> None:
+        """Raise DtypeError if a sum of these operands passed 64 bits, or may have: float64 cannot always tell.
+
+        Args:
+            product: the einsum of operands in float64.
+            found: the result.
+            values: of the sparse operands.
+            dense: the dense operands.
+            text: the equation.
+        """
         floats = [t.double() for t in values], [t.double() for t in dense]
-        # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
-        wanted = requested(made.settings.plan)
-        plan = wanted.name if by_nonzeros(wanted) else "auto"
-        in_floats = made.instead("in floats", torch.float64, plan=plan)
-        close = in_floats.result(patterns, *floats)
-        magnitudes = [[t.abs() for t in tensors] for tensors in floats]
-        magnitude = in_floats.result(patterns, magnitudes[0], magnitudes[1])
+        close = product(*floats)
+        magnitude = product(*([t.abs() for t in tensors] for tensors in floats))
         # Rounding errors stay below 2**63, so that a multiple of 2**64 shows, unless products are this large.
         blurred = magnitude * self.terms > 2.0**100
-        refuse_wrapped(found, torch.where(blurred, magnitude, close), f'a sum of "{made.bound.einsum.text}"')
+        refuse_wrapped(found, torch.where(blurred, magnitude, close), f'a sum of "{text}"')
 
 
 LARGEST = 2**63 - 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -27,7 +26,7 @@ from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
 from sparsetc.ir.plan import Plan
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import required
+from sparsetc.support import later, required
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -114,7 +113,7 @@ class Kernel(Inspectable):
             Gradients flow to dense operands and to the values of sparse ones.
         """
         if is_compiling() or traced_by_modes():
-            return by_library("traced", self, dense, values)  # type: ignore[no-any-return]
+            return _traced(self, dense, values)  # type: ignore[no-any-return]
         return self._called(dense, values)
 
     @entry_point
@@ -322,10 +321,11 @@ class Kernel(Inspectable):
 # -- operators of graphs ----------------------------------------------------------------------------------------------
 
 operators = torch.library.Library("sparsetc", "DEF")
-"""Known from the import on, so that a saved program is read; `library` has what they do."""
+"""Known from the import on, so that a saved program is read; `library`, loaded at first use, has what they do."""
 operators.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor")
 operators.define("gradient(str kernel, Tensor[] values, Tensor[] dense, int operand, Tensor upstream) -> Tensor")
 operators.define("run(str kernel, Tensor[] tensors, int operand) -> Tensor")
+_traced = later("contraction.library", "traced")
 RESULT = -1
 """In place of an operand's number: the result is wanted, and no gradient."""
 
@@ -335,16 +335,9 @@ def _below(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, 
     return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)
 
 
-def by_library(name: str, *arguments: Any) -> Any:
-    """Call a function of `library`, which is loaded where a graph is traced first."""
-    from sparsetc.contraction import library
-
-    return getattr(library, name)(*arguments)
-
-
 for _level in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
     operators.impl("contract", _below, _level)
     operators.impl("gradient", _below, _level)
 operators.impl("run", torch.library.fallthrough_kernel, "Autograd")
-operators.impl("run", partial(by_library, "run"), "CompositeExplicitAutograd")
-torch.library.register_fake("sparsetc::run", partial(by_library, "shape_of_run"), lib=operators)
+operators.impl("run", later("contraction.library", "run"), "CompositeExplicitAutograd")
+torch.library.register_fake("sparsetc::run", later("contraction.library", "shape_of_run"), lib=operators)

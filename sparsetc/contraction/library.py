@@ -37,7 +37,7 @@ from sparsetc.support.entry import exporting
 from sparsetc.support.records import LONGEST
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.checksum import bits
-from sparsetc.tensor.inputs import NAMED, dtype_name
+from sparsetc.tensor.dtypes import NAMED, dtype_name
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import captured

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.split_float16 import EXACT, INFINITE
 from sparsetc.contraction.autograd import Multilinear, apply
 from sparsetc.contraction.guard import finite
 from sparsetc.contraction.operands import Patterns, Tensors, resolved
@@ -24,6 +23,7 @@ from sparsetc.contraction.output import known_result, sparse_result
 from sparsetc.contraction.request import Request
 from sparsetc.errors import PlanError
 from sparsetc.explain import PairReport, StepReport, in_microseconds
+from sparsetc.ir.nest.values import EXACT, INFINITE
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.join.join import Join, Roles, prepared
 from sparsetc.join.order import JoinBudget, pattern_of

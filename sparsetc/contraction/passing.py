@@ -27,7 +27,7 @@ from sparsetc.options import Options
 from sparsetc.support import Ints, among, outside
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru
-from sparsetc.tensor import inputs
+from sparsetc.tensor import readings
 from sparsetc.tensor.coords import linear_key, picked
 from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -123,7 +123,7 @@ def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses
         passed = last.passed + 1 if last and last.uses.count <= FEW else 0
         last_uses.pop((text, kind))
         last = last_uses.put((text, kind), LastUse(uses, passed))
-        (inputs.passing.add if passed >= IN_A_ROW else inputs.passing.discard)(kind)
+        (readings.passing.add if passed >= IN_A_ROW else readings.passing.discard)(kind)
     return last.passed >= IN_A_ROW and uses.count < FEW
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.contraction import Contraction, contraction
+from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite
 from sparsetc.contraction.operands import Patterns, Tensors, einsum
 from sparsetc.contraction.output import is_sparse, known_result, sparse_result
@@ -309,7 +309,7 @@ class Path(Inspectable):
             plan = ONE_PASS
         on_pattern = self.sparse if not rest else any(c in rows for c in output)
         settings = replace(self.settings, plan=plan, path=None)
-        compiled = contraction(bound, operands, settings, "sparse" if on_pattern else "dense")
+        compiled = Contraction.compile(bound, operands, settings, "sparse" if on_pattern else "dense")
         patterns = [o.pattern for o in operands if isinstance(o, SparseTensor)]
         as_given = any(term.as_given for term in chosen)
         self.links.append(Link(places, e.text, compiled, None if as_given else patterns))

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import transpose
-from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
+from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.operands import Tensors, resolved
 from sparsetc.contraction.output import KEEP_SPARSE, output_of
 from sparsetc.contraction.request import Request

@@ -1,225 +1,49 @@
-"""A contraction of one sparse operand with dense ones, compiled for a pattern and without values.
+"""A contraction of one sparse operand with dense ones as a differentiable function.
 
-In: a `Request` as rules leave it. Out: `Step`, a contraction that is planned, packed and generated once, then a
-differentiable function from values and dense operands to the result.
+In: a `Request` as rules leave it. Out: `Step`, a differentiable function from values and dense operands to the result.
+
+`StepFunction` is a step of one sparse operand as such a function: its gradients and batches are einsums with the same
+sparse pattern. The gradient of a dense operand is a dense result (``"ijk,ir,kr->jr"``), that of the values a sampled
+one (``"ijk,jr,kr,ir->ijk"``); both reuse what is packed for the pattern. A sparse output's gradient has a row a slot;
+it joins as a dense operand over one more mode of the sparse operand, the slot, so that there is no second sparse one.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import replace
-from functools import partial
-from math import prod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import Values, each, stored_dtype
-from sparsetc.codegen.numba import unprinted
-from sparsetc.contraction.autograd import StepFunction, apply
-from sparsetc.contraction.guard import Guard, finite, fit_for_halves
-from sparsetc.contraction.operands import Patterns, Tensors, resolved, stand_ins
-from sparsetc.contraction.output import arranged
-from sparsetc.contraction.prepare import Preparation, Prepared, in_place
-from sparsetc.contraction.request import Request
-from sparsetc.device.profile import gpu, has_halves
-from sparsetc.errors import EquationError, PlanError
-from sparsetc.explain import StepReport
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
+from sparsetc.contraction.contraction import Contraction, compiled
+from sparsetc.contraction.leaf import Leaf
+from sparsetc.contraction.operands import Patterns, Tensors, repeated_dims, resolved, stand_ins
+from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.ir.plan import Plan, without_halves
+from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
 from sparsetc.options import Options, with_settings
-from sparsetc.planner.candidate import Choice
-from sparsetc.planner.registry import choose, plan_of_derived
-from sparsetc.planner.report import report, statistics_of
-from sparsetc.planner.symbolic import SymbolicCost, symbolic_cost
-from sparsetc.runtime.executable import Inspectable
-from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import Lru, cached_property
-from sparsetc.support.notices import warn_once
-from sparsetc.tensor.kept_values import kept_with
-from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
-from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed_dtype
-
-if TYPE_CHECKING:
-    from sparsetc.contraction.contraction import Contraction
-    from sparsetc.contraction.tuned import Trials
-
-_numbers = itertools.count()
+from sparsetc.packing.base import Packed, after_zero
+from sparsetc.planner.registry import plan_of_derived
+from sparsetc.support import outside
+from sparsetc.support.lru import cached_property
+from sparsetc.tensor.coords import picked
+from sparsetc.tensor.kept_values import gradient_taken
+from sparsetc.tensor.pattern import Pattern, followed, lasting
+from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import captured
 
 
-class Step(Preparation, Inspectable):
-    """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x.
-
-    Attributes:
-        number: no other step in this process has it.
-        empty: whether no nonzeros take part.
-        result_dtype: the dtype of what `result` gives.
-        turned: calls of all steps in which a candidate had its turn.
-        trials: the candidates that take turns in calls; None once the plan is decided.
-        guard: what says which operands the step takes; None where it takes all.
-        alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
-        _empty: whether there is nothing to sum.
-        _repacks: whether packed values are a copy; otherwise parts read values where they are given.
-    """
-
-    turned = 0
-
-    def __init__(self, request: Request, choice: Choice | None = None) -> None:
-        """Plan, pack and generate.
-
-        Args:
-            request: an einsum as `rewrites_of` leaves it.
-            choice: of the plan, where it was chosen together with those of other einsums.
-        """
-        super().__init__(request)
-        settings = self.settings
-        self.number = next(_numbers)
-        self.equation = self.bound.einsum.text
-        self.form = request.form
-        self.result_dtype = summed_dtype(self.dtype) if self.written.plain_sum else self.dtype
-        self.empty = not self.operand.nnz
-        self._others = dict[object, Any]()
-        self._pattern, self._order = arranged(self.output)
-        in_order = self.output.permutation is None
-        self._as_rows = in_order and (self.output.sparse or len(self.output.kept_shape) == 1)
-        self.trials: Trials | None = None
-        with in_place(settings, self.device):
-            recurs = request.repeated and settings.effective_tune()[0] == "model"
-            self.take(choice or choose(settings.plan, self.problem, recurs))
-        if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
-            warn_once("no GPU: running the generated torch programs on the CPU")
-
-    def take(self, choice: Choice, ready: Step | None = None) -> None:
-        """Pack and generate by a choice, or as a step does that was made by it, and run so from here on."""
-        self.prepared: Prepared = self.prepare(choice.plan) if ready is None else ready.prepared
-        plan, self.filled, self.parts, self.executable, self.arrays = self.prepared
-        self.plan = replace(plan, reason=choice.plan.reason)
-        self.choice, self.inner = choice, (self.executable.programs,)
-        native = self.executable.programs.backend == "numba"
-        self.backend = "numba" if native else self.problem.backend
-        if self.problem.native == "all" and not native:
-            why = next(filter(None, map(unprinted, self.programs)), "numba cannot be imported")
-            self.plan = replace(self.plan, reason=f"{self.plan.reason}; as torch programs: {why}")
-        self.__dict__.pop("_ones", None)
-        self._value_keys = [
-            (p.packed.token, stored_dtype(p.program, self.dtype, self.problem.backend), p.program.view.values.halves)
-            for p in self.parts
-        ]
-        self.guard = self._guard()
-        self._covers = self.programs[0].covers
-        as_given = {key[1:] for key in self._value_keys} == {(self.dtype, False)}
-        self._repacks = not (as_given and all(p.packed.in_order for p in self.parts))
-        sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.bound.sizes))
-        self._empty = 0 in sizes
-        self.alone = (
-            self.backend == "triton"
-            and not (self._empty or self.guard or self.arrays.second)
-            and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
-        )
-
-    def under(self, plan: Plan, cache: Lru[Any, Any]) -> Step:
-        """The step by another plan; what is packed for it is kept in a cache of its own."""
-        other, counts = copy(self), self.problem.counts
-        other.problem = replace(self.problem, counts=counts.cached_in(cache))
-        other._others, other.trials = {}, None
-        other.take(Choice(plan))
-        return other
-
-    @property
-    def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
-        """The dtype and the shapes of values and dense operands as `ready` takes them."""
-        return self.dtype, [(self.operand.nnz,), *self.bound.dense_shapes]
-
-    def ready(self, operands: Sequence[Tensor]) -> Callable[[], Tensor]:
-        """Return a function of no arguments that computes the result of these operands."""
-        values, *dense = operands
-        return partial(self.rows, values, dense, self.packed_values(values), dense)
-
-    def pattern_on(self, patterns: Patterns) -> Pattern | None:
-        """The pattern of a sparse result: the operand's own where all of its modes are kept; None of a dense one."""
-        return patterns[0] if self.output.own else self._pattern
+class Step(Leaf):
+    """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x."""
 
     @cached_property
     def derived(self) -> Options:
         """The settings of gradients and batches."""
         return with_settings(self.settings, {"plan": plan_of_derived(self.settings.plan)})
 
-    def _guard(self) -> Guard | None:
-        """Return the guard of the operands that the step takes; None if it takes all.
-
-        Parts that multiply positions which hold no nonzero take no infinities. Parts in halves of 16 bits take values,
-        which come first where there are any, and dense operands that halves are exact enough for. What they do not take
-        is run by nonzeros alone, or by the same plan in dots of float32.
-        """
-        operands, plan = range(len(self.programs[0].operands)), without_halves(self.plan)
-        split = [any(p.operands[n].split or p.operands[n].halves for p in self.programs) for n in operands]
-        if not any([*split, *(halves for *_, halves in self._value_keys)]):
-            floats = self.dtype.is_floating_point or self.dtype.is_complex
-            reads_zeros = floats and any(p.reads_zeros for p in self.parts)
-            return Guard(finite, "coo", plan="coo") if reads_zeros else None
-        return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split), "floats", plan=plan)
-
-    # -- values -----------------------------------------------------------------------------------------------------
-    def packed(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values | None:
-        """Return the values as the parts store them; packed before, where they have not changed.
-
-        None while a transform of `torch.func` is active, which would follow them.
-
-        Args:
-            values: as they are kept with their storage.
-            flat: gives those of the operand; None where they are these.
-        """
-        if transforming() or self.trials is not None:
-            return None
-        return self.kept_values(values, flat)
-
-    def kept_values(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values:
-        """Return values as the parts store them, packed once for each change; arguments as of `packed`."""
-        if flat is None and not self._repacks:
-            return [resolved(values.detach()).contiguous()] * len(self.parts)
-        flat = flat or (lambda values: values)
-        kept = kept_with(values)
-        if kept is None:
-            return self.packed_values(flat(values))
-        packed = [kept.get(key) for key in self._value_keys]
-        if missing := [n for n, stored in enumerate(packed) if stored is None]:
-            if captured(values):
-                return self.packed_values(flat(values))
-            for n, stored in zip(missing, self.packed_values(flat(values), missing), strict=True):
-                packed[n] = kept.put(self._value_keys[n], stored)
-        return packed
-
-    def packed_values(self, values: Tensor | None, parts: Sequence[int] | None = None) -> Values:
-        """(nnz,) values as the parts store them, or as some of them do, by number; 1 at each nonzero of None."""
-        if values is None:
-            return self._ones
-        numbers = range(len(self.parts)) if parts is None else parts
-        flat = resolved(values.detach() if values.requires_grad else values)
-        flat = flat.to(accumulator(self.dtype) if self.problem.backend == "torch" else self.dtype)
-        stored: list[Tensor | split_float16.InHalves | None] = []
-        with without_autocast(flat.device):
-            if any(self._value_keys[n][2] for n in numbers):
-                most = split_float16.largest(flat)
-            for n in numbers:
-                (_, dtype, in_halves), pack = self._value_keys[n], self.parts[n].packed.pack_values
-                packed = pack(flat)
-                stored.append(split_float16.split_whole(packed, most) if in_halves else packed.to(dtype))
-        return stored
-
-    @cached_property
-    def _ones(self) -> Values:
-        """The values of the pattern itself: 1 at each nonzero; none where no part reads them."""
-        if not any(p.program.view.packed for p in self.parts):
-            return [None] * len(self.parts)
-        with lasting():
-            return self.packed_values(torch.ones(self.operand.nnz, dtype=self.dtype, device=self.device))
-
-    # -- calls ------------------------------------------------------------------------------------------------------
     def result(
         self,
         patterns: Patterns,
@@ -246,84 +70,6 @@ class Step(Preparation, Inspectable):
         at = StepFunction(self, patterns[0], len(tensors) == len(expanded), packed, given or dense)
         return self.of_rows(apply(at, tensors))
 
-    def of_rows(self, rows: Tensor) -> Tensor:
-        """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
-        if self._pattern is None:
-            return self.output.shaped(rows)
-        return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
-
-    def rows(
-        self, values: Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None
-    ) -> Tensor:
-        """The result as (rows, *dense sizes), outside autograd.
-
-        Args:
-            values: (nnz,) of the sparse operand; None for 1 at each nonzero.
-            dense: the dense operands.
-            packed: the values as `packed` gives them, where the caller has them.
-            given: what the dense operands were made of, of which the guard knows its verdict while they stay the same.
-        """
-        device, ordered = self.device, self.settings.deterministic and self.problem.backend == "torch"
-        if not ordered and not torch.is_autocast_enabled(device.type):
-            return self._rows(values, dense, packed, given)
-        with without_autocast(device), in_order(ordered):
-            return self._rows(values, dense, packed, given)
-
-    def on_arrays(self, packed: Values) -> Callable[[Any], Any] | None:
-        """Return the step with these values as a function from its one dense operand to the result, which is flat.
-
-        Both are ndarrays, the operand contiguous, of the step's dtype and writeable. None where a step is more than
-        native loops.
-        """
-        run, (zeroed, second) = self.executable, (self.arrays.zeroed, self.arrays.second)
-        more = self.guard or self._empty or self.trials is not None or second or not self._as_rows
-        if self.backend != "numba" or more or run.dtype != self.dtype or [o for _, o, _ in self.orders] != [None]:
-            return None
-        call, _ = run._bound_to(self.arrays, packed, ())
-        values: Any = [None if stored is None else stored.numpy() for stored in each(packed)]
-        count, dtype = prod(run.shape), str(self.dtype).removeprefix("torch.")
-        make: Any = np.zeros if zeroed is None and run.zeroes else np.empty
-        rows = None if zeroed is None or not zeroed.numel() else zeroed.numpy()
-
-        def on_arrays(operand: Any) -> Any:
-            out = make(count, dtype)
-            if rows is not None:
-                out.reshape(run.shape)[rows] = 0
-            call(values, [operand], out)
-            return out
-
-        return on_arrays
-
-    def _rows(self, values: Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None) -> Tensor:
-        if self.trials is not None and not captured(self.operand._values):
-            return self.trials.rows(values, dense, given)
-        run = self.executable
-        if self._empty:
-            return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
-        tables = self.tables(dense, contiguous=not self._covers)
-        if self.problem.backend == "torch" and run.dtype != self.dtype:
-            tables = [t.to(run.dtype) for t in tables]
-        if self.guard is not None:
-            looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
-            if not self.guard.admits([*looked, *(given or dense)], [*looked, *tables]):
-                return self.instead(self.guard.instead, self.guard.changes).rows(values, dense)
-        result = run.run(self.arrays, self.packed_values(values) if packed is None else packed, tables)
-        if result.dtype == self.result_dtype:
-            return result
-        return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
-
-    def instead(self, why: str, changes: dict[str, object]) -> Step:
-        """The step of the same einsum with other settings, to take in place of this one; made when first asked for."""
-        other: Step | None = self._others.get(why)
-        if other is None:
-            with lasting():
-                settings = with_settings(self.settings, changes)
-                operands = stand_ins(self.bound, [self.operand])
-                other = Step(Request(self.bound, operands, settings, self.form, written=self.written))
-            self._others[why] = other
-        return other
-
-    # -- gradients and batches --------------------------------------------------------------------------------------
     def batched(self, size: int, which: Sequence[bool]) -> Contraction:
         """Return the contraction with one more mode, the batch, in the result and in the dense operands marked.
 
@@ -332,8 +78,6 @@ class Step(Preparation, Inspectable):
         key = "batch", size, tuple(which)
         compiled: Contraction | None = self._others.get(key)
         if compiled is None:
-            from sparsetc.contraction.contraction import contraction
-
             e = self.bound.einsum
             letter = self.spare("a batch")
             batched = iter(which)
@@ -341,7 +85,7 @@ class Step(Preparation, Inspectable):
             einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
             bound = Bound.of(einsum, {**self.bound.by_index, letter: size})
             with lasting():
-                compiled = contraction(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
+                compiled = Contraction.compile(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
             self._others[key] = compiled
         return compiled
 
@@ -384,42 +128,182 @@ class Step(Preparation, Inspectable):
             coords = x.coords if order is None else x.coords[:, order]
             return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
 
-    # -- what a user may look at ------------------------------------------------------------------------------------
-    def ptx(self, target: str) -> str:
-        """The assembly for a named target; needs no GPU.
 
-        Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
-        """
-        generated_programs = self.executable.programs
-        if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target)[0]):
-            return self.instead(self.guard.instead, self.guard.changes).ptx(target)
-        if generated_programs.backend == "triton":
-            return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
-        if self.backend == "triton":
-            raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
-        if self.dtype.is_complex:
-            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
-        return self.instead("triton", {"backend": "triton"}).ptx(target)
+@dataclass(frozen=True)
+class StepFunction(Multilinear):
+    """A step as a function of tensors, for autograd: of values and dense operands, or of dense operands alone.
 
-    def cost(self) -> SymbolicCost:
-        """Return the cost of a call, as expressions."""
-        with in_place(self.settings, self.device):
-            stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
-            problem = self.problem
-            return symbolic_cost(self.bound, self.plan, self.programs, stored, problem.backend, problem.profile)
+    Attributes:
+        ones: True if values are 1 at each nonzero, and not among the tensors.
+        given: the operands of which the dense tensors were made, for the guard.
+    """
 
-    def reports(self) -> list[StepReport]:
-        """Return the report of the step, for an explanation."""
-        with in_place(self.settings, self.device):
-            return [
-                report(
-                    self.equation,
-                    self.plan,
-                    self.choice,
-                    self.programs,
-                    [p.packed for p in self.parts],
-                    self.filled,
-                    self.problem,
-                    str(self.path),
-                )
-            ]
+    step: Step
+    pattern: Pattern
+    ones: bool
+    packed: Values | None = None
+    given: Tensors | None = None
+
+    def _split(self, tensors: Tensors) -> tuple[Tensor | None, Tensors]:
+        return (None, tensors) if self.ones else (tensors[0], tensors[1:])
+
+    def rows(self, tensors: Tensors) -> Tensor:
+        """The rows of the step's result, outside autograd."""
+        values, dense = self._split(tensors)
+        if self.packed is UNREAD:
+            return tensors[0].new_zeros(()).expand(self.step.executable.shape)
+        return self.step.rows(values, dense, self.packed, self.given)
+
+    def of_any(self) -> StepFunction:
+        """The function without packed values."""
+        return StepFunction(self.step, self.pattern, self.ones)
+
+    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
+        """Compute a batch: of dense operands it is one more letter, of values one call follows the other."""
+        values, dense = self._split(tensors)
+        if not self.ones and dims[0] is not None:
+            return super().batched(tensors, dims, size)
+        dense_dims = dims if self.ones else dims[1:]
+        moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
+        batched = self.step.batched(size, [d is not None for d in dense_dims])
+        rows, *width = self.step.executable.shape
+        return batched.result([self.pattern], [values], moved).reshape(rows, size, *width), 1
+
+    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
+        """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
+        jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
+        results = iter(run_all([job for job in jobs if job is not None]))
+        gradients = [None if job is None else next(results) for job in jobs]
+        if not self.ones and gradients[0] is not None:  # values that were packed here are those of the call before
+            gradient_taken(tensors[0])
+            gradients[0] = self._of_all(gradients[0])
+        return gradients
+
+    def _job(self, n: int, tensors: Tensors, upstream: Tensor) -> Job:
+        values, dense = self._split(tensors)
+        step = self.step
+        e = self.step.raw
+        sparse = self.step.output.sparse
+        operand = e.dense[n - 1 + self.ones] if n or self.ones else e.sparse[0]
+        einsum, sources = gradient(e, operand)
+        values = None if operand in e.sparse else values
+        conjugate = torch.conj_physical if step.dtype.is_complex else lambda t: t
+        if values is not None:
+            values = conjugate(picked(values, step.by_slot))
+        upstream = upstream if sparse else step.output.letters_apart(upstream)
+        others = outside(sources, e.sparse)
+        operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
+        pattern = step.slotted if sparse else self.pattern
+        if values is None and step.problem.backend == "triton":
+            pattern = pattern.of_ones
+        return self._compiled(operand, einsum, pattern, operands), pattern, values, operands
+
+    def _of_all(self, values: Tensor) -> Tensor:
+        """Put a gradient for values that were sorted by slot back in the order of all values."""
+        order = self.step.by_slot
+        return values if order is None else torch.empty_like(values).index_copy(0, order, values)
+
+    def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Contraction:
+        """Return the contraction that computes a gradient; it is cached with the pattern."""
+        key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
+        of_operand: Contraction | None = pattern.cache.get(key)
+        if of_operand is None:
+            x = SparseTensor._make(
+                pattern, torch.zeros((), dtype=self.step.dtype, device=pattern.device).expand(pattern.nnz)
+            )
+            others = iter(dense)
+            operands = [x if p in e.sparse else next(others) for p in range(len(e.inputs))]
+            form = "sparse" if operand in self.step.raw.sparse else "dense"
+            # Or that of a thread that was first.
+            of_operand = pattern.cache.put(key, compiled(str(e), operands, self.step.derived, form))
+        return of_operand
+
+
+# -- several at once --------------------------------------------------------------------------------------------------
+
+MOST_TOGETHER = 1 << 22
+"""Most nonzeros to pack for several steps at once, at 4 bytes each. Not measured: of 3.3 M the host took three times as
+long as the kernels (H200, `benchmarks/results/calls.json`)."""
+
+
+Job = tuple["Contraction", Pattern, Tensor | None, list[Tensor]]
+"""A gradient to be computed: a contraction, and what it is called with."""
+
+
+def run_all(jobs: Sequence[Job]) -> list[Tensor]:
+    """The result of every job.
+
+    What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: a
+    call of torch for each kernel would take more time than the kernels do.
+    """
+    together = [contraction.leaf.alone and not followed([values, *dense]) for contraction, _, values, dense in jobs]
+    if sum(together) < 2:
+        return [_alone(*job) for job in jobs]
+    joint = [job for job, t in zip(jobs, together, strict=True) if t]
+    packed = iter(_packed(joint))
+    outputs = iter(_zeros(joint))
+    results = []
+    for (contraction, pattern, values, dense), t in zip(jobs, together, strict=True):
+        if t:
+            step, out = contraction.leaf, next(outputs)
+            tables = step.tables(contraction.pull([values], dense)[1])
+            rows = step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None)
+            results.append(step.of_rows(rows))
+        else:
+            results.append(_alone(contraction, pattern, values, dense))
+    return results
+
+
+def _alone(made: Contraction, pattern: Pattern, values: Tensor | None, dense: list[Tensor]) -> Tensor:
+    """Return the result of one job. Values packed by an earlier call are reused, except within a CUDA graph."""
+    again = values is None or captured(values) or followed([values, *dense])
+    packed = None if again else made.packed([values])  # type: ignore[list-item]
+    return made.result([pattern], [values], dense, packed)
+
+
+def _zeros(jobs: Sequence[Job]) -> list[Tensor | None]:
+    """Zeros for each job whose kernel only adds to them."""
+    runs = [(contraction.leaf.executable, contraction.device) for contraction, *_ in jobs]
+    outputs = [run.empty(device) if run.zeroes and not run.stores else None for run, device in runs]
+    if added := [out for out in outputs if out is not None]:  # torch refuses no tensors
+        torch._foreach_zero_(added)
+    return outputs
+
+
+def _packed(jobs: Sequence[Job]) -> list[Values]:
+    """Pack the values of all jobs; with one gather if they are few and of one operand."""
+    steps = [(contraction.leaf, job_values) for contraction, _, job_values, _ in jobs]
+    with_values = [(step, job_values) for step, job_values in steps if job_values is not None]
+    gathered = [part.packed for step, _ in with_values for part in step.parts if not part.packed.in_order]
+    values = with_values[0][1] if with_values else None
+    together = all(job_values is values and step.dtype == job_values.dtype for step, job_values in with_values)
+    if values is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
+        return [
+            step.packed_values(job_values)
+            if job_values is None or captured(job_values)
+            else step.kept_values(job_values)
+            for step, job_values in steps
+        ]
+    cache = next(pattern.cache for _, pattern, job_values, _ in jobs if job_values is not None)
+    key = ("together", *(step.number for step, _ in with_values))
+    places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
+    whole = resolved(values.detach() if values.requires_grad else values)
+    pieces = iter((after_zero(whole) if behind_zero else whole).index_select(0, places).split_with_sizes(sizes))
+
+    def packed(step: Step) -> Values:
+        return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]
+
+    return [step.packed_values(None) if job_values is None else packed(step) for step, job_values in steps]
+
+
+@lasting()
+def _places(storages: Sequence[Packed]) -> tuple[Tensor, list[int], bool]:
+    """Return where values of several storages lie among an operand's values, and how many each storage has.
+
+    Places count from a zero that is put before the values, where some storage is padded with it.
+    """
+    zero = any(p.padded for p in storages)
+    moved = [p.gathered + 1 if zero and not p.padded else p.gathered for p in storages]
+    # Each storage begins where kernels may expect it, at a multiple of 16 bytes.
+    aligned = [torch.nn.functional.pad(p, (0, -p.numel() % 16)).int() for p in moved]
+    return torch.cat(aligned), [p.numel() for p in aligned], zero

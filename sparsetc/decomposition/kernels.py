@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.contraction import compiled, kept_together
+from sparsetc.contraction.compile import kept_together
+from sparsetc.contraction.contraction import compiled
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.operands import Operands
-from sparsetc.ops import equation, letters_of
+from sparsetc.ops.arguments import equation, letters_of
 from sparsetc.options import of_call
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -18,7 +18,8 @@ from dataclasses import replace
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.nest import UNLIMITED, Nest, runs
+from sparsetc.ir.nest.axes import UNLIMITED
+from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.plan import DOTS, F16X3, Schedule, Storage
 from sparsetc.ir.program.statistics import Statistics
 from sparsetc.packing import words

@@ -25,8 +25,9 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.coordinates import Computed, Expression, Position, parsed
-from sparsetc.ir.nest.nest import ITEM, Nest, runs
+from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes

@@ -22,8 +22,9 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.dense import DenseProduct, ProductCost, at_positions, setting_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.coordinates import Lookup, Position
-from sparsetc.ir.nest.nest import ITEM, Nest
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Part, Storage
 from sparsetc.ir.program.cost import SECTOR
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes

@@ -17,7 +17,7 @@ import torch
 from sparsetc.errors import DtypeError
 from sparsetc.io import binsparse, memory, npy, npz, numbers
 from sparsetc.support import required
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.dtypes import DTYPES
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.tables import column_of

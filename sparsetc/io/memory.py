@@ -16,7 +16,8 @@ from sparsetc.errors import IOFormatError, OutOfMemoryError, SparsetcError
 from sparsetc.support import memory
 from sparsetc.support.entry import lacks_memory
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.inputs import as_coords, as_shape, as_values, coalescing_bytes
+from sparsetc.tensor.duplicates import coalescing_bytes
+from sparsetc.tensor.inputs import as_coords, as_shape, as_values
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import lines, memory, table
-from sparsetc.tensor.inputs import DTYPES, dtype_name
+from sparsetc.tensor.dtypes import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"%"

@@ -21,7 +21,7 @@ from sparsetc.io import bounds, memory, npy, numbers
 from sparsetc.io.atomic import replacing
 from sparsetc.support import required
 from sparsetc.tensor.blocks import inside_only
-from sparsetc.tensor.inputs import DTYPES, dtype_name
+from sparsetc.tensor.dtypes import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _INDICES = ("coords", "row", "col", "indices", "indptr", "offsets", "compressed_axes", "shape")

@@ -20,7 +20,7 @@ from sparsetc.errors import ShapeError
 from sparsetc.io import bounds
 from sparsetc.io.atomic import replacing
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.inputs import NAMED, SUMMED_IN, dtype_name
+from sparsetc.tensor.dtypes import NAMED, SUMMED_IN, dtype_name
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

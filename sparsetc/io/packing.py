@@ -30,7 +30,7 @@ from sparsetc.options import current, options
 from sparsetc.support import required
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.inputs import SUMMED_IN, check_dtype
+from sparsetc.tensor.dtypes import SUMMED_IN, check_dtype
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, halves, joined, summed_rows, wide

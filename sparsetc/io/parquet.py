@@ -26,7 +26,7 @@ from sparsetc.io import bounds, memory, npy, npz, numbers, packed
 from sparsetc.io.packed import Batch
 from sparsetc.support.lru import Lock, cached_property
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.inputs import DTYPES, SUMMED_IN
+from sparsetc.tensor.dtypes import DTYPES, SUMMED_IN
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -25,7 +25,7 @@ from sparsetc.io.atomic import replacing
 from sparsetc.io.lines import LineReader
 from sparsetc.support.compiled import native
 from sparsetc.tensor.coords import INT32_MAX
-from sparsetc.tensor.inputs import NAMED
+from sparsetc.tensor.dtypes import NAMED
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FROM_0 = "; of a file that counts from 0: t = numpy.loadtxt(path); SparseTensor(t[:, :-1].T.astype(int), t[:, -1])"

@@ -15,7 +15,7 @@ import torch
 
 from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, lines, memory, table
-from sparsetc.tensor.inputs import DTYPES, dtype_name
+from sparsetc.tensor.dtypes import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"#"

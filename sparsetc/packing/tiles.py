@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.nest import ITEM, Nest, tiles, tiles_along
+from sparsetc.ir.nest.axes import ITEM
+from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
 from sparsetc.ir.nest.values import Bitmap, Whole
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words

@@ -19,7 +19,8 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
+from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.operands import named_operands
@@ -28,7 +29,7 @@ from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
-from sparsetc.tensor.inputs import dtype_name
+from sparsetc.tensor.dtypes import dtype_name
 
 
 def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
-from sparsetc.ir.nest.nest import LANE
+from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Plan, in_bf16
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import Statistics

@@ -15,7 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import PartArrays, Programs
+from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.programs import Programs
 from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
 from sparsetc.device.profile import DeviceProfile, gpu, has_halves, machine_of
 from sparsetc.errors import PlanError

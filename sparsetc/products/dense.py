@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import cache
-from sparsetc.codegen.launch import source_name
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
@@ -101,7 +100,7 @@ class DensePath(JoinPath):
         exact = p.dtype in (torch.float16, torch.bfloat16) and device.type == "cuda"
         self.precision = "high" if exact and p.precision == "highest" else p.precision
         source = dense_source(p.equation, roles)
-        module, path = cache.load(source, p.budget.settings.cache_dir, source_name(p.equation, "dense"))
+        module, path = cache.load(source, p.budget.settings.cache_dir, cache.source_name(p.equation, "dense"))
         self.module: Any = module
         self.inner = (SimpleNamespace(programs=(), source=source, path=path),)
         self.at: Tensor | None = None

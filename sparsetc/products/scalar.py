@@ -21,10 +21,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import PartArrays, Programs
+from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.programs import Programs
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.nest import LANE
+from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import Call, PartArrays, Programs, Values, each
+from sparsetc.codegen.launch import Call, PartArrays, Values, each
+from sparsetc.codegen.programs import Programs
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Ints
 from sparsetc.support.lru import cached_property

@@ -32,7 +32,8 @@ from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
 from sparsetc.streaming.stream import Stream
 from sparsetc.support.entry import entry_point
 from sparsetc.support.progress import bar
-from sparsetc.tensor.inputs import as_dense, dtype_name
+from sparsetc.tensor.dtypes import dtype_name
+from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 WHEN_OPENED = ("streams", "order", "device", "progress", "memory_limit", "cache_dir", "backend", "deterministic")

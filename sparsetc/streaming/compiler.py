@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import PartArrays, Programs, stored_dtype
-from sparsetc.contraction.contraction import contraction
+from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.programs import Programs, stored_dtype
+from sparsetc.contraction.compile import contraction
 from sparsetc.contraction.operands import stand_ins
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
 from sparsetc.contraction.request import Request

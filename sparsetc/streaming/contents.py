@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sparsetc.codegen.launch import stored_dtype
+from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.output import check_form
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
@@ -33,7 +33,7 @@ from sparsetc.streaming.store import MALFORMED, ChunkFile, ChunkWriter
 from sparsetc.support import Names, outside
 from sparsetc.support.records import misfit
 from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
-from sparsetc.tensor.inputs import NAMED
+from sparsetc.tensor.dtypes import NAMED
 
 MOST_ELEMENTS = 1 << 59
 ROWS = "rows"

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import Call, Programs
+from sparsetc.codegen.launch import Call
+from sparsetc.codegen.programs import Programs
 from sparsetc.streaming.cutting import Chunk, StreamCut
 from sparsetc.streaming.store import ChunkFile, ChunkMemory
 from sparsetc.support.progress import At, unseen

@@ -1,5 +1,6 @@
 """Helpers for all of the package: caches, locks, names, files, records, warnings; and short names of types."""
 
+import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib import import_module
 from itertools import filterfalse
@@ -18,9 +19,19 @@ def later(module: str, name: str) -> Callable[..., Any]:
     """Return a function of a module of the package, which is imported at the first call."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(f"sparsetc.{module}"), name)(*args, **kwargs)
+        _load(module)
+        return getattr(sys.modules[module], name)(*args, **kwargs)
 
+    module = f"sparsetc.{module}"
     return called
+
+
+def _load(module: str) -> None:
+    import_module(module)
+
+
+_load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+"""Dynamo cannot trace the import."""
 
 
 def required(module: str, message: str) -> Any:

@@ -22,18 +22,12 @@ from sparsetc.support import memory, required
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks, checked
+from sparsetc.tensor.dtypes import computable
+from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.graphs import graph_matrix
-from sparsetc.tensor.inputs import (
-    as_tensor,
-    as_values,
-    check_plain,
-    coalescing_bytes,
-    comes_from,
-    computable,
-    not_plain,
-    reading,
-)
+from sparsetc.tensor.inputs import as_tensor, as_values, check_plain, comes_from, not_plain
 from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.readings import reading
 
 if TYPE_CHECKING:
     from sparsetc.tensor.sparse_tensor import SparseTensor

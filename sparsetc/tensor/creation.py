@@ -17,8 +17,9 @@ from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.arithmetic import holding, where_holds
-from sparsetc.tensor.inputs import check_dtype, coalescing_bytes
+from sparsetc.tensor.dtypes import check_dtype
+from sparsetc.tensor.duplicates import coalescing_bytes
+from sparsetc.tensor.elementwise import holding, where_holds
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import multiplied
 

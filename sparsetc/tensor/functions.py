@@ -19,7 +19,9 @@ from torch.nn import functional
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support import later
-from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic, attempted, elementwise, is_sparse, is_strided, matmul
+from sparsetc.tensor.arithmetic import Arithmetic, matmul
+from sparsetc.tensor.attributes import IN_PLACE, is_sparse
+from sparsetc.tensor.elementwise import attempted, elementwise, is_strided
 from sparsetc.tensor.inputs import as_dense
 
 POSITIONAL = ("condition", "input", "tensors", "other", "mat1", "mat2", "vec", "exponent", "shape", "dims")

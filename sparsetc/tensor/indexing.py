@@ -1,7 +1,7 @@
 """Indexing of sparse tensors: ints, slices, ``...``, None, labels, index tensors and masks of modes.
 
 In: a SparseTensor without blocks, and a list of indices. Out: a SparseTensor, a dense tensor or an element,
-differentiable; see `Structure.__getitem__`.
+differentiable; see `Parts.__getitem__`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sorted_pattern(rows: Tensor, shape: tuple[int, ...], entries: Tensor | None)
 
 
 def indexed(x: Any, keys: list[Any]) -> Any:
-    """Return the elements at a list of indices; see `Structure.__getitem__`."""
+    """Return the elements at a list of indices; see `Parts.__getitem__`."""
     keys = [_index(key, x) for key in keys]
     count = sum(key is not None and key is not Ellipsis for key in keys)
     if count > x.ndim or sum(key is Ellipsis for key in keys) > 1:
@@ -298,7 +298,7 @@ def _of_dense(values: Tensor, axis: int, key: Any, size: int) -> tuple[Tensor, i
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
-    """Pick positions by several index tensors of one length, as one mode; see `Structure.__getitem__`."""
+    """Pick positions by several index tensors of one length, as one mode; see `Parts.__getitem__`."""
     if any(key is None or isinstance(key, int) for key in keys):
         raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     x = x.expand_dense()

@@ -1,57 +1,29 @@
-"""Input of a SparseTensor: a caller's data turned into checked tensors, with duplicates summed.
+"""Input of a SparseTensor: a caller's data turned into checked tensors.
 
 In: coordinates, values and a shape as tensors, ndarrays or sequences. Out: a pattern, a values tensor, and whether
 anybody else has these; or an error that says which of them is wrong and how.
-
-Sparse tensors of torch and scipy may come again: their pattern is read, sorted and packed once. A reading is found by
-the memory that holds the index arrays, also where the tensor around them was made anew, and goes with that memory. It
-serves only while the arrays hold what they held. On a GPU torch's count of changes tells, since to compare would wait
-for the device; elsewhere an ndarray may share the memory, so the arrays are compared at each call, which takes a
-hundredth of the time of reading them again.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.support import Ints
-from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
-from sparsetc.tensor.pattern import Pattern, Uses, lasting, transforming
-from sparsetc.tensor.sums import INTEGERS, exactly, in_order, summed_rows
+from sparsetc.tensor.dtypes import computable
+from sparsetc.tensor.duplicates import coalesced
+from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.readings import Unsorted, passing, reading, version_of
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
-
-FLOATS = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128
-DTYPES = (*FLOATS, *INTEGERS, torch.bool)
-"""The dtypes that values may have."""
-
-SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""The dtypes that narrow dtypes are summed in: sums of theirs may overflow although no element is infinite."""
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name that files and the command line have for a dtype: ``float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-NAMED = {dtype_name(dtype): dtype for dtype in DTYPES}
-"""The dtypes of values, by name."""
-
-
 CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
 """The conversions of other objects to another dtype, for messages."""
 
@@ -59,34 +31,6 @@ CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
 def comes_from(obj: object, package: str) -> bool:
     """True if a class of ``obj`` is defined in ``package``; imports nothing."""
     return any(f"{cls.__module__}.".startswith(f"{package}.") for cls in type(obj).__mro__)
-
-
-WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
-"""Unsigned integers, which torch stores and computes nothing with, each with the dtype that values of it become."""
-
-
-def check_dtype(dtype: torch.dtype, given: object = None) -> None:
-    """Raise DtypeError unless values may have ``dtype``; the message names the conversion for `given`."""
-    if dtype not in DTYPES:
-        other = dtype_name(WIDER.get(dtype, torch.float32))
-        convert = f'.astype("{other}")' if isinstance(given, np.ndarray) else f".to(torch.{other})"
-        raise DtypeError(f"values must be one of {', '.join(NAMED)}; found {dtype}; convert them first: {convert}")
-
-
-def computable(values: Tensor, given: object = None) -> Tensor:
-    """Return values unchanged, or unsigned integers of 16 bits or more in a signed dtype that holds them.
-
-    Raises:
-        DtypeError: a dtype that values cannot have, or an integer of 2**63 or more.
-    """
-    wider = WIDER.get(values.dtype)
-    if wider is None:
-        check_dtype(values.dtype, given)
-        return values
-    signed = values.to(wider)
-    if values.dtype == torch.uint64 and bool((signed < 0).any()):
-        raise DtypeError("values hold integers of 2**63 or more, which int64 cannot; convert them to float64 first")
-    return signed
 
 
 def not_plain(data: object) -> str:
@@ -284,7 +228,7 @@ def constructed(
         if check and blocks is not None:
             blocks.check_end(raw, vals)
     if pattern is None:
-        return Unsorted(coordinates, vals, vals.clone(), _version(vals))
+        return Unsorted(coordinates, vals, vals.clone(), version_of(vals))
     return pattern, vals if merge is None else merge.values(vals)
 
 
@@ -305,207 +249,3 @@ def _as_blocks(shape: Any, order: int, block: Ints) -> Blocks:
     if sizes[order:] != block[order:]:
         raise ShapeError(f"shape {sizes} must end in the sizes of the dense modes of blocks, {block[order:]}")
     return Blocks(block[:order], sizes[:order])
-
-
-@dataclass(frozen=True)
-class Merge:
-    """The map from nonzeros as given to sorted and unique ones.
-
-    Attributes:
-        order: (given,) the nonzeros in lexicographic order.
-        run: (given,) which of the unique ones each of those adds to; None when there are no duplicates.
-        count: how many unique ones there are.
-    """
-
-    order: Tensor
-    run: Tensor | None
-    count: int
-
-    def values(self, values: Tensor) -> Tensor:
-        """(count, ...) values, of (given, ...) values; differentiable."""
-        values = values.index_select(0, self.order)
-        if self.run is None:
-            return values
-        added = partial(summed_rows, owner=self.run, count=self.count)
-        with in_order(True), without_autocast(values.device):
-            return exactly(added, values.dtype, "a sum of duplicates", values)
-
-
-def coalescing_bytes(shape: Sequence[int], n: int, values: Tensor) -> int:
-    """Return the most bytes that `coalesced` and `Merge.values` take beyond the n unordered nonzeros themselves.
-
-    Args:
-        shape: sizes of the sparse modes; where they multiply to more than 2**63 there are several keys.
-        n: how many nonzeros.
-        values: of these, or of others of the same dtype and dense modes.
-    """
-    width = math.prod(values.shape[1:])
-    sums = 80 * width if values.dtype in INTEGERS else 3 * width * values.dtype.itemsize
-    return n * (8 * len(shape) + 64 + 16 * (math.prod(shape).bit_length() // 48) + sums)
-
-
-def coalesced(coords: Tensor, shape: Ints) -> tuple[Tensor, Merge | None]:
-    """Coordinates sorted and unique, and how values follow; themselves and None if they are so already."""
-    keys = crd.sort_keys(coords, shape[: coords.shape[0]])
-    if len(keys) == 1:
-        keys = [crd.narrowed(keys[0], math.prod(shape[: coords.shape[0]]))]
-    if crd.is_sorted_unique(keys):
-        return coords, None
-    order, fresh = crd.sorted_runs(keys)
-    del keys
-    kept = torch.nonzero(fresh).squeeze(1)
-    if kept.shape[0] == order.shape[0]:
-        return coords.index_select(1, order), Merge(order, None, order.shape[0])
-    run = torch.cumsum(fresh, 0).sub_(1)
-    return coords.index_select(1, order[kept]), Merge(order, run, kept.shape[0])
-
-
-# -- tensors of torch and scipy that come again -----------------------------------------------------------------------
-READINGS = 64
-"""Readings kept; each holds coordinates, and whatever is packed of them."""
-
-Numbered = Callable[[tuple[Tensor, ...]], tuple[Tensor, Tensor | None]]
-"""A reader of index arrays: (coordinates (order, n) int64, which value each is; None for one after the other)."""
-
-readings: Lru[Any, Reading] = Lru(READINGS)
-"""Those of index arrays that live."""
-passing: set[tuple[int, torch.dtype, torch.device]] = set()
-"""Sparse orders, dtypes and devices of tensors whose patterns come and go, as einsums saw them: coordinates of such a
-tensor are not sorted before somebody asks for its pattern."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A pattern, and how the library's values become values on it; both are made when they are first asked for.
-
-    Attributes:
-        indices: the index arrays as they were when they were read.
-        versions: torch's counts of changes of the arrays at that time, where they are believed.
-        coords: (order, n) int64, in range, in the order of the arrays.
-        number: (n,) which of the library's values each is; None for one after the other.
-        sizes: of the sparse modes, or of the grid of `blocks`.
-        blocks: those that the coordinates are of.
-        uses: how often einsums used the coordinates as they are.
-    """
-
-    indices: tuple[Tensor, ...]
-    versions: tuple[int | None, ...]
-    coords: Tensor
-    number: Tensor | None
-    sizes: Ints
-    blocks: Blocks | None
-    uses: Uses = field(default_factory=Uses)
-
-    @property
-    def unsorted(self) -> bool:
-        """True if the pattern is still to be made and may need a sort; a GPU is not waited for."""
-        plain = self.number is None and self.blocks is None and "_sorted" not in vars(self)
-        return plain and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
-
-    @property
-    def pattern(self) -> Pattern:
-        """The coalesced pattern of the values."""
-        return self._sorted[0]
-
-    @property
-    def merge(self) -> Merge | None:
-        """The map from the library's values to values on the pattern; None if they are the same."""
-        return self._sorted[1]
-
-    @cached_property
-    def _sorted(self) -> tuple[Pattern, Merge | None]:
-        with lasting():
-            coords, merge = coalesced(self.coords, self.sizes)
-            number = self.number
-            if number is not None:
-                order = number if merge is None else number.index_select(0, merge.order)
-                same = merge is None and torch.equal(order, torch.arange(order.numel(), device=order.device))
-                run, count = (None, order.numel()) if merge is None else (merge.run, merge.count)
-                merge = None if same else Merge(order, run, count)
-            return Pattern(coords, self.sizes, True, self.blocks, self.uses), merge
-
-    def values(self, values: Tensor) -> Tensor:
-        """Return values on the pattern from the library's values in its own order."""
-        values = computable(values)
-        return values if self.merge is None else self.merge.values(values)
-
-    def serves(self, indices: Sequence[Tensor]) -> bool:
-        """True if these arrays, in the memory that was read before, still hold the same numbers."""
-        versions = _versions(indices)
-        if None not in versions and versions == self.versions:
-            return True
-        return all(torch.equal(now, then) for now, then in zip(indices, self.indices, strict=True))
-
-
-def reading(
-    kind: object,
-    shape: Ints,
-    indices: Sequence[Tensor],
-    memory: Sequence[object],
-    numbered: Numbered,
-    blocks: Blocks | None = None,
-) -> Reading:
-    """Return the reading of these index arrays, known or new.
-
-    Args:
-        kind: what else the pattern depends on, as the layout.
-        shape: sizes of all modes, the dense ones last.
-        indices: the index arrays.
-        memory: the objects that own their memory; a reading lives no longer than these.
-        numbered: reads copies of the arrays.
-        blocks: those that the coordinates are of, which `kind` must tell apart.
-    """
-    places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
-    key = (kind, shape, places, *map(id, memory))
-    kept = readings.get(key)
-    if kept is not None:
-        if kept.serves(indices):
-            return kept
-        readings.pop(key)
-    with lasting():
-        return readings.put(key, _read(indices, shape, numbered, blocks), memory)
-
-
-def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
-    return tuple(_version(i) if i.is_cuda else None for i in indices)
-
-
-def _version(tensor: Tensor) -> int | None:
-    """Return torch's version count of a tensor, or None."""
-    return None if tensor.is_inference() else tensor._version
-
-
-def _read(given: Sequence[Tensor], shape: Ints, numbered: Numbered, blocks: Blocks | None) -> Reading:
-    versions, indices = _versions(given), tuple(i.detach().clone() for i in given)
-    coords, number = numbered(indices)
-    sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
-    crd.check_range(coords, sizes, "nonzero" if blocks is None else "block")
-    return Reading(indices, versions, coords, number, sizes, blocks)
-
-
-@dataclass(frozen=True)
-class Unsorted:
-    """A tensor's values beside coordinates that may be in no order, until somebody asks for its pattern.
-
-    Attributes:
-        given: the values as they are now, which are those of sorted coordinates.
-        values: as they were, which are those of all others.
-        version: torch's count of changes of those given, at that time.
-    """
-
-    reading: Reading
-    given: Tensor
-    values: Tensor
-    version: int | None
-
-    @property
-    def unchanged(self) -> bool:
-        """True if the values were not changed since they were read."""
-        return self.version is not None and self.version == self.given._version
-
-    def coalesced(self) -> tuple[Pattern, Tensor]:
-        """The pattern and values on it, differentiable wherever the values are."""
-        if self.reading.merge is None:
-            return self.reading.pattern, self.given
-        with _disable_current_modes(), torch.set_grad_enabled(self.values.requires_grad):
-            return self.reading.pattern, self.reading.values(self.values)

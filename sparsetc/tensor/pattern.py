@@ -19,13 +19,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sparsetc.errors import ShapeError
+from sparsetc.errors import ShapeError, printable
 from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks
-from sparsetc.tensor.picture import SIDE, as_html, binned
+from sparsetc.tensor.picture import FIRST, SIDE, as_html, as_text, binned
+
+LONGEST = 40
+"""Characters that are shown of a label."""
 
 Made = TypeVar("Made")
 Labels: TypeAlias = dict[str, np.ndarray | None]
@@ -183,6 +186,17 @@ class Pattern:
     def _repr_html_(self) -> str:
         rows = {"shape": " × ".join(map(str, self.shape)), "entries": f"{self.nnz:,}", "device": self.device}
         return as_html("Pattern", rows, binned(self.coords, self.shape, (0, 1), SIDE))
+
+    def first_entries(self, values: Tensor) -> list[str]:
+        """Return coordinates (or labels) and values of the first entries as text, a line each; and how many follow."""
+        places = [row.tolist() for row in self.coords[:, :FIRST]]
+        for mode, labels in enumerate(self.labels.values()):
+            if labels is not None and self.blocks is None:
+                places[mode] = [printable(str(labels[place]))[:LONGEST] for place in places[mode]]
+        shown = zip(zip(*places, strict=True), values[:FIRST].detach().tolist(), strict=True)
+        lines = [f"({', '.join(map(str, place))}{',' * (len(place) == 1)})  {as_text(value)}" for place, value in shown]
+        more = values.shape[0] - len(lines)
+        return [*lines, f"… {more:,} more"] if more else lines
 
     # -- what is kept -----------------------------------------------------------------------------------------------
 

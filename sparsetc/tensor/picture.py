@@ -11,21 +11,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from math import prod
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetc.errors import printable
 from sparsetc.tensor import coords as crd
-
-if TYPE_CHECKING:
-    from sparsetc.tensor.pattern import Pattern
 
 FIRST = 6
 """Entries that are shown as text, at most."""
-LONGEST = 40
-"""Characters that are shown of a label."""
 SIDE = 96
 """Pixels of a picture in a notebook, at most."""
 
@@ -50,22 +44,10 @@ def binned(coords: Tensor, shape: Sequence[int], modes: tuple[int, int], bins: i
     return crd.histogram(key, prod(counts)).view(counts[0], counts[1])
 
 
-def first_entries(pattern: Pattern, values: Tensor) -> list[str]:
-    """Return coordinates (or labels) and values of the first entries as text, a line each, and the number of others."""
-    places = [row.tolist() for row in pattern.coords[:, :FIRST]]
-    for mode, labels in enumerate(pattern.labels.values()):
-        if labels is not None and pattern.blocks is None:
-            places[mode] = [printable(str(labels[place]))[:LONGEST] for place in places[mode]]
-    shown = zip(zip(*places, strict=True), values[:FIRST].detach().tolist(), strict=True)
-    lines = [f"({', '.join(map(str, place))}{',' * (len(place) == 1)})  {_as_text(value)}" for place, value in shown]
-    more = values.shape[0] - len(lines)
-    return [*lines, f"… {more:,} more"] if more else lines
-
-
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A number in six digits, or the first of a list of them."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_as_text, value[:FIRST]))}{', …' if len(value) > FIRST else ''}]"
+        return f"[{', '.join(map(as_text, value[:FIRST]))}{', …' if len(value) > FIRST else ''}]"
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
 
 

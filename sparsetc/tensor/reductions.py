@@ -17,10 +17,10 @@ from torch import Tensor
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.support import memory, outside, volume
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.arithmetic import at_entries
 from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.duplicates import coalescing_bytes
+from sparsetc.tensor.elementwise import at_entries
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
-from sparsetc.tensor.inputs import coalescing_bytes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.ranking import argument, extremum, topk
 from sparsetc.tensor.sums import accumulator, exactly, fitted, multiplied, summed_dtype

@@ -17,13 +17,18 @@ from torch import Tensor
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import convert, graphs, tables
-from sparsetc.tensor.arithmetic import IN_PLACE, Arithmetic
+from sparsetc.tensor.arithmetic import Arithmetic
+from sparsetc.tensor.attributes import IN_PLACE
+from sparsetc.tensor.conversions import Typed
+from sparsetc.tensor.dtypes import check_dtype
+from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.functions import Functions
-from sparsetc.tensor.inputs import ArrayLike, Merge, Unsorted, as_values, check_dtype, coalesced, constructed
+from sparsetc.tensor.inputs import ArrayLike, as_values, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
-from sparsetc.tensor.picture import SIDE, as_html, binned, first_entries
+from sparsetc.tensor.picture import SIDE, as_html, binned
+from sparsetc.tensor.readings import Unsorted
 from sparsetc.tensor.reductions import Reductions
-from sparsetc.tensor.structure import Structure, Typed
+from sparsetc.tensor.structure import Structure
 from sparsetc.tensor.sums import INTEGERS
 
 INSTEAD = {
@@ -258,7 +263,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         )
 
     def __str__(self) -> str:
-        lines = [] if self.device.type == "meta" else first_entries(self._pattern, self._values)
+        lines = [] if self.device.type == "meta" else self._pattern.first_entries(self._values)
         return "\n  ".join([repr(self), *lines])
 
     def _repr_html_(self) -> str:
@@ -268,7 +273,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         rows |= {"density": f"{self.density:.3g}", "bytes": f"{nbytes:,}", "dtype": str(self.dtype)}
         rows |= {"modes": ", ".join(self._pattern.labels)} if self._pattern.labels else {}
         picture = binned(self._pattern.coords, self._pattern.shape, (0, 1), SIDE)
-        lines = first_entries(self._pattern, self._values)
+        lines = self._pattern.first_entries(self._values)
         return as_html("SparseTensor", {**rows, "device": self.device}, picture, lines)
 
     # ---- what it is not, though Python or numpy would take it for one -------------------------------------------

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError
+from sparsetc.ir.nest.axes import ITEM, LANE
 from sparsetc.ir.nest.coordinates import word_bits
-from sparsetc.ir.nest.nest import ITEM, LANE
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words as word_codec
 from sparsetc.packing.base import Packed, get_format, pack

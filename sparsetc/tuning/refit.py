@@ -20,7 +20,7 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import PLANS
-from sparsetc.tensor.inputs import NAMED
+from sparsetc.tensor.dtypes import NAMED
 from sparsetc.tuning.known import DAMAGED, candidate_of, today
 from sparsetc.tuning.lines import Line
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.split_float16 import EXACT, INEXACT, INFINITE
+from sparsetc.ir.nest.values import EXACT, INEXACT, INFINITE
 
 
 def read(found: torch.Tensor) -> list[float]:

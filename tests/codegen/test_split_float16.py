@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_cases import NO_VALUES, Drawn, drawn, operand, rows_of, value_of
 
-from sparsetc.codegen.split_float16 import ALIGNED, EXACT, INEXACT, INFINITE, TilePositions, room_for, split
-from sparsetc.ir.nest.values import scale
+from sparsetc.codegen.launch import ALIGNED
+from sparsetc.codegen.split_float16 import TilePositions, room_for, split
+from sparsetc.ir.nest.values import EXACT, INEXACT, INFINITE, scale
 
 
 def verdict(*rows: list[float]) -> int:

@@ -15,7 +15,7 @@ from cases import assert_matches, random_sparse, random_values
 
 import sparsetc as stc
 from sparsetc.packing import base as packing
-from sparsetc.tensor import inputs
+from sparsetc.tensor.readings import readings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse.*beta state:UserWarning")
 
@@ -122,11 +122,11 @@ def test_hybrid_and_batched_torch_operands() -> None:
 def test_a_reading_goes_with_the_index_arrays(layout: torch.layout) -> None:
     gc.collect()
     gc.freeze()  # what is there already need not be looked at again
-    before = len(inputs.readings)
+    before = len(readings)
     a, b = in_torch(matrix(), layout), random_values((8, 3), torch.float64, 1)
     stc.einsum(SPMM, a, b)
     key = weakref.ref(stc.SparseTensor.from_torch(a).pattern)
-    assert len(inputs.readings) == before + 1
+    assert len(readings) == before + 1
     other = remade(a, stored(a))
     del a
     gc.collect()
@@ -134,7 +134,7 @@ def test_a_reading_goes_with_the_index_arrays(layout: torch.layout) -> None:
     del other
     gc.collect()
     assert key() is None
-    assert len(inputs.readings) == before
+    assert len(readings) == before
 
 
 # --- scipy ------------------------------------------------------------------------------------------------------------

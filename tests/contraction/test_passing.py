@@ -15,7 +15,7 @@ from sparsetc import api
 from sparsetc.contraction import passing
 from sparsetc.contraction.passing_pair import product
 from sparsetc.ir.equation.parse import parse
-from sparsetc.tensor import inputs
+from sparsetc.tensor import inputs, readings
 
 SIZES = {"i": 7, "j": 5, "k": 6, "r": 4, "s": 3}
 EQUATIONS = [
@@ -35,7 +35,7 @@ def _in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _forget() -> None:
     passing.last_uses.clear()
-    inputs.passing.clear()
+    readings.passing.clear()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from cases import assert_matches, densified, mttkrp, random_sparse, random_value
 from mixed_mode_cases import crossed
 
 import sparsetc as stc
-from sparsetc.contraction import contraction
+from sparsetc.contraction import compile
 from sparsetc.packing.base import Packed
 
 MANY = 10**12
@@ -206,8 +206,8 @@ def test_mttkrp_of_all_modes(settings: dict[str, Any]) -> None:
 
 def test_mttkrp_of_all_modes_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
-    together = contraction.choose_together
-    monkeypatch.setattr(contraction, "choose_together", lambda *a: planned.append(1) or together(*a))
+    together = compile.choose_together
+    monkeypatch.setattr(compile, "choose_together", lambda *a: planned.append(1) or together(*a))
     x = random_sparse((7, 9, 5), "random", torch.float64)
     for _ in range(2):
         stc.mttkrp(x, factors(x))

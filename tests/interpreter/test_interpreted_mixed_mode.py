@@ -22,7 +22,7 @@ from cases import (
 from mixed_mode_cases import crossed
 
 import sparsetc as stc
-from sparsetc.ir.nest.nest import LANE, LEAF
+from sparsetc.ir.nest.axes import LANE, LEAF
 from sparsetc.packing.base import Packed
 
 PLAN = "mm-csf"

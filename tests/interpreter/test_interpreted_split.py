@@ -9,19 +9,9 @@ import torch
 from hypothesis import given, settings
 from split_cases import NO_VALUES, Drawn, Operand, drawn, operand, rows_of
 
-from sparsetc.codegen.split_float16 import (
-    BLOCK,
-    EXACT,
-    GROUP,
-    INEXACT,
-    INFINITE,
-    computed,
-    largest,
-    launched,
-    room_for,
-    split_by_kernel,
-)
-from sparsetc.ir.nest.values import scaled_halves
+from sparsetc.codegen import BLOCK, GROUP
+from sparsetc.codegen.split_float16 import computed, largest, launched, room_for, split_by_kernel
+from sparsetc.ir.nest.values import EXACT, INEXACT, INFINITE, scaled_halves
 
 
 def check(x: Operand, y: Operand, expected: int) -> None:

@@ -14,7 +14,7 @@ from pair_cases import CHAINS, EQUATIONS, SIZES, check_pair, operands, pairs, sm
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
 import sparsetc as stc
-from sparsetc.codegen.launch import Programs
+from sparsetc.codegen.programs import Programs
 from sparsetc.join import tasks as task_lists
 from sparsetc.products import scalar
 

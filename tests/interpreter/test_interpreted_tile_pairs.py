@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from tile_pairs import FOLDS, DrawnTiles, drawn_tiles, error, spread_tiles
 
-from sparsetc.codegen.launch import Programs
+from sparsetc.codegen.programs import Programs
 
 CPU = torch.device("cpu")
 

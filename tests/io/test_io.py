@@ -21,7 +21,7 @@ import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
 from sparsetc.io import atomic, digits, lines, table
 from sparsetc.support import progress
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.dtypes import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 REALS = tuple(d for d in DTYPES if not d.is_complex)

@@ -24,7 +24,7 @@ from pyarrow import parquet as pyarrow_parquet
 
 import sparsetc as stc
 from sparsetc.io import packed, parquet
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.dtypes import DTYPES
 
 
 def tensor(shape: tuple[int, ...], nnz: int = 200, dtype: torch.dtype = torch.float32) -> stc.SparseTensor:

@@ -14,8 +14,9 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import Computed, Field, Position
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, blocks, runs
+from sparsetc.ir.nest.nest import Nest, blocks, runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program import checks as tile_checks
 from sparsetc.ir.program import tile as tiles

@@ -15,8 +15,9 @@ from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import Computed, Field
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, runs
+from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.tile import Add, walk
 

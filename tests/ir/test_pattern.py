@@ -9,7 +9,7 @@ import torch
 from interpret import run_program
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
-from sparsetc.codegen.launch import Programs
+from sparsetc.codegen.programs import Programs
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs, tiles

@@ -12,8 +12,9 @@ from tile_pairs import FOLDS, DrawnTiles
 import sparsetc as stc
 from sparsetc.errors import PlanError
 from sparsetc.ir.lower.place import place
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, TileLoop
 from sparsetc.ir.nest.coordinates import Field
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, TileLoop, blocks, pairs, runs, tiles
+from sparsetc.ir.nest.nest import Nest, blocks, pairs, runs, tiles
 from sparsetc.ir.nest.values import Whole
 from sparsetc.ir.program.tile import (
     LANES,

@@ -16,14 +16,14 @@ from interpret import run_program
 from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_tiles, error, spread_tiles
 
 import sparsetc as stc
-from sparsetc.codegen import launch as launches
-from sparsetc.codegen.launch import Programs
-from sparsetc.codegen.split_float16 import EXACT
+from sparsetc.codegen import programs as launches
+from sparsetc.codegen.programs import Programs
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.lower import Fold, Target, lower_pairs
-from sparsetc.ir.nest.nest import ITEM, LANE, LEAF, Nest, TileLoop, pairs
-from sparsetc.ir.nest.values import Bitmap, Halves, Whole
+from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, TileLoop
+from sparsetc.ir.nest.nest import Nest, pairs
+from sparsetc.ir.nest.values import EXACT, Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.cost import cost_of

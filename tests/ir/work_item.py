@@ -21,8 +21,8 @@ import torch
 
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest import values as halves
+from sparsetc.ir.nest.axes import Axis, Each, Fibers, Run, TileLoop
 from sparsetc.ir.nest.coordinates import Expression, Reader
-from sparsetc.ir.nest.nest import Axis, Each, Fibers, Run, TileLoop
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import (

@@ -14,7 +14,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
-from sparsetc.ir.nest.nest import LANE
+from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import FIBERS, ITEMS

@@ -13,8 +13,7 @@ from matrix_units import CUDA, NATIVE, TARGETS, dealt, other_types
 from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
-from sparsetc.codegen import launch
-from sparsetc.codegen.split_float16 import BLOCK
+from sparsetc.codegen import BLOCK, launch
 from sparsetc.device import profile as targets
 from sparsetc.join import tasks
 

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 394_520, size.COMPILER: 281_340, size.FILES: 244, size.CLASSES: 316, size.KNOT: 8, size.FOLDERS: 0}
+MOST = {size.TOKENS: 396_020, size.COMPILER: 282_310, size.FILES: 263, size.CLASSES: 319, size.KNOT: 6, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from test_stream import EQUATIONS, PLANS, assert_same, operands, tensor
 
 import sparsetc as stc
-from sparsetc.codegen.launch import Programs
+from sparsetc.codegen.programs import Programs
 from sparsetc.streaming import engine, store
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import ALIGNED, DTYPES

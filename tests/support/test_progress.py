@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.contraction import contraction, tuned
+from sparsetc.contraction import compile, tuned
 from sparsetc.support import progress
 from sparsetc.support.progress import bar
 
@@ -109,7 +109,7 @@ def test_compiling_and_timing_have_lines(monkeypatch: pytest.MonkeyPatch, tune: 
         titles.append(title)
         yield progress.unseen
 
-    for module in (contraction, tuned):
+    for module in (compile, tuned):
         monkeypatch.setattr(module, "bar", watched)
     x = stc.rand((50, 60, 70), 0.003)
     stc.compile("ijk,jr,kr->ir", x, torch.rand(60, 4), torch.rand(70, 4), tune=tune)

@@ -22,7 +22,7 @@ import sparsetc as stc
 from sparsetc.errors import CoordinateError, DeviceError, DtypeError, FormatError, OutOfMemoryError, ShapeError
 from sparsetc.options import options
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.inputs import DTYPES
+from sparsetc.tensor.dtypes import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

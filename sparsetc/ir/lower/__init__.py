@@ -29,7 +29,8 @@ from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.lower.default_tree import completed
 from sparsetc.ir.lower.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering
-from sparsetc.ir.nest.nest import ITEM, PAIRED, Nest, pairs
+from sparsetc.ir.nest.axes import ITEM
+from sparsetc.ir.nest.nest import PAIRED, Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.checks import verify

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.lower.inner import Inner
-from sparsetc.ir.nest.nest import ITEM, Axis
+from sparsetc.ir.nest.axes import ITEM, Axis
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.tile import LANES
 from sparsetc.support import among

@@ -42,7 +42,7 @@ from typing import TypeVar
 from sparsetc.ir.contraction_tree import Tree, dot, factor, product, total
 from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.lower.inner import Inner
-from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS
+from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP, named_operands, printed_sizes
 from sparsetc.ir.program.tile import LANES, Operand

@@ -25,7 +25,7 @@ from sparsetc.ir.contraction_tree import Tree, factor
 from sparsetc.ir.lower.check import home, order_of_sums, verify_tree
 from sparsetc.ir.lower.inner import Inner, X
 from sparsetc.ir.lower.place import place
-from sparsetc.ir.nest.nest import ITEM, LEAF, LEVELS, Axis, TileLoop
+from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir

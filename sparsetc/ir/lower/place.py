@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.nest.nest import LEVELS
+from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.program.tile import Decode, Loop, Product, Statement, Zero, flow
 
 

@@ -208,6 +208,20 @@ TOP = 0x7FFFFFFF
 """The largest magnitude that bits can say: a mask of all but the sign."""
 HEAD, BIAS = 14, 127
 """Exponent of the largest magnitude of scaled values; bias of a float32's exponent."""
+SPREAD, SPREAD_OF_ALL = 28, 36
+"""Exponents of two: how far a nonzero may be below its row's largest, and below the largest of an operand that has one
+scale. None of the latter then loses more than 2**-14 of itself, nor those from 2**-28 of the largest on more than
+2**-23.
+"""
+RANGE = 80
+"""Largest magnitudes lie between 2^-RANGE and 2^RANGE, so that multiplying by one scale after the other neither
+overflows nor leaves the normal numbers."""
+EXACT = 0
+INEXACT = 1
+INFINITE = 2
+"""Verdicts on the halves of values, from good to bad."""
+INFINITE_BITS = (2 * BIAS + 1) << 23
+LEAST_BITS, MOST_BITS = (BIAS - RANGE) << 23, (BIAS + RANGE) << 23
 
 
 def scale(most: Tensor, into: bool) -> Tensor:

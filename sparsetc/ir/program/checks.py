@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.nest.nest import ITEM
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir

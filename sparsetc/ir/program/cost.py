@@ -24,7 +24,7 @@ from functools import lru_cache
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.ir.nest.nest import ITEM, LANE, LEVELS
+from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16, F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.statistics import BY_LEVEL, FIBERS, ITEMS, ONE, STORED, ZERO, Count, Statistics

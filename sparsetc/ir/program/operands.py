@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -20,9 +20,6 @@ from sparsetc.ir.nest.values import Values
 from sparsetc.ir.program.names import most, rounded
 from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
-
-if TYPE_CHECKING:
-    from sparsetc.ir.program.tile import TileProgram
 
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""
@@ -231,10 +228,3 @@ def tables(o: Operand) -> tuple[DenseTable, ...]:
         return tuple([DenseTable(o.name, made) for made in HALVES])
     elements = DenseTable(o.name, "rounded" if o.rounded else "")
     return (elements, DenseTable(o.name, "most")) if o.split else (elements,)
-
-
-def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
-    """Return the arguments of a launch of several programs; an operand that some have cast goes in both forms."""
-    each = zip(*(p.operands for p in programs), strict=True)
-    by_program = ({t for o in own for t in tables(o)} for own in each)
-    return tuple([t for own in by_program for t in sorted(own, key=lambda t: MADE.index(t.made))])

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparsetc.ir.nest.axes import ITEM, LEVELS
 from sparsetc.ir.nest.coordinates import Readable
-from sparsetc.ir.nest.nest import ITEM, LEVELS, PAIRED, Nest
+from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.nest.values import HEAD
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
@@ -29,6 +30,14 @@ def lines(p: ir.TileProgram) -> list[str]:
     if axes:
         lines.append(f"  axes {axes}")
     return [*lines, *("  " * (depth + 1) + line(p, s) for s, depth in p.statements)]
+
+
+ir.TileProgram.printed = lines
+
+
+def comments(p: ir.TileProgram) -> list[str]:
+    """The program as comments above a generated function."""
+    return [f"# {line}" for line in lines(p)]
 
 
 def _axis(a: ir.DenseAxis) -> str:

@@ -19,17 +19,18 @@ pair of tiles is a pair of matrices: its axes are folds of letters, ``ij`` of i 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal, TypeVar
 
 from sparsetc.errors import PlanError
+from sparsetc.ir.nest.axes import ITEM, LANES, Axis
 from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.nest import ITEM, LANES, PAIRED, Axis, Nest
+from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import DenseAxis, Operand, Stored, stored_of
+from sparsetc.ir.program.operands import MADE, DenseAxis, DenseTable, Operand, Stored, stored_of, tables
 from sparsetc.support import Ints, Names
 from sparsetc.support.lru import cached_property
 
@@ -219,6 +220,8 @@ class TileProgram:
     """
 
     covers: ClassVar[bool] = False
+    printed: ClassVar[Callable[[TileProgram], list[str]]]
+    """`text.lines`, which reads the nodes defined here: it is put here by its module."""
 
     equation: str
     number: int
@@ -370,9 +373,7 @@ class TileProgram:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
 
     def __str__(self) -> str:
-        from sparsetc.ir.program.text import lines  # which reads the nodes defined here
-
-        return "\n".join(lines(self))
+        return "\n".join(TileProgram.printed(self))
 
 
 def walk(body: tuple[Statement, ...], depth: int = 0) -> list[tuple[Statement, int]]:
@@ -404,3 +405,10 @@ def flow(s: Statement) -> tuple[str, Names, int]:
         case Scale():
             return s.out.name, tuple(map(names.at, s.rows)), s.out.level
     return s.out.name, (), s.out.level
+
+
+def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
+    """Return the arguments of a launch of several programs; an operand that some have cast goes in both forms."""
+    each = zip(*(p.operands for p in programs), strict=True)
+    by_program = ({t for o in own for t in tables(o)} for own in each)
+    return tuple([t for own in by_program for t in sorted(own, key=lambda t: MADE.index(t.made))])

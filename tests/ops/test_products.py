@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.ops import letters_of
+from sparsetc.ops.arguments import letters_of
 
 LETTERS = "abcdef"
 

@@ -1,0 +1,142 @@
+"""Einsums -> contractions: rewritten, then compiled as a step, a pair or a path, or found again.
+
+In: equation, operands, options. Out: a `Contraction`, new or kept with the pattern of its first sparse operand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, known, parsed
+from sparsetc.contraction.operands import Operands, check_operand, stand_in
+from sparsetc.contraction.output import check_form, sparse_result
+from sparsetc.contraction.pair import Pair
+from sparsetc.contraction.path import Path, in_steps
+from sparsetc.contraction.prepare import in_place, problem_of
+from sparsetc.contraction.request import Request, Rewrite
+from sparsetc.contraction.rewrites import rewrites_of
+from sparsetc.contraction.step import Step
+from sparsetc.contraction.tuned import tune
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.plan import STEPS, requested
+from sparsetc.options import Options
+from sparsetc.planner.candidate import Choice
+from sparsetc.planner.paths import checked_order
+from sparsetc.planner.registry import by_nonzeros
+from sparsetc.planner.workload import choose_together
+from sparsetc.products.problem import paired
+from sparsetc.support.notices import log_since
+from sparsetc.support.progress import bar
+from sparsetc.tensor.pattern import lasting
+from sparsetc.tensor.sparse_tensor import SparseTensor
+
+_numbers = itertools.count()
+
+
+def contraction(
+    bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, choice: Choice | None = None
+) -> Contraction:
+    """Compile an einsum. For `repeated` see `Request`; `choice` is for an einsum of a single `Step`.
+
+    Raises:
+        OutOfMemoryError: a dense result would pass the memory limit.
+        DtypeError, DeviceError: operands differ.
+        PlanError: the form is not known, or is ``sparse`` of a result without a pattern.
+    """
+    # Gradients are made, and copies compiled, in the precision that was in force here.
+    settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
+    with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
+        request = Request(bound, [*map(stand_in, operands)], settings, form, repeated)
+        like = request.like
+        for position, operand in enumerate(request.operands):
+            check_operand(operand, position, like.dtype, like.device)
+        check_form(form, bound.einsum)
+        sparse_result(request, expanded=True)
+        new = Contraction(request, *_leaf(request, choice))
+    # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
+    # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
+    new.key = f"{new.bound} {new.dtype} {new.sparse} {tuple(new.shape)} #{next(_numbers)}"
+    known[new.key] = new
+    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, new.leaf.plan.name, new.device)
+    return new
+
+
+Contraction.compile = contraction
+
+
+def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
+    """Compile the leaf of an einsum. Return it, the rewrites around it, and the einsum that they lead to."""
+    wanted, chained = requested(request.settings.plan), len(request.operands) > 2
+    order = request.settings.path or wanted.path
+    if choice is None and (chained or order or wanted == STEPS):
+        # Several operands by their entries take a path of what rewrites lead to, below.
+        path = None if chained and len(request.sparse) > 1 and by_nonzeros(wanted) else in_steps(request)
+        if path is None and len(request.sparse) > 2 and request.dense_modes and not by_nonzeros(wanted):
+            path = Path(request, expanded=False)
+        if isinstance(path, Path):
+            return path, [], request
+        choice = path
+    rewrites, inner = rewrites_of(request)
+    if len(inner.sparse) == 1:
+        step = Step(inner, choice)
+        _tune(step)
+        return step, rewrites, inner
+    paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
+    if len(inner.operands) == 2:
+        pair = Pair(inner)
+        _tune(pair)
+        pair.find_pattern([x.pattern for x in inner.sparse])
+        return pair, rewrites, inner
+    return Path(inner, True, checked_order(order, len(inner.operands)) if order else None), rewrites, inner
+
+
+def _tune(step: Step | Pair) -> None:
+    """Choose the plan of a step by time, where options ask for that."""
+    if step.settings.effective_tune()[0] != "model":
+        tune(step)
+
+
+Workload = Sequence[tuple[str, Operands]]
+"""Equations with their operands, the first of each being the sparse one."""
+
+
+def compiled_together(
+    workload: Workload, settings: Options, form: str, repeated: bool = False
+) -> tuple[Contraction, ...]:
+    """Compile einsums of one sparse operand.
+
+    They are planned together where each is one step of a tensor without dense modes and blocks; otherwise each alone.
+
+    Args:
+        workload: equations with operands; values are only looked at for their dtypes.
+        settings: the plan, the memory limit and all else that is common to them.
+        form: of the results, ``auto``, ``dense`` or ``sparse``.
+        repeated: as of `Request`.
+    """
+    settings = replace(settings, precision=settings.effective_precision())
+    requests = [Request(parsed(text, operands), operands, settings, form, repeated) for text, operands in workload]
+    (x,) = requests[0].sparse
+    choices: Sequence[tuple[Choice | None, Any]] | None = None
+    if not x.dense_order and not x.blocksize and all(len(r.sparse) == 1 for r in requests):
+        with lasting():
+            problems = list(map(problem_of, requests))
+            with in_place(settings, x.device):
+                choices = choose_together(settings.plan, problems, settings.memory_on(x.device))
+    choices = choices or [(None, settings.plan)] * len(requests)
+    return tuple(
+        contraction(r.bound, r.operands, replace(settings, plan=again), form, repeated, choice)
+        for r, (choice, again) in zip(requests, choices, strict=True)
+    )
+
+
+def kept_together(workload: Workload, settings: Options, form: str) -> tuple[Contraction, ...]:
+    """Return the contractions cached for this workload with the sparse operand's pattern, or compile them."""
+    x = workload[0][1][0]
+    assert isinstance(x, SparseTensor)
+    key = ("workload", *(key_of(text, operands, settings, form) for text, operands in workload))
+    return kept_or_made(x._pattern, key, lambda: compiled_together(workload, settings, form, repeated=True))

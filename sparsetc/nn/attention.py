@@ -1,0 +1,273 @@
+"""Graph attention: `GATConv` and `GATv2Conv`, whose scores and sums over neighbours are one generated kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import Unpack
+
+from sparsetc.errors import ShapeError
+from sparsetc.maps.body import Body, Side
+from sparsetc.maps.pairs import Pairs
+from sparsetc.nn.graphs import adjacency_of, with_loops
+from sparsetc.options import Settings, checked_settings
+from sparsetc.pairwise import traceable
+from sparsetc.tensor.groups import gathered
+from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import accumulator
+
+
+def _share(dropout: float) -> float:
+    """Return dropout. Raise `ShapeError` unless it is a share, from 0 to 1."""
+    if not 0 <= dropout <= 1:
+        raise ShapeError(f"dropout is a share, from 0 to 1, found {dropout!r:.80}")
+    return dropout
+
+
+class GATConv(nn.Module):
+    """Apply graph attention (Veličković et al. 2018): sums over neighbours, weighted by a softmax of learned scores.
+
+    Computes the same numbers as PyG's GATConv with the same weights, if no edge is given twice.
+
+    Args:
+        in_channels: features of a node.
+        out_channels: features of a node and a head.
+        heads: number of heads, each with its own weights; their results are concatenated.
+        negative_slope: of the leaky ReLU of scores.
+        dropout: share of weights set to 0 in training; the other weights are divided by ``1 - dropout``.
+        add_self_loops: add an edge from node i to node i wherever it is missing. If sources and targets are different
+            nodes, this joins source i with target i, as in PyG; that is right only if the targets are the first
+            sources.
+        edge_dim: features of an edge, if scores depend on them. A self loop has the mean features of the other edges to
+            its node, as in PyG, where `add_self_loops` is set.
+        settings: of `einsum`.
+
+    Examples:
+        >>> stc.nn.GATConv(4, 2, heads=3)(stc.eye(5), torch.ones(5, 4)).shape
+        torch.Size([5, 6])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_channels, heads * out_channels, bias=False)
+        self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_channels)) for _ in range(2))
+        self.edge_dim = edge_dim
+        if edge_dim is not None:
+            self.edge_linear = nn.Linear(edge_dim, heads * out_channels, bias=False)
+            self.of_edge = nn.Parameter(torch.empty(heads, out_channels))
+            nn.init.xavier_uniform_(self.of_edge)
+        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
+        self.negative_slope = negative_slope
+        self.dropout = _share(dropout)
+        self.add_self_loops = add_self_loops
+        self.settings = checked_settings(settings)
+        nn.init.xavier_uniform_(self.of_source)
+        nn.init.xavier_uniform_(self.of_target)
+
+    def forward(
+        self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], edge_attr: Tensor | None = None
+    ) -> Tensor:
+        """Apply the layer; returns (targets, heads * out_channels).
+
+        Args:
+            adjacency: (targets, sources); its values are read only as features of edges.
+            x: (nodes, in_channels), or a pair ``(sources, targets)`` of such tensors if these are different nodes.
+            edge_attr: (edges, edge_dim) features of edges, or (edges,) of one feature, in lexicographic order of
+                (target, source); by default the values of the adjacency, with a dense mode for features.
+
+        Raises:
+            ShapeError: features do not fit the adjacency.
+        """
+        graph, sources, targets = _of_graph(adjacency, x, self.linear.in_features, "GATConv")
+        pattern = with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
+        of_sources = self._mixed(sources)
+        of_targets = of_sources if targets is sources else self._mixed(targets)
+        wide = accumulator(of_sources.dtype)
+        by_source = (of_sources.to(wide) * self.of_source).sum(-1).T
+        by_target = (of_targets.to(wide) * self.of_target).sum(-1).T
+        tensors = [of_sources.transpose(0, 1), by_target, by_source]
+        features = _of_edges(graph, edge_attr, self.edge_dim, "GATConv")
+        if features is not None:
+            heads = self.edge_linear.weight.unflatten(0, self.of_edge.shape).to(wide) * self.of_edge[:, :, None]
+            scores = features.to(wide) @ heads.sum(1).T
+            tensors.append((_with_means(graph, scores) if self.add_self_loops else scores).T)
+        body = _gat(self.negative_slope, self.dropout if self.training else 0.0, features is not None)
+        return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
+
+    def _mixed(self, x: Tensor) -> Tensor:
+        """Return the (nodes, heads, out_channels) products with the weight."""
+        return self.linear(x).unflatten(1, self.of_source.shape)  # type: ignore[no-any-return]
+
+
+class GATv2Conv(nn.Module):
+    """Apply graph attention with scores ``a @ leaky_relu(W1 x_i + W2 x_j + W3 e_ij)`` (Brody et al. 2022).
+
+    Computes the same numbers as PyG's GATv2Conv with the same weights, if no edge is given twice.
+
+    Args:
+        in_channels: features of a node.
+        out_channels: features of a node and a head.
+        heads: number of heads, each with its own weights; their results are concatenated.
+        negative_slope: of the leaky ReLU.
+        dropout: share of weights set to 0 in training, as for `GATConv`.
+        add_self_loops: add an edge from node i to node i wherever it is missing, as `GATConv` does.
+        edge_dim: features of an edge, if scores depend on them, as for `GATConv`. Scores are computed in steps then,
+            with ``heads * out_channels`` numbers for each edge in memory.
+        settings: of `einsum`.
+
+    Examples:
+        >>> stc.nn.GATv2Conv(4, 2, heads=3)(stc.eye(5), torch.ones(5, 4)).shape
+        torch.Size([5, 6])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__()
+        self.of_source, self.of_target = (nn.Linear(in_channels, heads * out_channels) for _ in range(2))
+        self.edge_dim = edge_dim
+        if edge_dim is not None:
+            self.edge_linear = nn.Linear(edge_dim, heads * out_channels, bias=False)
+        self.score = nn.Parameter(torch.empty(heads, out_channels))
+        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
+        self.negative_slope = negative_slope
+        self.dropout = _share(dropout)
+        self.add_self_loops = add_self_loops
+        self.settings = checked_settings(settings)
+        nn.init.xavier_uniform_(self.score)
+
+    def forward(
+        self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], edge_attr: Tensor | None = None
+    ) -> Tensor:
+        """Apply the layer; returns (targets, heads * out_channels). Arguments and errors as for `GATConv.forward`."""
+        graph, *nodes = _of_graph(adjacency, x, self.of_source.in_features, "GATv2Conv")
+        pattern = with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
+        source, target = (
+            linear(one).unflatten(1, self.score.shape)
+            for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
+        )
+        dropout = self.dropout if self.training else 0.0
+        features = _of_edges(graph, edge_attr, self.edge_dim, "GATv2Conv")
+        if features is None:
+            tensors = [target.transpose(0, 1), source.transpose(0, 1), self.score]
+            body = _gat2(self.negative_slope, dropout)
+        else:
+            wide = accumulator(source.dtype)
+            if self.add_self_loops:
+                features = _with_means(graph, features.to(wide)).to(features.dtype)
+            by_edge = self.edge_linear(features)
+            rows, columns = pattern.coords
+            terms = gathered(target, rows) + gathered(source, columns) + by_edge.view(-1, *self.score.shape)
+            scores = functional.leaky_relu(terms, self.negative_slope).to(wide) * self.score
+            tensors = [source.transpose(0, 1), scores.sum(-1).T]
+            body = _of_scores(dropout)
+        return _of_heads(body, pattern, tensors, self.settings, "GATv2Conv", self.bias)
+
+
+def _of_edges(graph: SparseTensor, features: Tensor | None, width: int | None, name: str) -> Tensor | None:
+    """Return (edges, width) features of edges, those of the adjacency by default; None for a layer that reads none."""
+    if width is None and features is not None:
+        raise ShapeError(f"{name} reads features of edges if it is made with edge_dim=, the number of features")
+    if width is None:
+        return None
+    features = graph.values if features is None else features
+    if features.ndim == 1:
+        features = features[:, None]
+    if features.shape != (graph.nnz, width):
+        raise ShapeError(
+            f"{name} of {graph.nnz:,} edges takes features ({graph.nnz}, {width}) of edges, found "
+            f"{tuple(features.shape)}"
+        )
+    return features
+
+
+def _with_means(graph: SparseTensor, features: Tensor) -> Tensor:
+    """Return (entries, width) features of edges and of all self loops, which have the mean of a node's other edges."""
+    rows, columns = graph.pattern.coords
+    others = (rows != columns).to(features.dtype)
+    total, count = (
+        SparseTensor._make(graph.pattern, values).sum(1, output="dense")
+        for values in (features * others[:, None], others)
+    )
+    pattern, order = with_loops(graph.pattern)
+    whole = torch.cat((features, features.new_zeros(pattern.nnz - graph.nnz, features.shape[1])))[order]
+    rows, columns = pattern.coords
+    means = total / count.clamp(min=1)[:, None]
+    return torch.where((rows == columns)[:, None], means[rows], whole)
+
+
+def _of_graph(
+    adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], width: int, name: str
+) -> tuple[SparseTensor, Tensor, Tensor]:
+    """Return a graph, coalesced, and features of sources and of targets, whose sizes fit."""
+    adjacency = adjacency_of(adjacency, name)
+    sources, targets = (x, x) if isinstance(x, Tensor) else x
+    rows, columns = adjacency.shape[:2]
+    if sources.shape != (columns, width) or targets.shape != (rows, width):
+        raise ShapeError(
+            f"{name} of an adjacency of {rows} targets and {columns} sources takes features ({columns}, {width}) "
+            f"of sources and ({rows}, {width}) of targets, as a pair unless they are the same nodes; found "
+            f"{tuple(sources.shape)} and {tuple(targets.shape)}"
+        )
+    return adjacency, sources, targets
+
+
+def _of_heads(
+    body: Body, pattern: Pattern, tensors: Sequence[Tensor], settings: Settings, name: str, bias: Tensor
+) -> Tensor:
+    """Return the (targets, heads * width) sums that a body gives by head, with a bias."""
+    pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
+    seed = torch.randint(1 << 31, (1,), device=pattern.device) if body.dropout else None
+    sums: Tensor = traceable(body, pairs, tensors, settings, name, seed).transpose(0, 1)
+    return sums.flatten(1).to(bias.dtype) + bias
+
+
+@lru_cache(maxsize=64)
+def _gat(slope: float, dropout: float = 0.0, with_edges: bool = False) -> Body:
+    """Return graph attention as a body; kernels are kept by it."""
+    sides: dict[str, Side] = {"target": "rows", "source": "columns"}
+    if with_edges:
+        sides["edge"] = "entries"
+
+    def score(**terms: Tensor) -> Tensor:
+        return functional.leaky_relu(sum(terms.values()), slope)  # type: ignore[arg-type]
+
+    return Body({}, sides, score, True, "features", dropout=dropout)
+
+
+@lru_cache(maxsize=64)
+def _of_scores(dropout: float) -> Body:
+    """Return attention by given scores as a body."""
+    return Body({}, {"logit": "entries"}, lambda logit: logit, True, "features", dropout=dropout)
+
+
+@lru_cache(maxsize=64)
+def _gat2(slope: float, dropout: float = 0.0) -> Body:
+    def inner(target: Tensor, source: Tensor, score: Tensor) -> Tensor:
+        return functional.leaky_relu(target + source, slope) * score
+
+    products, inners = {"s": ("target", "source")}, {"s": (inner, "mixing")}
+    return Body(products, {}, lambda s: s, True, "source", dropout=dropout, inner=inners)

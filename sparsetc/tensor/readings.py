@@ -1,0 +1,175 @@
+"""Readings of index arrays: their pattern, and how values follow; unsorted coordinates with their values.
+
+Sparse tensors of torch and scipy may come again: their pattern is read, sorted and packed once. A reading is found by
+the memory that holds the index arrays, also where the tensor around them was made anew, and goes with that memory. It
+serves only while the arrays hold what they held. On a GPU torch's count of changes tells, since to compare would wait
+for the device; elsewhere an ndarray may share the memory, so the arrays are compared at each call, which takes a
+hundredth of the time of reading them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sparsetc.support import Ints
+from sparsetc.support.lru import Lru, cached_property
+from sparsetc.tensor import coords as crd
+from sparsetc.tensor.blocks import Blocks
+from sparsetc.tensor.dtypes import computable
+from sparsetc.tensor.duplicates import Merge, coalesced
+from sparsetc.tensor.pattern import Pattern, Uses, lasting
+
+READINGS = 64
+"""Readings kept; each holds coordinates, and whatever is packed of them."""
+
+Numbered = Callable[[tuple[Tensor, ...]], tuple[Tensor, Tensor | None]]
+"""A reader of index arrays: (coordinates (order, n) int64, which value each is; None for one after the other)."""
+
+readings: Lru[Any, Reading] = Lru(READINGS)
+"""Those of index arrays that live."""
+passing: set[tuple[int, torch.dtype, torch.device]] = set()
+"""Sparse orders, dtypes and devices of tensors whose patterns come and go, as einsums saw them: coordinates of such a
+tensor are not sorted before somebody asks for its pattern."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A pattern, and how the library's values become values on it; both are made when they are first asked for.
+
+    Attributes:
+        indices: the index arrays as they were when they were read.
+        versions: torch's counts of changes of the arrays at that time, where they are believed.
+        coords: (order, n) int64, in range, in the order of the arrays.
+        number: (n,) which of the library's values each is; None for one after the other.
+        sizes: of the sparse modes, or of the grid of `blocks`.
+        blocks: those that the coordinates are of.
+        uses: how often einsums used the coordinates as they are.
+    """
+
+    indices: tuple[Tensor, ...]
+    versions: tuple[int | None, ...]
+    coords: Tensor
+    number: Tensor | None
+    sizes: Ints
+    blocks: Blocks | None
+    uses: Uses = field(default_factory=Uses)
+
+    @property
+    def unsorted(self) -> bool:
+        """True if the pattern is still to be made and may need a sort; a GPU is not waited for."""
+        plain = self.number is None and self.blocks is None and "_sorted" not in vars(self)
+        return plain and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
+
+    @property
+    def pattern(self) -> Pattern:
+        """The coalesced pattern of the values."""
+        return self._sorted[0]
+
+    @property
+    def merge(self) -> Merge | None:
+        """The map from the library's values to values on the pattern; None if they are the same."""
+        return self._sorted[1]
+
+    @cached_property
+    def _sorted(self) -> tuple[Pattern, Merge | None]:
+        with lasting():
+            coords, merge = coalesced(self.coords, self.sizes)
+            number = self.number
+            if number is not None:
+                order = number if merge is None else number.index_select(0, merge.order)
+                same = merge is None and torch.equal(order, torch.arange(order.numel(), device=order.device))
+                run, count = (None, order.numel()) if merge is None else (merge.run, merge.count)
+                merge = None if same else Merge(order, run, count)
+            return Pattern(coords, self.sizes, True, self.blocks, self.uses), merge
+
+    def values(self, values: Tensor) -> Tensor:
+        """Return values on the pattern from the library's values in its own order."""
+        values = computable(values)
+        return values if self.merge is None else self.merge.values(values)
+
+    def serves(self, indices: Sequence[Tensor]) -> bool:
+        """True if these arrays, in the memory that was read before, still hold the same numbers."""
+        versions = _versions(indices)
+        if None not in versions and versions == self.versions:
+            return True
+        return all(torch.equal(now, then) for now, then in zip(indices, self.indices, strict=True))
+
+
+def reading(
+    kind: object,
+    shape: Ints,
+    indices: Sequence[Tensor],
+    memory: Sequence[object],
+    numbered: Numbered,
+    blocks: Blocks | None = None,
+) -> Reading:
+    """Return the reading of these index arrays, known or new.
+
+    Args:
+        kind: what else the pattern depends on, as the layout.
+        shape: sizes of all modes, the dense ones last.
+        indices: the index arrays.
+        memory: the objects that own their memory; a reading lives no longer than these.
+        numbered: reads copies of the arrays.
+        blocks: those that the coordinates are of, which `kind` must tell apart.
+    """
+    places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
+    key = (kind, shape, places, *map(id, memory))
+    kept = readings.get(key)
+    if kept is not None:
+        if kept.serves(indices):
+            return kept
+        readings.pop(key)
+    with lasting():
+        return readings.put(key, _read(indices, shape, numbered, blocks), memory)
+
+
+def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
+    return tuple(version_of(i) if i.is_cuda else None for i in indices)
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """Return torch's version count of a tensor, or None."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _read(given: Sequence[Tensor], shape: Ints, numbered: Numbered, blocks: Blocks | None) -> Reading:
+    versions, indices = _versions(given), tuple(i.detach().clone() for i in given)
+    coords, number = numbered(indices)
+    sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
+    crd.check_range(coords, sizes, "nonzero" if blocks is None else "block")
+    return Reading(indices, versions, coords, number, sizes, blocks)
+
+
+@dataclass(frozen=True)
+class Unsorted:
+    """A tensor's values beside coordinates that may be in no order, until somebody asks for its pattern.
+
+    Attributes:
+        given: the values as they are now, which are those of sorted coordinates.
+        values: as they were, which are those of all others.
+        version: torch's count of changes of those given, at that time.
+    """
+
+    reading: Reading
+    given: Tensor
+    values: Tensor
+    version: int | None
+
+    @property
+    def unchanged(self) -> bool:
+        """True if the values were not changed since they were read."""
+        return self.version is not None and self.version == self.given._version
+
+    def coalesced(self) -> tuple[Pattern, Tensor]:
+        """The pattern and values on it, differentiable wherever the values are."""
+        if self.reading.merge is None:
+            return self.reading.pattern, self.given
+        with _disable_current_modes(), torch.set_grad_enabled(self.values.requires_grad):
+            return self.reading.pattern, self.reading.values(self.values)
