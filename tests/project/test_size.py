@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 395_640, size.COMPILER: 281_928, size.FILES: 260, size.CLASSES: 318, size.KNOT: 7, size.FOLDERS: 0}
+MOST = {size.TOKENS: 395_774, size.COMPILER: 282_062, size.FILES: 262, size.CLASSES: 318, size.KNOT: 7, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
