@@ -207,7 +207,8 @@ def _in_steps(
     heads = max(
         t.shape[0] * (pairs.patterns if body.vectors.get(n) == "entries" else 1) for n, t in _named(body, tensors)
     )
-    inputs = {name: _whole(body, pairs, name, tensor.to(wide), heads) for name, tensor in _named(body, tensors)}
+    inputs = {name: _whole(body, pairs, name, tensor, heads) for name, tensor in _named(body, tensors)}
+    inputs = {name: t.to(wide) if t.is_floating_point() else t for name, t in inputs.items()}
     stacked = pattern.order == 3
     entry, row, column = ("pij", "pxid", "pxjd") if stacked else ("ij", "xid", "xjd")
     ones = SparseTensor._make(pattern, tensors[0].new_ones(pattern.nnz, dtype=wide))

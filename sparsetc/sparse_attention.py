@@ -7,7 +7,7 @@ three steps are a sampled product, a softmax over the entries of a row, and a pr
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, Literal, overload
@@ -24,16 +24,19 @@ from sparsetc.contraction.library import _constant as constant
 from sparsetc.contraction.library import _setting as setting
 from sparsetc.contraction.library import _transforms as transforms
 from sparsetc.contraction.operands import promoted
-from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
-from sparsetc.maps.trace import check_takes, told_apart
+from sparsetc.maps.scores import POSITIONS, SCORE, Score, taken_apart
+from sparsetc.maps.trace import Untraced, check_takes, told_apart
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import Traced, computed, key_of, of_entries
-from sparsetc.support.entry import entry_point, exporting
+from sparsetc.support import Ints
+from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.support.lru import Lru
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import INTEGERS, accumulator
 from sparsetc.to_pairs import pairs_of, parts_of, within_sequences
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -113,7 +116,8 @@ def attention(
         bias: added to the scaled products: (nnz,) or a tensor that broadcasts to (*heads, nnz), in lexicographic order
             of entries. With patterns by heads, entries are those of all patterns, and heads those that share one. Or a
             function (score, b, h, i, j) that replaces the scaled product of query i and key j, as FlexAttention's
-            ``score_mod``; one that reads other tensors runs in steps.
+            ``score_mod``. It may read tensors, as ``slopes[h]`` and ``document[i] == document[j]``, which get
+            gradients; what it reads by query and key, as ``table[i - j]``, is in memory for each entry.
         dropout_p: probability of a weight to be set to 0; others are divided by ``1 - dropout_p``.
         is_causal: use only the entries with ``j <= i``.
         enable_gqa: let k and v have fewer heads (in their last mode of heads), each for several neighbouring heads
@@ -215,9 +219,9 @@ def _attention(
         pairs = of_entries(pairs)
         tensors.append(_bias(bias, parts_of(pairs, tuple(heads)), pairs.given.nnz))  # type: ignore[union-attr]
     elif callable(bias):
-        body = _scores.once((told_apart(bias), scale, dropout), lambda: _scored(bias, scale, dropout))
-        fewer = prod(k.shape[:-2])
-        tensors += pairs.kept(("positions", tuple(heads), fewer), lambda: _positions(tuple(heads), fewer, pairs))
+        body, pairs, vectors = _scored(bias, pairs, tuple(heads), tuple(k.shape[:-2]), numbers)
+        whole = accumulator(q.dtype), torch.int64
+        tensors += [one.to(whole[one.dtype in INTEGERS]) for one in vectors]
     elif bias is not None:
         raise ShapeError(f"attention: bias is a tensor or a function of (score, b, h, i, j), found {bias!r:.80}")
     seed = torch.randint(1 << 31, (1,), device=q.device) if dropout else None
@@ -321,29 +325,97 @@ def _body(scale: float, with_bias: bool, dropout: float = 0.0) -> Body:
     return Body(products, {}, lambda s: s * scale, True, "v", dropout=dropout)
 
 
-_scores: Lru[Any, Body] = Lru(64)
-"""Attention by functions of scores."""
-POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "columns"}
+_scores: Lru[Any, Score | str] = Lru(64)
+"""Functions of scores, taken apart; or why they cannot be."""
+_steps: Lru[Any, Body] = Lru(64)
+"""Attention by functions of scores that kernels do not have."""
 
 
-def _scored(function: Any, scale: float, dropout: float) -> Body:
-    """Return attention whose scores a function of (score, b, h, i, j) gives."""
+def _scored(
+    function: Any, pairs: Pairs, heads: Ints, fewer: Ints, numbers: tuple[float, float]
+) -> tuple[Body, Pairs, list[Tensor]]:
+    """Return attention by a function of (score, b, h, i, j), its pairs, and its vectors of numbers."""
     check_takes(function, "attention", 1 + len(POSITIONS))
+    read: list[Tensor] = []
+    key = told_apart(function, read)
+    score: Score | str = "it reads a tensor, in a graph or a transform of torch.func"
+    if not read or not (transforming() or traced_by_modes()):
+        score = _scores.once(key, lambda: _taken_apart(function, read))
+    if any(one.device != pairs.device for one in read):
+        raise DeviceError(f"attention: the function of scores reads a tensor that is not on {pairs.device}")
+    if not isinstance(score, str):
+        body = _of_score(score, heads != fewer, *numbers)
+        if "entries" not in body.vectors.values():
+            return body, pairs, _numbers(score, body, pairs, heads, fewer, read)
+        if pairs.patterns == 1:
+            pairs = of_entries(pairs)
+            return body, pairs, _numbers(score, body, pairs, heads, fewer, read)
+        score = "it reads a tensor by query and key, and heads have patterns of their own"
+    body = _steps.once((told_apart(function), numbers, score), lambda: _in_steps(function, score, *numbers))
+    vectors = pairs.kept(("positions", heads, fewer), lambda: _positions(heads, fewer, pairs))
+    return body, pairs, [vectors[name] for name in POSITIONS]
 
+
+def _taken_apart(function: Any, read: Sequence[Tensor]) -> Score | str:
+    try:
+        return taken_apart(function, read)
+    except Untraced as error:
+        return str(error)
+
+
+@lru_cache(maxsize=64)
+def _of_score(score: Score, shared: bool, scale: float, dropout: float) -> Body:
+    """Return attention by a function that was taken apart; kernels are kept by it."""
+
+    def mapped(**inputs: Tensor) -> Tensor:
+        return score.function.of({**inputs, SCORE: inputs[SCORE] * scale})
+
+    return Body({SCORE: ("q", "k")}, score.sides(shared), mapped, True, "v", dropout=dropout)
+
+
+def _in_steps(function: Any, reason: str, scale: float, dropout: float) -> Body:
     def mapped(s: Tensor, **positions: Tensor) -> Tensor:
         return function(s * scale, *(positions[name] for name in POSITIONS))  # type: ignore[no-any-return]
 
-    products, names = {"s": ("q", "k")}, tuple(POSITIONS)
-    return Body(products, POSITIONS, mapped, True, "v", dropout=dropout, positions=names)
+    names = tuple(POSITIONS)
+    return Body({SCORE: ("q", "k")}, POSITIONS, mapped, True, "v", dropout=dropout, positions=names, untraced=reason)
 
 
-def _positions(heads: tuple[int, ...], fewer: int, pairs: Pairs) -> list[Tensor]:
+def _numbers(score: Score, body: Body, pairs: Pairs, heads: Ints, fewer: Ints, read: Sequence[Tensor]) -> list[Tensor]:
+    """Return the vectors of a function of scores: positions, and numbers that are read of tensors."""
+    vectors = pairs.kept(("positions", heads, fewer), lambda: _positions(heads, fewer, pairs))
+    places = pairs.kept(("places", heads, fewer), lambda: _places(heads, fewer, pairs))
+    sizes = {side: place.shape[1] for side in places for place in places[side].values()}
+    return [
+        vectors[name] if name in POSITIONS else score.computed(name, places[side], read, sizes[side])
+        for name, side in body.vectors.items()
+    ]
+
+
+def _places(heads: Ints, fewer: Ints, pairs: Pairs) -> dict[Side, dict[str, Tensor]]:
+    """Return the positions of rows, columns and entries: of batches and heads (heads, 1), of others (1, size)."""
+    rows, columns = (torch.arange(n, device=pairs.device)[None] for n in pairs.shape)
+
+    def lead(sizes: Ints) -> dict[str, Tensor]:
+        head = torch.arange(prod(sizes), device=pairs.device)[:, None]
+        size = sizes[-1] if sizes else 1
+        return {"b": head // size, "h": head % size}
+
+    places: dict[Side, dict[str, Tensor]] = {
+        "rows": {**lead(heads), "i": rows},
+        "columns": {**lead(fewer), "j": columns},
+    }
+    if isinstance(pairs.given, Pattern) and pairs.given.blocks is None and pairs.patterns == 1:
+        row, column = pairs.given.coords
+        places["entries"] = {**lead(heads), "i": row[None], "j": column[None]}
+    return places
+
+
+def _positions(heads: Ints, fewer: Ints, pairs: Pairs) -> dict[str, Tensor]:
     """Return numbers of batches, of heads and of queries (heads, queries), and of keys (heads of keys, keys)."""
-    rows, columns = (torch.arange(n, dtype=torch.float32, device=pairs.device) for n in pairs.shape)
-    head = torch.arange(prod(heads), device=pairs.device)[:, None].expand(-1, len(rows))
-    size = heads[-1] if heads else 1
-    numbers = [(head // size).float(), (head % size).float(), rows.expand(len(head), -1), columns.expand(fewer, -1)]
-    return [one.contiguous() for one in numbers]
+    places = _places(heads, fewer, pairs)
+    sizes = {"rows": (prod(heads), pairs.shape[0]), "columns": (prod(fewer), pairs.shape[1])}
+    return {name: places[side][name].float().expand(sizes[side]).contiguous() for name, side in POSITIONS.items()}
 
 
 def _bias(bias: Any, heads: tuple[int, ...], nnz: int) -> Tensor:

@@ -10,7 +10,7 @@ import map_cases
 import pytest
 import scipy.sparse
 import torch
-from map_cases import FORMS, dense_attention, form_of_attention
+from map_cases import FORMS, READS, SMALL, dense_attention, form_of_attention, reading
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -458,6 +458,11 @@ SCORES: dict[str, Callable[..., Any]] = {
     "softcap": lambda score, b, h, i, j: torch.tanh(score / 5) * 5,
     "batch": lambda score, b, h, i, j: torch.where(i - j < 3 + b, score * 2, score - 1),
     "reads a tensor": lambda score, b, h, i, j: score + (j - i) * SLOPES[h],
+    "reads by query and key": lambda score, b, h, i, j: score + SLOPES[(i - j) % 4],
+    "remainders": lambda score, b, h, i, j: score + (41 * (i - j)) % 41 + (i + j) % 5,  # 1 / 41 is rounded
+    "quotients": lambda score, b, h, i, j: torch.where(i // 3 == torch.div(j, 4, rounding_mode="floor"), score, -9.0),
+    "truncated": lambda score, b, h, i, j: score + torch.div(i - j, 4, rounding_mode="trunc"),
+    "bits": lambda score, b, h, i, j: torch.where(((i & 1) == (j & 1)) & (i > 2), score, score - 1),
 }
 
 
@@ -472,6 +477,76 @@ def test_a_function_of_scores(name: str) -> None:
     both = (torch.autograd.grad(y.square().sum(), given) for y in (found, expected))
     for own, other in zip(*both, strict=True):
         torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_function_of_scores_that_reads_a_tensor(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pairs, "ENTRY", 1e9)
+    inputs, function, dense = reading(name, (2, 2))
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.attention(*inputs[:3], SMALL, bias=function)
+    assert "attention runs in one kernel" in caplog.text
+    expected = dense(SMALL)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    both = (torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other.to(one.dtype), rtol=1e-4, atol=1e-4)
+
+
+class Alibi(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes = torch.nn.Parameter(torch.rand(4, dtype=F64))
+
+    def biased(self, score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + self.slopes[h] * (j - i)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return stc.attention(q, k, v, stc.masks.causal(), bias=self.biased, enable_gqa=True)
+
+
+def test_one_function_of_several_modules_reads_each_ones_tensor() -> None:
+    q, k, v = four(2)
+    for layer in (Alibi(), Alibi()):
+        found = []
+        for _ in range(2):
+            found.append(layer(q, k, v))
+            distance = torch.arange(12) - torch.arange(10)[:, None]
+            bias = layer.slopes[:, None, None] * distance
+            mask = torch.where(distance <= 0, bias, -torch.inf)
+            torch.testing.assert_close(found[-1], scaled_dot_product_attention(q, k, v, mask, enable_gqa=True))
+            with torch.no_grad():
+                layer.slopes.mul_(2)
+        layer.slopes = torch.nn.Parameter(torch.zeros(4, dtype=F64))
+        plain = stc.attention(q, k, v, stc.masks.causal(), enable_gqa=True)
+        torch.testing.assert_close(layer(q, k, v), plain)
+
+
+def test_a_function_that_reads_a_tensor_in_a_program_and_a_transform() -> None:
+    q, k, v = four()
+    layer = Alibi()
+    with torch.no_grad():
+        program = torch.export.export(layer, (q.detach(), k.detach(), v.detach())).module()
+        torch.testing.assert_close(program(q, k, v), layer(q, k, v))
+
+    def by_slopes(slopes: torch.Tensor) -> Any:
+        return stc.attention(q, k, v, stc.masks.causal(), bias=lambda s, b, h, i, j: s + slopes[h] * (j - i))
+
+    found = torch.func.vmap(by_slopes)(layer.slopes.detach().expand(2, -1))
+    torch.testing.assert_close(found[1], layer(q, k, v))
+
+
+def test_what_a_function_of_scores_cannot_read() -> None:
+    table = torch.rand(5)
+    with pytest.raises(IndexError):
+        stc.attention(*four(), stc.masks.causal(), bias=lambda s, b, h, i, j: s + table[i])
+    with pytest.raises(stc.DeviceError, match="reads a tensor that is not on cpu"):
+        stc.attention(*four(), None, bias=lambda s, b, h, i, j: s + META[h])
+
+
+META = torch.empty(4, device="meta")
 
 
 # -- graphs -----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Einsums of patterns that are used once or a few times, such as a new graph at each step, by torch's operations.
 
-In: an einsum of one sparse operand, and how often its pattern was used. Out: its dense result, differentiable; None if
-a kernel is to be compiled. Sorting, planning and packing take longer than ten calls, so a kernel pays only for a
-pattern that stays. Once several patterns in a row were used a few times each, the next one gets no kernel at first: its
-rows are gathered, multiplied and added by torch, in the order in which the entries were given.
+In: an einsum of one sparse operand, or of two on a GPU, and how often the patterns were used. Out: its result, dense of
+one operand, differentiable; None if a kernel is to be compiled. Sorting, planning and packing take longer than ten
+calls, so a kernel pays only for a pattern that stays. Once several patterns in a row were used a few times each, the
+next one gets no kernel at first: its rows are gathered, multiplied and added by torch, in the order in which the
+entries were given.
 """
 
 from __future__ import annotations
@@ -54,20 +55,23 @@ last_uses: Lru[Any, LastUse] = Lru(256)
 """Einsums that were called with patterns they had no kernel for."""
 
 
-def passing(text: str, operands: Operands, settings: Options, form: str) -> Tensor | None:
+def passing(text: str, operands: Operands, settings: Options, form: str) -> Tensor | SparseTensor | None:
     """Return the result of an einsum whose pattern is not worth a kernel yet; None if one is to be compiled."""
     sparse = [number for number, o in enumerate(operands) if isinstance(o, SparseTensor)]
     by_rule = transforming() or forward_ad._current_level >= 0 or torch.are_deterministic_algorithms_enabled()
-    if len(sparse) > 1 or settings.asks or by_rule:
+    two = len(sparse) == len(operands) == 2
+    if len(sparse) > 1 + two or settings.asks or by_rule:
         return None
-    x = operands[sparse[0]]
-    assert isinstance(x, SparseTensor)
-    coords, values, uses = _entries(x)
-    kind = x.dtype, x.device
-    if values.ndim > 1 or x.dtype in INTEGERS or any((o.dtype, o.device) != kind for o in operands):
+    entries = [_entries(o) for o in operands if isinstance(o, SparseTensor)]
+    coords, values, uses = min(entries, key=lambda one: one[2].count)
+    kind = values.dtype, values.device
+    whole = any(one[1].ndim > 1 for one in entries) or kind[0] in INTEGERS or (two and not values.is_cuda)
+    if whole or any((o.dtype, o.device) != kind for o in operands):
         return None
     if not _comes_and_goes(text, (len(coords), *kind), uses):
         return None
+    if two:
+        return _of_pair(text, operands, form, entries)
     recipe = Recipe.of(text, tuple(o.ndim if isinstance(o, Tensor) else o.order for o in operands), *sparse)
     bound = recipe and recipe.bound(operands)
     if not recipe or not bound or is_sparse(form, bound.einsum, [bound.einsum.inputs[sparse[0]]]):
@@ -79,12 +83,33 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
         return None
     uses.count += 1
     dense = [o for o in operands if isinstance(o, Tensor)]
-    with without_autocast(x.device):
+    with without_autocast(values.device):
         return recipe.result(bound, coords.unbind(), values, dense)
 
 
-def _entries(x: SparseTensor) -> tuple[Tensor, Tensor, Uses]:
-    """Return coordinates and values of the entries, in any order, and the counter of uses of the coordinates."""
+Entries = tuple[Tensor, Tensor, Uses]
+"""Coordinates and values of a tensor's entries, in any order, and the counter of uses of the coordinates."""
+
+
+def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Entries]) -> Tensor | SparseTensor | None:
+    """Return the product of two sparse operands; None of any with labels, which the result would have too."""
+    from sparsetc.contraction.passing_pair import product  # which few einsums need
+
+    patterns = [o._pattern if o._unsorted is None else None for o in operands if isinstance(o, SparseTensor)]
+    if any(pattern and pattern.labels for pattern in patterns):
+        return None
+    bound = parse(text, [tuple(o.shape) for o in operands], [True, True])
+    in_order = patterns[1] is not None and patterns[1].is_coalesced
+    coords, values, uses = zip(*entries, strict=True)
+    with without_autocast(values[0].device):
+        result = product(bound, coords, values, form, in_order)
+    for one in {*uses} if result is not None else ():
+        one.count += 1
+    return result
+
+
+def _entries(x: SparseTensor) -> Entries:
+    """Return those of a tensor."""
     unsorted = x._unsorted
     if unsorted is None or not unsorted.unchanged:
         return x._pattern.coords, x._values, x._pattern.uses

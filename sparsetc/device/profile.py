@@ -114,7 +114,6 @@ class DeviceProfile:
     tile: float
     tile_share: Mapping[str, float] = field(hash=False)
     run_share: Mapping[str, float] = field(hash=False)
-    staged: Mapping[str, int] = field(hash=False)
     fused_slowdown: Mapping[str, float] = field(hash=False)
     task_bytes: float
     crowded: float
@@ -158,7 +157,7 @@ class DeviceProfile:
 _NO_NUMBERS = ("name", "constants", "rules", "sources", "calibrated", "loops")
 NUMBERS = tuple([f.name for f in fields(DeviceProfile) if f.name not in _NO_NUMBERS])
 """The fields that are numbers, or tables of them. They, the constants and the rules have a source each."""
-TABLES = ("dot", "tile_share", "run_share", "staged", "fused_slowdown", "product", "block_dot")
+TABLES = ("dot", "tile_share", "run_share", "fused_slowdown", "product", "block_dot")
 """The fields that are tables by precision."""
 _SCALED = {"crowded": "add", "expanded_bytes": "memory", "far_blocks": "memory", "near_bytes": "l2_bytes"}
 """Numbers without a short probe, and the rates they are scaled by: another GPU is assumed to reach the same share of

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.maps.elementwise import Elementwise
-from sparsetc.maps.trace import trace
+from sparsetc.maps.trace import Untraced, trace
 from sparsetc.support import Names
 from sparsetc.support.lru import cached_property
 
@@ -57,6 +57,7 @@ class Body:
         stored: whether the result is each pair's weight, and nothing is summed.
         dropout: the share of weights that are dropped.
         positions: names of vectors that are numbers of rows, columns or heads: whole numbers where no kernel runs.
+        untraced: why no kernel has the map; empty where one may.
         inner: of products that sum no plain products: the function of two rows' elements and of one of a row for all,
             and the name of that row, a table (heads, size).
     """
@@ -69,6 +70,7 @@ class Body:
     stored: bool = False
     dropout: float = 0.0
     positions: Names = ()
+    untraced: str = ""
     inner: Mapping[str, tuple[Callable[..., Tensor], str]] = field(default_factory=dict)
 
     @cached_property
@@ -159,6 +161,8 @@ class Walk:
 
 def forward(body: Body) -> Walk:
     """Return the walk of the rows that gives the results; of a softmax also `lse`, the logarithm of each row's sum."""
+    if body.untraced:
+        raise Untraced(body.untraced)
     factor = LOG2E if body.softmax else 1.0
     names = [*body.products, *body.vectors]
     function = trace(lambda **inputs: {"p": body.mapped(inputs) * factor}, names)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -140,6 +141,11 @@ class Elementwise:
             name, operands = self.operations[ref]
             results[ref] = inputs[operands[0]] if name == INPUT else getattr(torch, name)(*map(of, operands))
         return [of(a).to(dtype) for a in arguments]
+
+    def of(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the first output of tensors that broadcast."""
+        dtype = reduce(torch.promote_types, [t.dtype for t in inputs.values()])
+        return self.computed([*self.outputs.values()][:1], inputs, dtype)[0]
 
     def statements(
         self, arguments: Iterable[Argument], names: Mapping[str, str], prefix: str = "map"

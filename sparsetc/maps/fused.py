@@ -125,7 +125,7 @@ class Kernels:
     def taken(self, tensors: Tensors) -> Tensors:
         """Return the inputs as kernels take them, copied where `copied` says so."""
         native = self.task[0] == "torch"
-        types = [accumulator(t.dtype) if native else t.dtype for t in tensors]
+        types = [accumulator(t.dtype) if native and t.is_floating_point() else t.dtype for t in tensors]
         return [
             t.to(dtype).contiguous() if copy else t for t, dtype, copy in zip(tensors, types, self.copied, strict=True)
         ]

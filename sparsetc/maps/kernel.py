@@ -209,6 +209,7 @@ class WalkKernel:
             stacked=heads.patterns > 1,
             apart=tuple([name for name, t in tensors.items() if t.ndim == 4]),
             stepped=tuple([name for name in walk.vectors if tensors[name].stride(-1) != 1]),
+            whole=tuple([name for name in walk.vectors if not tensors[name].is_floating_point()]),
         )
         self.source = self.source_for(machine_of(self.device))
         module, self.path = cache.load(self.source.text, cache_dir, name)

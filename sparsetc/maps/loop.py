@@ -119,10 +119,10 @@ class Loop(Text):
             if side == "other":
                 address = self.number_address(name, self.far_head, "col")
                 loaded = self.load(address, ["col_ok"] if self.bounded else [])
-                self.put(f"{name}_tile = {loaded}[None, :].to(tl.float32)")
+                self.put(f"{name}_tile = {self.number(name, f'{loaded}[None, :]')}")
             elif side == "entries":
                 loaded = self.load(f"{name} + {self.entry_head} * {name}_head + entry", ["met"] if part else [])
-                self.put(f"{name}_tile = {loaded}.to(tl.float32)")
+                self.put(f"{name}_tile = {self.number(name, loaded)}")
         of_row = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
         return {name: f"{name}_{'own' if name in of_row else 'tile'}" for name in (*self.row_sums, *self.vectors)}
 

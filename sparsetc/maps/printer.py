@@ -72,7 +72,7 @@ class Printer(Loop):
         for name, side in self.vectors.items():
             if side == "own":
                 loaded = self.load(self.number_address(name, "head", "row"), ["row_ok"])
-                self.put(f"{name}_own = {loaded}[:, None].to(tl.float32)")
+                self.put(f"{name}_own = {self.number(name, f'{loaded}[:, None]')}")
         for name, (left, right, less) in self.row_sums.items():
             self.put(f"{name}_own = tl.sum({left}_own.to(tl.float32) * {right}_own.to(tl.float32), 1)[:, None]")
             if less:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ def described(body: Body, pairs: Pairs, options: Options, name: str) -> str:
     """Return a map as JSON; empty if kernels lack an operation, a mask is a table, or the plan is an object."""
     products, tables = [*body.products], [*body.tables]
     given = pairs.given
+    if body.untraced:
+        return ""
     try:
         inner = {
             products.index(of): [_text(function, INNER), body.shared.index(shared)]
@@ -153,12 +155,7 @@ def _function(text: Text, inputs: Sequence[str]) -> Callable[..., Tensor]:
         else:
             raise ValueError
     function = Elementwise(tuple(operations), {"z": argument(text[-1])})
-
-    def call(**tensors: Tensor) -> Tensor:
-        dtype = reduce(torch.promote_types, [t.dtype for t in tensors.values()])
-        return function.computed(function.outputs.values(), tensors, dtype)[0]
-
-    return call
+    return lambda **tensors: function.of(tensors)
 
 
 def _positional(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

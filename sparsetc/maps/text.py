@@ -42,6 +42,7 @@ class Layout:
         stacked: whether heads have patterns of their own, whose windows follow one another.
         apart: tables whose heads lie in two groups, as a layer's do behind rows: a batch and its heads.
         stepped: vectors by row or column whose numbers are not next to one another.
+        whole: vectors of whole numbers, which stay whole numbers.
         popcount: whether the target counts bits by an instruction of PTX.
     """
 
@@ -63,6 +64,7 @@ class Layout:
     stacked: bool = False
     apart: Names = ()
     stepped: Names = ()
+    whole: Names = ()
     popcount: bool = False
 
 
@@ -157,6 +159,10 @@ class Text:
         if vector in self.layout.stepped:
             row = f"{row}.to(tl.int64) * {vector}_step" if self.layout.wide else f"{row} * {vector}_step"
         return f"{vector} + {head} * {vector}_head + {row}"
+
+    def number(self, vector: str, loaded: str) -> str:
+        """A loaded number in the type in which it is computed with."""
+        return loaded if vector in self.layout.whole else f"{loaded}.to(tl.float32)"
 
     def sides(self, size: int) -> str:
         """The sides of a sum whose rows have this size, or are single numbers."""

@@ -136,7 +136,8 @@ class TorchWalk:
         tables |= {term for _, term, _ in walk.accumulated if isinstance(term, str)}
         tables |= {name for of in walk.sums.values() for name in of if name}
         names = tables | (self.read & walk.vectors.keys() - walk.sums.keys())
-        inputs = {name: tensors[name].to(wide).contiguous() for name in names}
+        inputs = {name: tensors[name].contiguous() for name in names}
+        inputs = {name: t.to(wide) if t.is_floating_point() else t for name, t in inputs.items()}
         if group > 1:  # heads of columns are repeated, and the gradients of each are summed
             inputs = {n: t if len(t) == self.heads.count else t.repeat_interleave(group, 0) for n, t in inputs.items()}
         results = {name: tensors[name] for name in written}
@@ -145,16 +146,18 @@ class TorchWalk:
         in_force = torch.get_float32_matmul_precision() == self.precision
         with without_autocast(self.tiles.bits.device), nullcontext() if in_force else matmul_precision(self.precision):
             for windows in self.windows:
-                self._compute(windows, inputs, results)
+                self._compute(windows, wide, inputs, results)
         if group > 1 and walk.mode:
             for name, result in results.items():
                 tensors[name].copy_(result.unflatten(0, (-1, group)).sum(1))
 
-    def _compute(self, windows: Windows, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+    def _compute(
+        self, windows: Windows, dtype: torch.dtype, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]
+    ) -> None:
         """Compute the rows of some windows, for as many heads at once as stay in a cache."""
         tiles, numbers = self.tiles, windows.numbers
         height = numbers.stop - numbers.start if isinstance(numbers, slice) else tiles.height
-        words = WORDS[next(iter(inputs.values())).dtype]
+        words = WORDS[dtype]
         met = torch.empty((windows.size, height, 0), dtype=torch.bool)
         if len(windows.part):
             bits = tiles.bits[windows.part, :height, None].unflatten(0, (windows.size, -1)).contiguous()
@@ -165,7 +168,7 @@ class TorchWalk:
         for first in range(0, len(windows.heads), at_once):
             heads = windows.heads[first : first + at_once]
             parts = range(first, first + len(heads)) if tiles.patterns > 1 else heads
-            _Scores(self, windows, heads, parts, met, entries, inputs).write(results)
+            _Scores(self, windows, heads, parts, met, entries, dtype, inputs).write(results)
 
     def _entries(self, windows: Windows, met: Tensor) -> Tensor:
         """Return (windows, rows, columns) the number of each entry, and 0 of pairs that do not meet."""
@@ -190,6 +193,7 @@ class _Scores:
         parts: numbers of these heads among those that have the windows' pattern.
         met: (windows, rows, columns of partial tiles) -1 where the pattern has the pair, else 0; as wide as scores.
         entries: (windows, rows, columns) the number of each pair, where a walk reads or writes values of entries.
+        dtype: of the scores.
         inputs: by name.
     """
 
@@ -201,6 +205,7 @@ class _Scores:
         parts: range,
         met: Tensor,
         entries: Tensor | None,
+        dtype: torch.dtype,
         inputs: Mapping[str, Tensor],
     ) -> None:
         self.kernel = walk
@@ -211,7 +216,7 @@ class _Scores:
         self.met = met
         self.entries = entries
         self.inputs = inputs
-        self.dtype = next(iter(inputs.values())).dtype
+        self.dtype = dtype
         self.shape = len(heads) * windows.size, met.shape[1], windows.count
         self.gathered: dict[str, Tensor] = {}
 

@@ -276,10 +276,14 @@ class Search:
         """
         one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf) if seconds is None else seconds
         skip = ("pass",) if seconds is None and not asked else ("pass", "dense")
-        best_path = self.best(inf if asked else one / self.constants["path_apart"], skip)
+        most = inf if asked else one / self.constants["path_apart"]
+        best_path = self.best(most, skip)
         if best_path is None:
             return None
         seconds, order = best_path
+        seconds = max(seconds, len(order) * self.constants["path_host"])  # which a GPU does not wait for
+        if seconds >= most:
+            return None
         return f"{1e3 * seconds:.3g} ms expected, {1e3 * one:.3g} in one pass", order
 
     def best(self, most: float = inf, skip: Sequence[str] = ()) -> tuple[float, Order] | None:

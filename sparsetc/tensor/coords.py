@@ -61,11 +61,18 @@ def picked(rows: Tensor, at: Tensor | None) -> Tensor:
     return rows if at is None else rows.index_select(0, at)
 
 
-def in_runs(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the run of each element of runs of these lengths, one behind the other, and its place in the run."""
-    run = torch.repeat_interleave(lengths)
-    before = torch.cumsum(lengths, 0) - lengths
-    return run, torch.arange(run.numel(), device=run.device) - before[run]
+def in_runs(lengths: Tensor, count: int | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the run of each element of runs of these lengths, one behind the other, and its place in the run.
+
+    Args:
+        lengths: (runs,) int64.
+        count: elements of all runs, where it is known: a GPU is then not waited for.
+        first: (runs,) the place of the first element of each run; 0 of all where there is none.
+    """
+    run = torch.repeat_interleave(lengths, output_size=count)
+    shift = lengths - torch.cumsum(lengths, 0)
+    shift = shift if first is None else shift.add_(first)
+    return run, shift.index_select(0, run).add_(torch.arange(run.numel(), device=run.device))
 
 
 def offset_of(offset: Any) -> int:
@@ -229,7 +236,7 @@ def numbered(rows: Rows, sizes: Sequence[int], n: int, like: Tensor, ascending: 
         marked = torch.zeros(prod(sizes), dtype=torch.bool, device=like.device).index_fill_(0, keys[0], True)
         rank = torch.cumsum(marked, 0).sub_(1).index_select(0, keys[0])
         distinct = torch.nonzero(marked).flatten()
-        return Numbering(rank, _decoded(distinct, sizes), distinct.numel())
+        return Numbering(rank, decoded(distinct, sizes), distinct.numel())
     else:
         number, representatives = narrow_runs(rows, sizes, like)
         rank = number.long()
@@ -366,7 +373,7 @@ def joint_keys(
     return both.rank[: n[0]], both.rank[n[0] :], both.count
 
 
-def _decoded(keys: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+def decoded(keys: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Coordinates of linear keys, row-major."""
     columns = []
     for size in reversed(sizes[1:]):

@@ -184,11 +184,11 @@ def _within(index: Any, mode: int, size: int, pattern: Pattern) -> Any:
         if len(index) != size:
             raise ShapeError(f"a mask of {len(index)} elements is not one of mode {mode}, of size {size}")
         return index.nonzero()[:, 0]
-    low, high = (int(index.min()), int(index.max())) if isinstance(index, Tensor) else (index, index)
+    low, high = torch.stack(index.aminmax()).tolist() if isinstance(index, Tensor) else (index, index)
     if low < -size or high >= size:
         raise CoordinateError(f"index {low if low < -size else high} is out of range for mode {mode} of size {size}")
     if isinstance(index, Tensor):
-        return torch.where(index < 0, index + size, index)
+        return index if low >= 0 else torch.where(index < 0, index + size, index)
     return index % size
 
 
@@ -222,29 +222,28 @@ def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
     row = coords[0]
     if size > SEARCHED * index.numel():
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
-        return _enumerated(torch.arange(index.numel(), device=row.device), first, end - first, coords)
+        return _enumerated(None, first, end - first, coords)
     begins = pattern._once("begins", lambda: torch.searchsorted(row, torch.arange(size + 1, device=row.device)))
     return _enumerated(index, begins[:-1], begins.diff(), coords)
 
 
-def _enumerated(kinds: Tensor, first: Tensor, times: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
+def _enumerated(kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
     """Return the coordinates of the entries of runs, one run after another, and the entries' numbers.
 
     Args:
-        kinds: (runs,) the kind of each run.
+        kinds: (runs,) the kind of each run; None where each is of its own, in their order.
         first: (kinds,) the first entry of a run.
         times: (kinds,) how many entries it has.
         coords: (order, entries), of which the first mode is not read: in its place is the number of an entry's run.
     """
-    lengths = times.index_select(0, kinds)
+    lengths = crd.picked(times, kinds)
     count = int(lengths.sum())
-    if enumerate_runs := native(loops.runs, kinds.device, kinds.numel() + count):
-        taken = room(kinds.device, kinds.dtype, len(coords), count)
-        (entries,) = room(kinds.device, kinds.dtype, 1, count)
-        enumerate_runs(kinds, first, times, coords, taken, entries)
+    if enumerate_runs := native(loops.runs, first.device, lengths.numel() + count):
+        taken = room(first.device, first.dtype, len(coords), count)
+        (entries,) = room(first.device, first.dtype, 1, count)
+        enumerate_runs(torch.arange(len(first)) if kinds is None else kinds, first, times, coords, taken, entries)
         return taken, entries
-    run, number = crd.in_runs(lengths)
-    entries = first.index_select(0, kinds).index_select(0, run).add_(number)
+    run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
     return torch.stack([run, *(row.index_select(0, entries) for row in coords[1:])]), entries
 
 
@@ -275,11 +274,10 @@ def _selected(
     else:
         order = torch.sort(index, stable=True)
         if counts is not None:
-            runs = row, torch.cumsum(counts, 0) - counts, counts
+            (which,), number = _enumerated(row, torch.cumsum(counts, 0) - counts, counts, row.unsqueeze(0))
         else:
             first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
-            runs = torch.arange(row.numel(), device=row.device), first, last - first
-        (which,), number = _enumerated(*runs, row.unsqueeze(0))
+            (which,), number = _enumerated(None, first, last - first, row.unsqueeze(0))
         place = order.indices.index_select(0, number)
     rows[:] = [crd.picked(r, which) for r in rows]
     if shape is None or crd.is_sorted_unique([index]):

@@ -13,7 +13,9 @@ from torch.autograd import forward_ad
 import sparsetc as stc
 from sparsetc import api
 from sparsetc.contraction import passing
-from sparsetc.tensor import readings
+from sparsetc.contraction.passing_pair import product
+from sparsetc.ir.equation.parse import parse
+from sparsetc.tensor import inputs, readings
 
 SIZES = {"i": 7, "j": 5, "k": 6, "r": 4, "s": 3}
 EQUATIONS = [
@@ -330,3 +332,32 @@ def test_forward_mode_and_second_gradients() -> None:
     for learned in (values, values.clone().requires_grad_()):
         x = stc.SparseTensor(coords.clone(), learned, shape)
         assert torch.autograd.gradgradcheck(lambda c: (x @ c).square(), [b.clone().requires_grad_()])  # noqa: B023
+
+
+@pytest.mark.parametrize("form", ["auto", "dense"])
+@pytest.mark.parametrize("equation", ["ij,jk->ki", "ijk,kj->i", "ij,kr->irkj", "ij,ij->ij", "ijk,jks->sji", "ij,jk->"])
+def test_pairs_of_entries(equation: str, form: str) -> None:
+    """What GPUs take for two sparse operands: the places that pairs reach, ascending, sums and gradients."""
+    terms = equation.split("->")[0].split(",")
+    (x, xv, xs), (y, yv, ys) = (entries(term, seed, 9) for seed, term in enumerate(terms))
+    values = [xv.requires_grad_(), yv.requires_grad_()]
+    found = product(parse(equation, [xs, ys], [True, True]), (x, y), values, form)
+    full = [torch.zeros(s, dtype=v.dtype).index_put(tuple(c), v, True) for c, v, s in ((x, xv, xs), (y, yv, ys))]
+    expected = torch.einsum(equation, *full)
+    if isinstance(found, stc.SparseTensor):
+        reached = torch.einsum(equation, *((f != 0).double() for f in full))
+        assert torch.equal(found.coords, reached.nonzero().T)
+        found = found.to_dense()
+    assert found is not None
+    torch.testing.assert_close(found, expected)
+    upstream = torch.randn(expected.shape, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad(result, values, upstream) for result in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_pairs_that_kernels_are_for() -> None:
+    """Repeated letters, and more shared coordinates than are counted."""
+    (x, xv, xs), (y, yv, ys) = entries("jj", 0, 9), entries("jk", 1, 9)
+    assert product(parse("jj,jk->k", [xs, ys], [True, True]), (x, y), (xv, yv), "auto") is None
+    bound = parse("ij,jk->ik", [(7, 1 << 40), (1 << 40, 6)], [True, True])
+    assert product(bound, (x, y), (xv, yv), "auto") is None

@@ -60,3 +60,21 @@ def test_values_changed_before_they_are_used(monkeypatch: pytest.MonkeyPatch) ->
         expected = torch.zeros(300, 200, device="cuda").index_put(tuple(coords), in_force, accumulate=True)
         torch.testing.assert_close(x @ b, expected @ b)
         torch.testing.assert_close(x.to_dense(), expected)
+
+
+def test_products_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New patterns are multiplied without a plan; one that stays gets a kernel, with the same numbers."""
+    monkeypatch.setattr(passing, "IN_A_ROW", 2)
+    compiled, texts = api.compiled, list[str]()
+    monkeypatch.setattr(api, "compiled", lambda text, *others: texts.append(text) or compiled(text, *others))
+    g = torch.Generator("cuda").manual_seed(0)
+    for turn in range(8):
+        if turn < 6:
+            coords = torch.randint(400, (2, 3000), generator=g, device="cuda")
+            x = stc.SparseTensor(coords, torch.rand(3000, generator=g, device="cuda"), (400, 400))
+        for _ in range(1 if turn < 6 else passing.FEW):
+            found = x @ x.T
+            expected = x.to_dense().double() @ x.to_dense().double().T
+            assert (found.to_dense().double() - expected).abs().max() <= 1e-5 * expected.abs().max()
+            assert found.is_coalesced
+    assert 0 < len(texts) < 6

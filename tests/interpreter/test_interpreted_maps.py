@@ -12,11 +12,13 @@ from map_cases import (
     FORMS,
     MAPPED,
     PATTERNS,
+    READS,
     SMALL,
     as_if_large,
     dense_attention,
     form_of_attention,
     mapped_cases,
+    reading,
     scattered,
 )
 
@@ -230,6 +232,19 @@ def test_forms(
         expected = both()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_functions_of_scores_that_read_a_tensor(name: str, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
+    inputs, function, dense = reading(name, (2, 2))
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.attention(*inputs[:3], SMALL, bias=function)
+    assert "attention runs in one kernel" in caplog.text
+    expected = dense(SMALL)
+    close(found, expected.detach(), 5e-6)
+    both = (torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected))
+    for one, other in zip(*both, strict=True):
+        close(one, other, 2e-5)
 
 
 # -- functions of one's own -------------------------------------------------------------------------------------------

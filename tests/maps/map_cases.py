@@ -106,7 +106,7 @@ def kernels_of(body: Body, pairs: Pairs, tensors: list[torch.Tensor], of_lse: bo
     saved |= {"lse": sums, "delta": sums} if body.softmax else {}
     saved |= {"g_lse": sums} if of_lse else {}
     named = dict(zip(body.inputs, tensors, strict=True))
-    kernels = [found.result, *found.of_gradients({**named, **saved}, [True] * len(tensors))[0]]
+    kernels = [found.result, *found.of_gradients({**named, **saved}, [t.is_floating_point() for t in tensors])[0]]
     assert all(isinstance(kernel, WalkKernel) for kernel in kernels)
     return kernels  # type: ignore[return-value]
 
@@ -256,3 +256,46 @@ def mapped_cases(
             @ v
         ),
     )
+
+
+READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "slopes": (lambda: torch.tensor([0.5, 0.25]), lambda t: lambda s, b, h, i, j: s + t[h] * (j - i)),
+    "distances": (
+        lambda: torch.randn(2, 199, generator=torch.Generator().manual_seed(5)),
+        lambda t: lambda s, b, h, i, j: s + t[h, (i - j).clamp(-99, 99) + 99],
+    ),
+    "buckets": (
+        lambda: torch.randn(9, generator=torch.Generator().manual_seed(6)),
+        lambda t: lambda s, b, h, i, j: s + t[torch.log2((i - j).abs().float() + 1).to(torch.int64)] * t.exp()[0],
+    ),
+    "temperature": (lambda: torch.tensor(0.7), lambda t: lambda s, b, h, i, j: torch.tanh(s / t) * t),
+    "documents": (
+        lambda: (torch.arange(100) // 40 + (1 << 40)).expand(2, -1),  # equal in float32
+        lambda t: lambda s, b, h, i, j: torch.where((t[b, i] == t[b, j]) | (j < 2), s, -torch.inf),
+    ),
+    "times": (
+        lambda: torch.arange(100) * 3 + (1 << 40),
+        lambda t: lambda s, b, h, i, j: s - 0.1 * (t[i] - t[j]) + (t[i] % 5),
+    ),
+    "flags": (lambda: torch.arange(100) % 3 > 0, lambda t: lambda s, b, h, i, j: torch.where(t[j] & (i > 4), s, s * 2)),
+    "whole": (lambda: torch.tensor([1, 3]), lambda t: lambda s, b, h, i, j: s + 0.1 * (i // (t[0] + 2) - (j & 1)) % 47),
+}
+"""Functions of scores that read a tensor: the tensor, and the function of it."""
+
+
+def reading(name: str, lead: tuple[int, ...]) -> tuple[list[torch.Tensor], Any, Callable[[Any], torch.Tensor]]:
+    """Return operands and what the function reads, the function, and attention over all pairs in float64."""
+    table, made = READS[name]
+    g = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(*lead, 100, 16, generator=g).requires_grad_() for _ in range(3)]
+    read = table()
+    if read.is_floating_point():
+        inputs.append(read.requires_grad_())
+
+    def dense(given: Any) -> torch.Tensor:
+        exact = [t.double() for t in inputs]
+        b, h, i, j = (torch.arange(n).view(-1, *[1] * (3 - k)) for k, n in enumerate((*lead, 100, 100)))
+        scores = made(exact[3] if len(inputs) > 3 else read)(exact[0] @ exact[1].mT / 4, b, h, i, j)
+        return scores.masked_fill(~given.dense(100), -torch.inf).softmax(-1) @ exact[2]
+
+    return inputs, made(read), dense

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from map_cases import CPU, PATTERNS, SMALL, as_if_large, kernels, kernels_of, scattered
+from map_cases import CPU, PATTERNS, SMALL, as_if_large, kernels, kernels_of, reading, scattered
 from matrix_units import NATIVE, TARGETS
 
 import sparsetc as stc
@@ -24,8 +24,9 @@ from sparsetc.maps.kernel import WalkKernel
 from sparsetc.maps.pairs import APART, Pairs
 from sparsetc.maps.row_tiles import RowTiles, gathered, of_pattern, of_tiles
 from sparsetc.maps.trace import Untraced, trace
+from sparsetc.nn import _gat, _gat2
 from sparsetc.nn.attention import _gat, _gat2
-from sparsetc.sparse_attention import _body
+from sparsetc.sparse_attention import _body, _scored
 from sparsetc.to_pairs import pairs_of
 
 # -- traced functions -------------------------------------------------------------------------------------------------
@@ -78,6 +79,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softcap": lambda x: torch.tanh(x / 30) * 30,
     "step": lambda x: (x > 0).float() * x,
     "remainder": lambda x: x % 2,
+    "rounded remainder": lambda x: (x * 100).floor() * 41 % 41 + x,
+    "floor division": lambda x: torch.div((x * 100).floor(), 3, rounding_mode="floor") * x,
     "logaddexp": lambda x: torch.logaddexp(x, x * 2),
     "folded": lambda x: -(2 * (x * 3 + 0) * 1 - 1) / 4,
 }
@@ -108,6 +111,8 @@ def test_functions_and_their_derivatives_are_traced(name: str) -> None:
         (lambda x: torch.lgamma(x), "no lgamma"),
         (lambda x: x * torch.arange(7), "no (arange|iota)"),
         (lambda x: x.int().float(), "converts"),
+        (lambda x: torch.div(x, 2, rounding_mode="trunc"), "rounded by trunc|no trunc"),
+        (lambda x: x % -2, "remainders of positive"),
         (lambda x: undefined, "cannot be traced"),  # type: ignore[name-defined]  # noqa: F821
     ],
 )
@@ -272,6 +277,20 @@ def test_kernels_read_heads_where_they_lie(name: str) -> None:
     q = lay(torch.empty(2, 4, 50, 16))
     found = Task(_body(0.3, False), Pairs(SMALL, (50, 50), CPU), "highest", None, "attention").kernels([q, q, q])
     assert found.copied == [copied] * 3
+
+
+@compiles
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_functions_of_scores_that_read_whole_numbers_compile_for(target: str) -> None:
+    pytest.importorskip("triton")
+    inputs, function, _ = reading("times", (2, 2))
+    every = Pairs(SMALL, (100, 100), CPU)
+    body, every, vectors = _scored(function, every, (2, 2), (2, 2), (0.3, 0.0))
+    types = {name: vector.dtype for name, vector in zip(body.vectors, vectors, strict=True)}
+    assert torch.int64 in types.values()
+    half = [t.detach().half().flatten(0, 1) for t in inputs]
+    for kernel in kernels_of(body, every, [*half, *vectors]):
+        assert kernel.assembly(target, TYPES | types, torch.float16).asm
 
 
 @compiles

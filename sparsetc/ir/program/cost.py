@@ -132,19 +132,19 @@ class Cost:
         registers: bytes that each of a row's threads reads into registers, beside gathered rows.
         multiply, dot: multiplications and additions outside dots, and inside them.
         outer: those outside dots of rows with other rows, of which each has axes of its own.
-        staged: bytes of gathered rows that are sides of dots.
         converted, halved: elements of dots' sides that are brought to 16 bits, and those of which halves are made.
         expanded: positions of bitmap tiles.
         met: rows, copies included, that are added to in no order; 0 where results are stored, or added in order.
         lane: threads that a lane has which stores a row of its own; 0 where lanes do not.
         sparse: True if the result has the rows alone to which something is added.
+        lane_dots: whether dots contract the lanes of runs or fibers, not tiles.
         turn: flops of dots in one turn of a program over a tile; None where there are no tiles.
         made: the operands that something is made of before the program runs, and how many elements each has, by the
             attribute of `Operand` that says so: they are rounded, their largest magnitude is found, halves are made of
             them, or they are copied in another order.
     """
 
-    multiply = outer = dot = staged = converted = halved = expanded = registers = added_rows = added_bytes = ZERO
+    multiply = outer = dot = converted = halved = expanded = registers = added_rows = added_bytes = ZERO
     gathers: Sequence[GatherTerm] = ()
     owned = True
     copies = 1
@@ -172,6 +172,7 @@ class Cost:
         self.precision = ROUNDED if program.schedule.precision == F16 else program.schedule.precision  # of one rate
         tiles = "tile" in [axis.name for axis in program.view.loops]
         self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
+        self.lane_dots = self.dot != ZERO and not tiles and bool(program.view.innermost.lanes)
         self.made = {
             how: tuple([(o.name, o.nrows * o.width) for o in p.operands if getattr(o, how)]) for how in self.made
         }
@@ -273,10 +274,9 @@ class Cost:
         # Of what is not stored in halves, they are made.
         not_stored = {*s.inputs} - {v.out for v in self.p.each(ir.Value)}
         self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in not_stored]))
-        # What is gathered by lanes is multiplied into the sides, and stored for the dot to read.
+        # What is gathered by lanes is multiplied into the sides.
         if not self.sides and self.p.view.innermost.lanes:
-            rows = visits * sum([self._cells(t.axes) for t in s.inputs])
-            self.multiply, self.staged = self.multiply + rows, self.staged + rows.bytes
+            self.multiply += visits * sum([self._cells(t.axes) for t in s.inputs])
 
     def _add(self, s: ir.Add, visits: Count) -> None:
         """Rows added to the output, or stored; a block of an item's own is all that the item writes."""
@@ -415,17 +415,17 @@ class Cost:
         if self.met:
             each["add"] *= max(1, constants["uncrowded"] / self.met) ** constants["crowding"]
         if self.dot != ZERO:
-            staged = self.staged.at(at) * by_precision(profile.staged, self.precision)
             narrowed = constants["conversion"] * self.converted.at(at) + constants["halving"] * self.halved.at(at)
-            each["dot"] += staged / profile.l1 + narrowed / profile.multiply
+            each["dot"] += narrowed / profile.multiply
         if self.p.view.blocks:
             share = min(1.0, self.lane * constants["lane_wait"]) if self.lane else 1.0
             each["l1"] += self.programs * statistics.fibers * profile.fiber * share
+        if self.turn is not None or self.lane_dots:
+            each["add"] *= constants["added_by_dots"]
         if self.turn is not None:
-            each["add"] *= constants["added_from_tiles"]
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         alone = 0.0
-        if self.dot != ZERO and self.turn is None and not self.p.view.innermost.lanes:
+        if self.dot != ZERO and self.turn is None and not self.lane_dots:
             by = {"tf32": constants["entries_tf32"], "tf32x3": constants["entries_tf32x3"]}
             slower = by.get(self.precision, constants["entries"])
             each |= {name: slower * each[name] for name in ("l2", "dot")}
@@ -438,7 +438,7 @@ class Cost:
         if not self.lane:  # whose programs' waits are those of their lanes
             each["programs"] = self.programs * statistics.items * profile.program
         busy = sum([t ** constants["overlap"] for t in each.values()]) ** (1 / constants["overlap"])
-        if self.staged != ZERO:
+        if self.lane_dots:
             waits = constants["fiber_dot_wait"] if self.p.view.blocks else constants["dot_wait"]
             return busy + waits * statistics.chain * profile.wait
         if self.turn is None:
@@ -487,7 +487,7 @@ class Cost:
         """Flops a second of dots at this precision."""
         peak = profile.matrix(self.precision)
         if self.turn is None:
-            return peak * (1 if self.staged == ZERO else by_precision(profile.run_share, self.precision))
+            return peak * (by_precision(profile.run_share, self.precision) if self.lane_dots else 1)
         unit = ROUNDED if self.precision == F16X3 else self.precision  # halves go as bfloat16
         large = profile.constants["large_share"] if self.turn >= profile.constants["large_turn"] else 1
         return peak * by_precision(profile.tile_share, unit) * large

@@ -1,0 +1,195 @@
+"""Functions of a score and its position -> an elementwise function, and numbers that do not depend on scores.
+
+In: a function (score, b, h, i, j) of torch operations, which may read tensors: slopes of heads, documents of positions,
+a table of biases by distance. Out: a `Score`: operations that kernels have, on the score and on numbers by row, column
+or entry. These numbers are what the function reads of tensors, and whatever else of positions kernels have no operation
+for. They are computed by the function's own operations before the kernel, with gradients for the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from sparsetc.maps.body import Side
+from sparsetc.maps.elementwise import INPUT, Argument, Elementwise, Ref
+from sparsetc.maps.trace import FLOATS, SIZE, Reader, Untraced, graph_of, name_of
+
+SCORE = "s"
+POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "columns"}
+"""Numbers of a batch, head, query and key, in the order in which a function takes them; and their sides."""
+EXACT = 1 << 24
+"""Whole numbers below are exact in float32."""
+COMPARED = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
+WHOLE = frozenset({*COMPARED, "abs", "add", "maximum", "minimum", "mul", "sub", "where"})
+"""Operations that kernels have on whole numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """A function of a score and its position, taken apart.
+
+    Attributes:
+        function: of the score and of the numbers below.
+        numbers: by name, the node of the graph that gives them, and the positions that it reads.
+        places: of the tensors that the function reads, by the names of nodes: which of them.
+    """
+
+    function: Elementwise
+    numbers: Mapping[str, tuple[Node, frozenset[str]]]
+    places: Mapping[Node, int]
+
+    def sides(self, shared: bool) -> dict[str, Side]:
+        """Return the sides of all inputs but the score; heads of columns may be `shared` by heads of rows."""
+        names = self.function.inputs(self.function.outputs.values()) - {SCORE}
+        sides = {name: side for name, side in POSITIONS.items() if name in names}
+        for name, (_, reads) in self.numbers.items():
+            if name in names:
+                sides[name] = "columns" if "j" in reads else "rows"
+                if "j" in reads and ("i" in reads or (shared and "h" in reads)):
+                    sides[name] = "entries"
+        return sides
+
+    def computed(self, name: str, positions: Mapping[str, Tensor], tensors: Sequence[Tensor], size: int) -> Tensor:
+        """Return (heads, size) numbers of an input, from positions b and h (heads, 1), and i or j (1, size)."""
+        node, reads = self.numbers[name]
+        heads = positions["b"].shape[0] if reads & {"b", "h"} else 1
+        width = size if reads & {"i", "j"} else 1
+        flat = {p: positions[p].expand(heads, width).flatten() for p in reads}  # as many modes as when it was traced
+        known: dict[Node, Any] = {}
+
+        def value(one: Any) -> Any:
+            if isinstance(one, Node) and one not in known:
+                if one.op == "placeholder":
+                    known[one] = flat[one.meta["position"]]
+                elif one.op == "get_attr":
+                    known[one] = tensors[self.places[one]] if one in self.places else one.meta["constant"]
+                else:
+                    known[one] = one.target(*map(value, one.args), **one.kwargs)  # type: ignore[operator]
+            if isinstance(one, list | tuple):
+                return [value(each) for each in one]
+            return known[one] if isinstance(one, Node) else one
+
+        result: Tensor = value(node)
+        result = result.view(heads, width) if reads else result.view(1, 1)
+        return result.expand(positions["b"].shape[0], size)
+
+
+def taken_apart(function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Score:
+    """Take a function apart; the same code that reads other tensors of these types gives the same.
+
+    Raises:
+        Untraced: it cannot be traced, or has an operation on scores that kernels lack.
+    """
+    device = tensors[0].device if tensors else torch.device("cpu")
+    stand_ins = [torch.full((SIZE,), 0.5, device=device)]
+    stand_ins += [torch.zeros(SIZE, dtype=torch.int64, device=device) for _ in POSITIONS]
+
+    def called(*inputs: Tensor) -> tuple[Tensor]:
+        result = function(*inputs)
+        if not isinstance(result, Tensor):
+            raise TypeError(f"it returns {type(result).__name__}")
+        return (result,)
+
+    graph = graph_of(called, stand_ins)
+    reader = _Reader(graph, tensors)
+    for name in {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}:
+        delattr(graph, name)  # nodes keep their graph, which is to keep no tensors
+    function_of_numbers = Elementwise(tuple(reader.builder.operations), {"z": reader.outputs[0]})
+    return Score(function_of_numbers, reader.numbers, reader.places)
+
+
+class _Reader(Reader):
+    """Reads a graph, and leaves out what does not depend on the score and kernels lack.
+
+    Attributes:
+        reads: the positions, and maybe the score, that a node depends on.
+        whole: numbers that kernels have as whole numbers, of any size. (Positions are float32 there.)
+        sized: nodes that depend on the size of the arguments.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        self.reads: dict[Node, frozenset[str]] = {}
+        self.whole: set[Ref] = set()
+        self.sized: set[Node] = set()
+        self.numbers: dict[str, tuple[Node, frozenset[str]]] = {}
+        self.places: dict[Node, int] = {}
+        super().__init__(graph, [SCORE, *POSITIONS])
+        if self.outputs[0] is None:
+            raise Untraced("it returns a tensor of another shape")
+
+    def input(self, node: Node, name: str) -> Argument:
+        self.reads[node] = frozenset({name})
+        node.meta["position"] = name
+        return super().input(node, name)
+
+    def constant(self, node: Node, tensor: Tensor) -> Any:
+        self.reads[node] = frozenset()
+        for place, one in enumerate(self.tensors):
+            if one is tensor:
+                self.places[node] = place
+                node.meta["val"] = tensor.detach().to("meta")
+                return self._number(node)
+        node.meta["constant"] = tensor.detach()
+        return super().constant(node, tensor)
+
+    def result(self, node: Node) -> Any:
+        self.reads[node] = frozenset[str]().union(*(self.reads[one] for one in node.all_input_nodes))
+        if any(isinstance(one, list | tuple) and SIZE in one for one in node.args) or self.sized & {
+            *node.all_input_nodes
+        }:
+            self.sized.add(node)
+        try:
+            if any(self.values[one] is None for one in node.all_input_nodes):
+                raise Untraced("it reads a tensor at places that depend on scores")
+            result = super().result(node)
+            self._check_whole(node, result)
+            return result
+        except Untraced:
+            if SCORE in self.reads[node]:
+                raise
+        return self._number(node)
+
+    def _check_whole(self, node: Node, result: Any) -> None:
+        """Raise `Untraced` where kernels would round whole numbers that torch does not round."""
+        arguments = [self.values[one] if isinstance(one, Node) else one for one in node.args]
+        kind, name = node.meta["val"].dtype, name_of(node)
+        integer = not (kind == torch.bool or kind in FLOATS)
+        refs = [one for one in arguments if isinstance(one, Ref)]
+        constants: list[Any] = [one for one in arguments if isinstance(one, int | float) and not isinstance(one, Ref)]
+        if integer and name == "mul" and len(refs) > 1:
+            raise Untraced("products of positions may be too large for float32")
+        if not any(one in self.whole for one in refs):
+            return
+        constants += [node.kwargs["alpha"]] if node.kwargs.get("alpha", 1) != 1 else []
+        if integer and name == "where":
+            refs = refs[1:]
+        exact = name in WHOLE and all(abs(one) < EXACT for one in constants)
+        if integer:
+            exact &= not constants and all(one in self.whole for one in refs)
+            self.whole.add(result)
+        if not exact and name not in ("_to_copy", "alias", "clone"):
+            raise Untraced(f"kernels have no {name} of whole numbers")
+
+    def _number(self, node: Node) -> Any:
+        """Add an input for the numbers of a node, one a position; return None if it has others."""
+        if node in self.sized:
+            raise Untraced("it makes a tensor of its arguments' shape")
+        value, reads = node.meta["val"], self.reads[node]
+        if tuple(value.shape) != (SIZE,) and (reads or value.numel() != 1):
+            return None
+        name = f"x{len(self.numbers)}"
+        self.numbers[name] = node, reads
+        number = self.builder.add(INPUT, name)
+        if value.dtype == torch.bool:
+            return self.builder.add("ne", number, 0)
+        if value.dtype not in FLOATS:
+            assert isinstance(number, Ref)
+            self.whole.add(number)
+        return number
