@@ -344,11 +344,24 @@ def _tune(step: Step | Pair) -> None:
         tune(step)
 
 
-def compiled(text: str, operands: Operands, settings: Options, form: str) -> Contraction:
-    """Return the contraction cached for these patterns, equation and sizes, or compile it."""
+def compiled(text: str, operands: Operands, settings: Options, form: str, once: bool = False) -> Contraction:
+    """Return the contraction cached for these patterns, equation and sizes, or compile it.
+
+    One of several patterns that may meet this `once` is kept on a CPU only if they met before: the places of its
+    result are as large as the result, and writing to new memory takes as long as the products.
+    """
     first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
     key = _key(text, operands, settings, form)
-    return _kept(first, key, lambda: contraction(parsed(text, operands), operands, settings, form, True), others)
+
+    def make() -> Contraction:
+        return contraction(parsed(text, operands), operands, settings, form, True)
+
+    if once and others and first.device.type == "cpu" and settings.effective_tune()[0] == "model":
+        met = "met", key
+        if _found(first, met) is None:
+            _kept(first, met, lambda: True, others)
+            return make()
+    return _kept(first, key, make, others)
 
 
 def kept(text: str, operands: Operands, settings: Options, form: str) -> Contraction | None:
