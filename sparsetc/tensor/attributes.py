@@ -90,7 +90,7 @@ class Attributes:
     @property
     def coords(self) -> Tensor:
         """The coordinates, (sparse_order, nnz) int64, contiguous, 0-based."""
-        return self._pattern._coords
+        return self._pattern.coords
 
     @property
     def values(self) -> Tensor:

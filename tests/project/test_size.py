@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 395_970, size.COMPILER: 282_310, size.FILES: 263, size.CLASSES: 319, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 401_390, size.COMPILER: 287_580, size.FILES: 267, size.CLASSES: 322, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
