@@ -15,7 +15,7 @@ from sparsetc import api
 from sparsetc.contraction import passing
 from sparsetc.contraction.passing_pair import product
 from sparsetc.ir.equation.parse import parse
-from sparsetc.tensor import inputs, readings
+from sparsetc.tensor import readings
 
 SIZES = {"i": 7, "j": 5, "k": 6, "r": 4, "s": 3}
 EQUATIONS = [
