@@ -29,7 +29,7 @@ FILES = (
     *("constraints.txt", "pyproject.toml"),
 )
 GENERATED = ("PKG-INFO", "setup.cfg", "sparsetc.egg-info/")
-EXTRAS = ("binsparse", "cpu", "files", "io", "plot", "progress")
+EXTRAS = ("cpu", "files", "io", "plot", "progress")
 LITTER = (
     *(".git/config", ".hypothesis/examples/0", ".pytest_cache/README.md", "build/lib/sparsetc/old.py", "data/nell.npz"),
     *("sparsetc/__pycache__/a.cpython-311.pyc", "sparsetc/ir/__pycache__/b.cpython-311.pyc"),
