@@ -83,7 +83,7 @@ class Leaf(Preparation, Inspectable):
         self._as_rows = in_order and (self.output.sparse or len(self.output.kept_shape) == 1)
         self.trials: Any = None
         with in_place(settings, self.device):
-            recurs = request.repeated and settings.effective_tune()[0] == "model"
+            recurs = request.repeated and not settings.timed
             self.take(choice or choose(settings.plan, self.problem, recurs))
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")

@@ -30,7 +30,7 @@ from sparsetc.contraction.output import Result
 from sparsetc.errors import FormatError, ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.equation.parse import parse_arguments
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import RECORDS
 from sparsetc.options import latest, of_call
 from sparsetc.support import Ints
 from sparsetc.support.entry import exporting
@@ -394,7 +394,7 @@ def _transforms(tracing: bool) -> bool:
 
 _transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Plan, Part, Schedule, Storage, Tree)}
+FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (*RECORDS.values(), Tree)}
 
 
 def _constant(setting: Any) -> Any:

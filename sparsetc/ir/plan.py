@@ -350,6 +350,10 @@ class Plan(Record):
         return "\n".join([f"plan {self.name}", *path, *(f"  part {n}: {p}" for n, p in enumerate(self.parts))])
 
 
+RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
+"""A plan and its parts, which files hold as their fields, by name."""
+
+
 AUTO = Plan("auto")
 """The request for the plan that is expected to be fastest."""
 ONE_PASS = Plan("one-pass")

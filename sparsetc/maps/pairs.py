@@ -21,7 +21,9 @@ from sparsetc.maps.row_tiles import RowTiles, gathered, in_pieces, of_pattern, o
 from sparsetc.tensor.pattern import Pattern, lasting
 
 Made = TypeVar("Made")
-SQUARE, NARROW, APART = 64, 32, 0
+SQUARE = 64
+NARROW = 32
+APART = 0
 """Columns of the tiles that are compared, of 64 rows each; and tiles of 32 columns that 16 rows gather."""
 PRICES = {SQUARE: 4.0, NARROW: 2.4, APART: 1.6}
 """Relative time of a tile, by its kind (H200, float16, 8 x 64, CUDA graphs: narrow tiles took .5 to .7 times as long as
