@@ -173,7 +173,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     @property
     def coords(self) -> Tensor:
         """The coordinates, (sparse_order, nnz) int64, contiguous, 0-based."""
-        return self._pattern._coords
+        return self._pattern.coords
 
     @property
     def values(self) -> Tensor:

@@ -15,7 +15,7 @@ from sparsetc import api
 from sparsetc.contraction import passing
 from sparsetc.contraction.passing_pair import product
 from sparsetc.ir.equation.parse import parse
-from sparsetc.tensor import inputs, readings
+from sparsetc.tensor import readings
 
 SIZES = {"i": 7, "j": 5, "k": 6, "r": 4, "s": 3}
 EQUATIONS = [
@@ -44,9 +44,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     compiled = api.compiled
 
-    def noting(text: str, *arguments: Any) -> Any:
+    def noting(text: str, *arguments: Any, **once: Any) -> Any:
         texts.append(text)
-        return compiled(text, *arguments)
+        return compiled(text, *arguments, **once)
 
     monkeypatch.setattr(api, "compiled", noting)
     return texts

@@ -24,7 +24,6 @@ from sparsetc.maps.kernel import WalkKernel
 from sparsetc.maps.pairs import APART, Pairs
 from sparsetc.maps.row_tiles import RowTiles, gathered, of_pattern, of_tiles
 from sparsetc.maps.trace import Untraced, trace
-from sparsetc.nn import _gat, _gat2
 from sparsetc.nn.attention import _gat, _gat2
 from sparsetc.sparse_attention import _body, _scored
 from sparsetc.to_pairs import pairs_of
