@@ -19,7 +19,7 @@ from sparsetc.decomposition.als import Equations, Sweep
 from sparsetc.decomposition.completion import Observed, observed
 from sparsetc.decomposition.initial import STARTS, cp_factors, is_model
 from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, Update, normalized
-from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, undisturbed
+from sparsetc.decomposition.loop import Rows, asking, column, convergence_test, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.options import Settings
 from sparsetc.support.entry import entry_point
@@ -195,6 +195,6 @@ def run(
         return model([[1.0]], "converged")
     if not is_model(wanted.init):
         sweep.fit_scale()
-    asked, converged = asking(wanted.callback, model), settled(wanted.tol, factors[0].dtype)
+    asked, converged = asking(wanted.callback, model), convergence_test(wanted.tol, factors[0].dtype)
     title = f"CP, rank {wanted.rank}"
     return model(*iterate(sweep, sweep.measures, wanted.n_iter_max, converged, asked, wanted.progress, title, **looks))

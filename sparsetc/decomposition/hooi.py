@@ -19,7 +19,7 @@ from sparsetc.decomposition.initial import begun
 from sparsetc.decomposition.kernels import chain_kernels
 from sparsetc.decomposition.leading import leading
 from sparsetc.decomposition.linear import divisor
-from sparsetc.decomposition.loop import Rows, asking, column, iterate, settled, undisturbed
+from sparsetc.decomposition.loop import Rows, asking, column, convergence_test, iterate, undisturbed
 from sparsetc.decomposition.models import Tucker
 from sparsetc.errors import DecompositionError
 from sparsetc.options import Settings
@@ -112,7 +112,7 @@ def tucker(
         project(unfolded)
 
     title = f"Tucker, rank {' x '.join(map(str, sizes))}"
-    converged = settled(tol, sparse.dtype)
+    converged = convergence_test(tol, sparse.dtype)
     rows, stopped = iterate(sweep, measures, n_iter_max, converged, asked, progress, title, capture=False)
     if not rows:
         project(chain(free[-1]))

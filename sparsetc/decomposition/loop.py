@@ -121,7 +121,7 @@ def asking(callback: Any, model: Callable[[Rows], Any]) -> Callable[[Rows], bool
     return asked
 
 
-def settled(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
+def convergence_test(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
     """Return a test that is True if the fit changed by less than `tol` (0: never) or the dtype's rounding."""
     least = max(tol, torch.finfo(dtype).eps) if tol else 0.0
     return lambda rows: len(rows) > 1 and abs(rows[-1][0] - rows[-2][0]) < least

@@ -1,6 +1,6 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
-In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, binsparse, parquet. Text
+In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, parquet. Text
 goes through one reader (`lines`, `table`, `digits`), arrays through another (`npy`); `bounds` and `memory` have what a
 file may cost. Packed files (`packed`) are Parquet, read by row groups too, and made of the others by `packing`.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import binsparse, bounds, foreign, memory, mtx, npz, packed, parquet, tns
+from sparsetc.io import bounds, foreign, memory, mtx, npz, packed, parquet, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
@@ -24,7 +24,7 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
-SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet", ".bsp.h5", ".bsp.npz")
+SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet")
 """Suffixes of files that ``read`` and ``write`` understand."""
 ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
 LABELLED = (".npz", ".parquet")
@@ -45,7 +45,7 @@ def read(
     Args:
         path: a file; its suffix says the kind. ``.tns`` (FROSTT text) and ``.mtx`` (Matrix Market), also compressed by
             gzip, bzip2, xz or zstd, and through a pipe; ``.npz`` of `write`, of scipy.sparse or of pydata/sparse;
-            ``.bsp.h5`` and ``.bsp.npz`` (Binsparse); ``.parquet``, a packed file or, with ``columns``, any table;
+            ``.parquet``, a packed file or, with ``columns``, any table;
             ``.csv`` and ``.tsv`` with ``columns``. Files of other programs need their libraries: ``.h5ad``, 10x
             Genomics (``.h5`` or the folder), ``.mat``, Harwell-Boeing, ``.smtx``, ``.pt``, and the two-electron
             integrals of an FCIDUMP.
@@ -77,8 +77,6 @@ def read(
     with cpu, memory.named(path, lambda: "reading takes several times the bytes of the tensor"):
         if suffix.startswith(".tns"):
             tensor = tns.read(path, dtype, progress)
-        elif suffix.startswith(".bsp"):
-            tensor = binsparse.read(path, dtype)
         elif suffix == ".parquet":
             tensor = parquet.read(path, dtype, columns)
         elif suffix in foreign.CSV:
@@ -95,19 +93,19 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
     """Write a SparseTensor, or any sparse tensor that `SparseTensor.coerce` takes, in the format of the suffix.
 
     The file appears under its name only when it is complete, with the mode of the file it replaces. ``.npz`` and
-    ``.parquet`` are exact for every dtype; Binsparse lacks float16 and bfloat16, ``.tns`` holds real numbers,
+    ``.parquet`` are exact for every dtype; ``.tns`` holds real numbers,
     ``.mtx`` matrices. Only ``.npz`` keeps dense modes and blocks; the others store all of their values as nonzeros.
     Only ``.npz`` and ``.parquet`` keep labels; others warn that labels are lost.
 
     Args:
-        path: where to write; ``.tns``, ``.mtx`` (also ``.gz``), ``.npz``, ``.parquet``, ``.bsp.h5`` or ``.bsp.npz``.
+        path: where to write; ``.tns``, ``.mtx`` (also ``.gz``), ``.npz`` or ``.parquet``.
         x: the tensor.
 
     Raises:
         IOFormatError: an unknown suffix.
         FormatError: ``x`` is not sparse.
         ShapeError: more than 64 modes, or more than two for ``.mtx``.
-        DtypeError: complex values for ``.tns``, float16 and bfloat16 for Binsparse.
+        DtypeError: complex values for ``.tns``.
         OSError: the folder cannot be written to.
         ImportError: the library that writes such a file is not installed.
 
@@ -125,7 +123,7 @@ def write(path: str | os.PathLike[str], x: Any) -> None:
         warn(f"a {suffix} file holds no labels: write {' or '.join(LABELLED)}, or x.to_table() by a library of tables")
     if tensor.order > bounds.ORDER:
         raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
-    module: Any = {"bsp": binsparse, "tns": tns, "mtx": mtx, "npz": npz, "parquet": packed}[suffix.split(".")[1]]
+    module: Any = {"tns": tns, "mtx": mtx, "npz": npz, "parquet": packed}[suffix.split(".")[1]]
     module.write(path, tensor)
 
 

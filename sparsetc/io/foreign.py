@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 from sparsetc.errors import DtypeError
-from sparsetc.io import binsparse, memory, npy, npz, numbers
+from sparsetc.io import lines, memory, npy, npz, numbers
 from sparsetc.support import required
 from sparsetc.tensor.dtypes import DTYPES
 from sparsetc.tensor.pattern import Labels
@@ -24,6 +25,8 @@ from sparsetc.tensor.tables import column_of
 
 PARTS = ("data", "indices", "indptr"), ("data", "ir", "jc")
 """Names of a matrix's values, inner indices and starts in HDF5: of AnnData and 10x Genomics, and of MATLAB."""
+HEAP = b"GCOL\x01\0\0\0"
+"""The first bytes of a heap of texts in HDF5."""
 CSV = ".csv", ".tsv", ".csv.gz", ".tsv.gz"
 """Text tables."""
 TEXT_BLOCK = 1 << 18
@@ -76,7 +79,7 @@ def _hdf5(path: str, dtype: torch.dtype | None) -> SparseTensor:
         memory.check(path, f"array {name}", 3 * data.nbytes)
         return data[()]  # type: ignore[no-any-return]
 
-    with npy.on_disk(path) as raw, h5py.File(binsparse.checked(raw), "r") as file:
+    with npy.on_disk(path) as raw, h5py.File(_checked(raw), "r") as file:
         groups = {name: file[name] for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)}
         parts = {name: _parts(group) for name, group in groups.items() if isinstance(group, h5py.Group)}
         matrices = [name for name, names in parts.items() if names]
@@ -91,6 +94,28 @@ def _hdf5(path: str, dtype: torch.dtype | None) -> SparseTensor:
     starts, indices = (torch.from_numpy(index.astype(np.int64)) for index in (outer, inner))
     values, sizes = npz.stored(data, dtype), tuple(map(int, shape))
     return SparseTensor.from_torch(compressed(starts, indices, values, sizes, check_invariants=True))
+
+
+def _checked(raw: IO[bytes]) -> IO[bytes]:
+    """Return the file; ValueError for a heap with an object of no bytes, in front of which HDF5 stays for ever."""
+    begin, seen = 0, set[int]()
+    while text := raw.read(lines.BLOCK):
+        for heap in re.finditer(re.escape(HEAP), text):
+            raw.seek(begin + heap.start() + 8)
+            end = begin + heap.start() + int.from_bytes(raw.read(8), "little")
+            at = begin + heap.start() + 16
+            while at + 16 <= end and at not in seen:
+                seen.add(at)
+                raw.seek(at)
+                number, size = struct.unpack("<H6xQ", raw.read(16).ljust(16, b"\1"))
+                step = (size + 23) // 8 * 8 % 2**64 if number else size  # number 0 is what is free
+                if step == 0:
+                    raise ValueError("a damaged heap of HDF5")
+                at += step
+        begin += len(text) - (len(HEAP) - 1 if len(text) == lines.BLOCK else 0)
+        raw.seek(begin)
+    raw.seek(0)
+    return raw
 
 
 def _parts(group: Any) -> tuple[str, ...]:

@@ -146,7 +146,7 @@ def _whole(name: str) -> Callable[[str, torch.dtype | None], SparseTensor] | Non
     suffix = next((suffix for suffix in foreign.READERS if name.lower().endswith(suffix)), None)
     if suffix is not None:
         return lambda path, dtype: foreign.read(path, suffix, dtype)
-    return npz.read if name.lower().endswith(".npz") and not name.lower().endswith(".bsp.npz") else None
+    return npz.read if name.lower().endswith(".npz") else None
 
 
 def _limit(source: str, given: Any) -> int:

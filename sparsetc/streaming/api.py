@@ -113,7 +113,7 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         _check_order(settings, compiler)
         check_request(settings.plan)  # of which chunks ask, where there are any
         form = compiler.template.output
-        budget = Budget.of(compiler, settings.memory_on(target), chosen.lanes(target), chosen.drop_zeros)
+        budget = Budget.of(compiler, settings.memory_on(target), chosen.stream_count(target), chosen.drop_zeros)
         dense_rows = None if form.sparse else form.rows
         nbytes, rows = budget.cut(dense_rows, chosen.chunk, bool(form.kept_shape))
         kept = None
@@ -186,7 +186,7 @@ def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
             raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
         _check_order(settings, compiler)
         stream_cut = contents.read(file, compiler)
-        budget = Budget.of(compiler, settings.memory_on(target), chosen.lanes(target), recipe.drop_zeros)
+        budget = Budget.of(compiler, settings.memory_on(target), chosen.stream_count(target), recipe.drop_zeros)
         return Stream(recipe, compiler, stream_cut, file, budget, chosen)
     except BaseException:
         file.close()

@@ -102,7 +102,7 @@ class StreamOptions:
         except PlanError:
             return 0
 
-    def lanes(self, target: torch.device) -> int:
+    def stream_count(self, target: torch.device) -> int:
         """Return the number of chunks that are on a device at once."""
         return self.streams if target.type == "cuda" else 1
 

@@ -47,7 +47,7 @@ class ChunkTimes:
 
 
 @dataclass
-class Lane:
+class StreamBuffers:
     """Device buffers of one CUDA stream.
 
     Attributes:
@@ -131,7 +131,7 @@ class Engine:
         self.shape = shape
         self.dtype = dtype
         self.resident = resident
-        self.lanes: list[Lane] = []
+        self.buffers: list[StreamBuffers] = []
         self._bound: dict[int, tuple[int, Call, list[Tensor]]] = {}
         self._marks: list[list[Any]] = []
 
@@ -140,10 +140,10 @@ class Engine:
         (rows, *width) = self.shape
         device = self.device
         cuda = self.cuda
-        for _ in range(0 if self.lanes else self.streams):
+        for _ in range(0 if self.buffers else self.streams):
             staging = torch.empty(self.largest, dtype=torch.uint8, device=device) if cuda else None
             own = None if self.resident else torch.empty((self.window, *width), dtype=self.dtype, device=device)
-            self.lanes.append(Lane(torch.cuda.Stream(device) if cuda else None, staging, own))
+            self.buffers.append(StreamBuffers(torch.cuda.Stream(device) if cuda else None, staging, own))
         if self.resident:  # a chunk's programs see as many rows as the largest has
             return ResultTarget(torch.zeros((self.copies, rows + self.window, *width), dtype=self.dtype, device=device))
         host, firsts = (
@@ -154,7 +154,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the buffers, and what is bound to them."""
-        self.lanes.clear()
+        self.buffers.clear()
         self._bound.clear()
         self._marks.clear()
 
@@ -174,17 +174,17 @@ class Engine:
         here = torch.cuda.current_stream(self.device) if self.cuda else None
         with closing(store.feed(self.order, self.streams, copied)) as feed:
             try:
-                for lane in self.lanes if self.cuda else ():
-                    lane.stream.wait_stream(here)
+                for buffers in self.buffers if self.cuda else ():
+                    buffers.stream.wait_stream(here)
                 self._chunks(feed, tables, target, copied, at)
                 if here is not None:
-                    for lane in self.lanes:
-                        here.wait_stream(lane.stream)
+                    for buffers in self.buffers:
+                        here.wait_stream(buffers.stream)
                     if target.host is not None or store.passing:
                         here.synchronize()
             except BaseException:
-                for lane in self.lanes if self.cuda else ():  # what they read and write is about to be freed
-                    lane.stream.synchronize()
+                for buffers in self.buffers if self.cuda else ():  # what they read and write is about to be freed
+                    buffers.stream.synchronize()
                 raise
         if target.whole is not None:
             return (target.whole.sum(0) if self.copies > 1 else target.whole[0])[: self.shape[0]]
@@ -202,24 +202,24 @@ class Engine:
         """Enqueue all chunks on a GPU, or run them on the CPU."""
         done = 0
         for position, number in enumerate(self.order):
-            lane, chunk = self.lanes[position % len(self.lanes)], self.chunks[number]
+            buffers, chunk = self.buffers[position % len(self.buffers)], self.chunks[number]
             event = partial(torch.cuda.Event, enable_timing=True) if self.cuda else HostEvent
             marks: list[Any] = [event() for _ in range(4 if target.whole is None else 3)]
             if not self.cuda:
                 marks[0].record()
             held = next(feed)
-            with torch.cuda.stream(lane.stream):  # without effect on the CPU
+            with torch.cuda.stream(buffers.stream):  # without effect on the CPU
                 buffer = held
-                if lane.staging is not None:
+                if buffers.staging is not None:
                     if self._marks:
-                        lane.stream.wait_event(self._marks[-1][1])
+                        buffers.stream.wait_event(self._marks[-1][1])
                     marks[0].record()
-                    buffer = lane.staging
+                    buffer = buffers.staging
                     buffer[: chunk.nbytes].copy_(held[: chunk.nbytes], non_blocking=True)
                 marks[1].record()
                 copied.append(marks[1].synchronize)
                 call, values = self._call(position, buffer, held)
-                out = self._out(chunk, lane, target)
+                out = self._out(chunk, buffers, target)
                 call(values, tables, out)
                 marks[2].record()
                 if target.whole is None:
@@ -243,11 +243,11 @@ class Engine:
         self._bound[position] = (buffer.data_ptr(), call, values)
         return call, values
 
-    def _out(self, chunk: Chunk, lane: Lane, target: ResultTarget) -> Tensor:
+    def _out(self, chunk: Chunk, buffers: StreamBuffers, target: ResultTarget) -> Tensor:
         """Return the buffer that a chunk adds to."""
         if target.whole is None:
-            lane.rows[: chunk.rows].zero_()
-            return lane.rows
+            buffers.rows[: chunk.rows].zero_()
+            return buffers.rows
         if not self.window:
             return target.whole
         return target.whole[0, chunk.first : chunk.first + self.window]
@@ -266,7 +266,7 @@ class Engine:
         for position, (number, marks) in enumerate(zip(self.order, self._marks, strict=False)):
             marks[-1].synchronize()
             begin, copied, ran, *back = [self._marks[0][0].elapsed_time(event) for event in marks]
-            chunk, stream = self.chunks[number], position % len(self.lanes)
+            chunk, stream = self.chunks[number], position % len(self.buffers)
             to_host = (ran, *back) if back else None
             times.append(ChunkTimes(number, chunk.nnz, chunk.nbytes, stream, (begin, copied), (copied, ran), to_host))
         return times

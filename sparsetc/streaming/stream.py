@@ -243,7 +243,7 @@ class Stream:
         self._check_open()
         own = self.options
         options = replace(own, streams=own.streams if streams is None else streams, order=order or own.order)
-        budget = replace(self._budget, streams=options.lanes(self.device))
+        budget = replace(self._budget, streams=options.stream_count(self.device))
         return Stream(self.recipe, self.compiler, self.cut, self._store, budget, options, self._make_other)
 
     # -- files ------------------------------------------------------------------------------------------------------

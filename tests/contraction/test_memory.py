@@ -133,7 +133,7 @@ def test_whatever_makes_a_dense_result_heeds_the_limit_in_one_text(make: Callabl
 
 
 KINDS = ("dense", "full", "kron", "expand", "blocks", "sum", "einsum", "model", "core")
-FILES = (".npz", "csc.npz", ".bsp.npz", ".bsp.h5", ".parquet", ".tns", ".mtx")
+FILES = (".npz", "csc.npz", ".parquet", ".tns", ".mtx")
 SHAPES = {1: (12_000_000,), 2: (4000, 3500), 3: (300, 250, 200)}
 
 

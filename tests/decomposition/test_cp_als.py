@@ -14,7 +14,7 @@ from decomposition_cases import F32, F64, planted, random_factors, random_tensor
 import sparsetc as stc
 from sparsetc.decomposition import CP, cp_als
 from sparsetc.decomposition.linear import balancing
-from sparsetc.decomposition.loop import settled
+from sparsetc.decomposition.loop import convergence_test
 
 SHAPES = [(6, 7), (8, 9, 10), (5, 6, 7, 8), (4, 5, 3, 6, 4)]
 
@@ -113,11 +113,11 @@ def test_components_that_are_zero_in_a_free_mode_are_not_balanced() -> None:
 def test_a_fit_that_changes_by_rounding_errors_has_settled(dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
     rounding, more = ([[0.5], [0.5 + change * eps]] for change in (0.5, 2))
-    assert settled(1e-30, dtype)(rounding)
-    assert not settled(1e-30, dtype)(more)
-    assert settled(4 * eps, dtype)(more)
-    assert not settled(0, dtype)(rounding)  # never
-    assert not settled(1.0, dtype)(rounding[:1])
+    assert convergence_test(1e-30, dtype)(rounding)
+    assert not convergence_test(1e-30, dtype)(more)
+    assert convergence_test(4 * eps, dtype)(more)
+    assert not convergence_test(0, dtype)(rounding)  # never
+    assert not convergence_test(1.0, dtype)(rounding[:1])
 
 
 def test_a_component_that_weighs_nothing_is_nothing() -> None:
@@ -150,8 +150,8 @@ def test_what_is_less_than_rounding_is_no_change(dtype: torch.dtype) -> None:
         *((1e-30, eps / 2, True), (1e-30, 2 * eps, False), (0.0, 0.0, False)),
         *((1e-3, 9e-4, True), (1e-3, -9e-4, True), (1e-3, 2e-3, False)),
     ]:
-        assert settled(tol, dtype)([[0.5], [0.5 + change]]) == ends
-    assert not settled(1e-3, dtype)([[0.5]])
+        assert convergence_test(tol, dtype)([[0.5], [0.5 + change]]) == ends
+    assert not convergence_test(1e-3, dtype)([[0.5]])
 
 
 def test_ctrl_c_ends_a_run_after_its_sweep_and_keeps_the_result() -> None:

@@ -321,8 +321,6 @@ KINDS = {
     "tns.gz": Kind(_write, _read, changed_gzip, "x.tns.gz"),
     "mtx": Kind(_write, _read, changed, "x.mtx"),
     "npz": Kind(_write, _read, changed_archive, "x.npz"),
-    "bsp.npz": Kind(_write, _read, changed_archive, "x.bsp.npz"),
-    "bsp.h5": Kind(_write, _read, changed, "x.bsp.h5"),
     "parquet": Kind(_write, _read, changed, "x.parquet"),
     "packed": Kind(_write, _open, changed, "x.parquet"),
     "table": Kind(_write, _table, changed, "x.parquet"),

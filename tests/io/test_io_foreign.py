@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import torch
 
@@ -299,3 +300,25 @@ def test_who_reads_what_we_write(tmp_path: Path) -> None:
     sparse.save_npz(tmp_path / "pydata.npz", x.to_pydata())
     assert (scipy.sparse.load_npz(tmp_path / "scipy.npz").toarray() == DENSE.numpy()).all()
     assert (sparse.load_npz(tmp_path / "pydata.npz").todense() == DENSE.numpy()).all()
+
+
+@pytest.mark.parametrize("index", [0, 7])
+def test_a_heap_of_texts_that_has_no_end_is_refused(tmp_path: Path, index: int) -> None:
+    """HDF5 goes from object to object by their sizes: by one of 0 bytes it never arrives, nor by one of 2**64 - 16."""
+    h5py, matrix = compressed("csr")
+    path = tmp_path / "cells.h5ad"
+    with h5py.File(path, "w") as file:
+        group = file.create_group("X")
+        group.attrs.update({"encoding-type": "csr_matrix", "shape": matrix.shape})
+        for name in ("data", "indices", "indptr"):
+            group[name] = getattr(matrix, name)
+    holds(path)
+    data = bytearray(path.read_bytes())
+    text = data.index(b"GCOL") + 16
+    free = text + 16 + -(-int.from_bytes(data[text + 8 : text + 16], "little") // 8) * 8
+    assert data[free : free + 2] == b"\0\0"
+    data[free : free + 16] = index.to_bytes(8, "little") + (2**64 - 16 if index else 0).to_bytes(8, "little")
+    path.write_bytes(data)
+    done = processes.run(["-c", f"import sparsetc as stc; stc.read({str(path)!r})"], timeout=100)
+    assert "IOFormatError" in done.stderr
+    assert "a damaged heap of HDF5" in done.stderr

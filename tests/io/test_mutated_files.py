@@ -14,8 +14,6 @@ import sparsetc as stc
 
 @pytest.mark.parametrize("name", mutated.KINDS)
 def test_mutated_files(name: str) -> None:
-    if name.startswith("bsp"):
-        pytest.importorskip("binsparse")
     tally = mutated.run(name, seed=0, count=60)
     assert sum(tally.values()) == 60
 

@@ -78,8 +78,8 @@ def enqueued(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStream]:
     HERE.clear()
 
 
-def lanes(s: Stream) -> list[FakeStream]:
-    return [lane.stream for lane in s._engine.lanes]
+def cuda_streams(s: Stream) -> list[FakeStream]:
+    return [buffers.stream for buffers in s._engine.buffers]
 
 
 @pytest.mark.parametrize("equation", ["ijklm,jr,kr->ir", "ijklm,k->ijlm", "ijklm->"])
@@ -108,7 +108,7 @@ def test_copies_follow_one_another_and_nothing_is_waited_for(enqueued: FakeStrea
             if before is not None:
                 assert log[log.index(("records", begin)) - 1] == ("waits for", before[1])
             assert not begin.waited + copied.waited + ran.waited
-        own = lanes(s)
+        own = cuda_streams(s)
         assert all(("joins", enqueued) == one.log[0] for one in own)
         assert [("joins", one) for one in own] == enqueued.log
 
@@ -146,7 +146,7 @@ def test_a_failing_chunk_waits_for_what_was_enqueued(enqueued: FakeStream, monke
         monkeypatch.setattr(Engine, "_call", found)
         with pytest.raises(KeyboardInterrupt):
             s(*dense)
-        assert all(one.log[-1] == ("is waited for", None) for one in lanes(s))
+        assert all(one.log[-1] == ("is waited for", None) for one in cuda_streams(s))
         assert_same(s(*dense), stc.einsum("ijklm,jr,kr->ir", x, *dense))
 
 
