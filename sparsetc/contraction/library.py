@@ -111,14 +111,18 @@ def _described(name: str) -> dict[str, Any] | None:
     try:
         about: dict[str, Any] = json.loads(name)
         counts = {len(about[key]) for key in ("sparse", "shapes", "in_blocks", "coalesced")}
-        damaged = len(counts) > 1 or not set(about["settings"]) <= {"output", *SAVED} or about["dtype"] not in NAMED
         letters = {letter for term in about["terms"] for letter in term}
-        damaged |= not all(type(size) is int or size in letters for size in about["result"])
-        damaged |= not all(type(flag) is bool for key in ("in_blocks", "coalesced") for flag in about[key])
-        damaged |= not all(type(n) is int and 0 <= n < len(about["terms"]) for n in about["sparse"])
+        sound = (
+            len(counts) == 1
+            and set(about["settings"]) <= {"output", *SAVED}
+            and about["dtype"] in NAMED
+            and all(type(size) is int or size in letters for size in about["result"])
+            and all(type(flag) is bool for key in ("in_blocks", "coalesced") for flag in about[key])
+            and all(type(n) is int and 0 <= n < len(about["terms"]) for n in about["sparse"])
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
-        damaged = True
-    if damaged:
+        sound = False
+    if not sound:
         raise FormatError(f"a program's node {name[:LONGEST]!r} is no einsum; the program is damaged")
     return about
 
