@@ -68,7 +68,7 @@ def function(program: TileProgram) -> list[str]:
             ends = view.items.ends(lambda array, where: f"load({array}, {where})", "min")
             printer.put(f"start, stop = {', '.join(ends)}")
         printer.body(program.body)
-    arguments = ["begin", "end", *program.arrays, *(o.name for o in program.operands), program.output]
+    arguments = ["begin", "end", *program.arrays, *[o.name for o in program.operands], program.output]
     return [
         *comments(program),
         "@native",
@@ -270,7 +270,7 @@ class NumbaPrinter(Writer, Lines):
         axes = tile.within
         if self.factors[tile.name][0].in_array:
             with self.block(f"for e in range({self.p.elements(axes)}):"):
-                self.put(text.format(*(f"{name}[e]" for name in tiles), zeros=0))
+                self.put(text.format(*[f"{name}[e]" for name in tiles], zeros=0))
             return
         row = self.p.elements(axes[-1:])
         for first in range(0, self.p.elements(axes), row):

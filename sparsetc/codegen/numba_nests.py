@@ -126,7 +126,7 @@ class Nest:
 
     def write(self, factors: Sequence[Factor], conditions: Sequence[str] = ()) -> None:
         """Print it."""
-        every = frozenset[str]().union(*(factor.axes for factor in (*factors, self.out)))
+        every = frozenset[str]().union(*[factor.axes for factor in (*factors, self.out)])
         axes = [a.letter for a in self.p.axes if a.letter in every]
         if self.vector not in axes:
             self.vector = ""
@@ -209,7 +209,7 @@ class Nest:
                 self.out = replace(self.target, begin=self.lines.variable("to", self.target.begin), along=())
             if not self.inner:
                 for piece in group:
-                    self.statement(at, piece, [number, *(f.element(at, piece, self.vector) for f in left)])
+                    self.statement(at, piece, [number, *[f.element(at, piece, self.vector) for f in left]])
                 return
             name = self.lines.variable("sum")
             totals = {piece: f"{name}_{piece.first}" for piece in group}
@@ -248,7 +248,7 @@ class Nest:
     ) -> None:
         """Print what adds the product to the sum of each piece."""
         for piece in group:
-            elements = [number, *(f.element(at, piece, self.vector) for f in left)]
+            elements = [number, *[f.element(at, piece, self.vector) for f in left]]
             self.lines.put(f"{total(piece)} += {' * '.join(filter(None, elements))}")
 
     def statement(self, at: At, piece: Piece, elements: Sequence[str]) -> None:

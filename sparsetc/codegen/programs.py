@@ -190,7 +190,7 @@ class Programs:
         for n in group:
             program, part = self.programs[n], arrays[n]
             if self.backend == "triton":
-                counts += [part.programs(program), *(part.stored for _ in program.view.items.counts)]
+                counts += [part.programs(program), *[part.stored for _ in program.view.items.counts]]
                 counts += program.ends.values()
             values, end = range(first[n], first[n] + len(program.view.packed)), len(part.index) - bool(program.slot)
             pointers += [*part.index[:end], *values, *part.index[end:]]  # result rows come last

@@ -119,10 +119,10 @@ class Search:
             for size in range(1, len(s.terms)):
                 for group in combinations(s.terms, size):
                     rest = outside(s.terms, group)
-                    needed = output.union(*(t.letters for t in rest))
+                    needed = output.union(*[t.letters for t in rest])
                     kept = among(s.sparse, needed)
                     if kept != s.sparse:
-                        width = s.dense.union(*(t.letters for t in group)).difference(s.sparse) & needed
+                        width = s.dense.union(*[t.letters for t in group]).difference(s.sparse) & needed
                         yield Edge(group, State(kept, width, rest), "pass")
         if s.sparse == self.root.sparse:
             yield from self._products(s, output)
@@ -131,7 +131,7 @@ class Search:
         """Yield products of two dense terms that share a letter, or have few rows."""
         for pair in combinations(s.terms, 2):
             rest = outside(s.terms, pair)
-            needed = output.union(s.sparse, s.dense, *(t.letters for t in rest))
+            needed = output.union(s.sparse, s.dense, *[t.letters for t in rest])
             a, b = pair
             letters = sorted(among(dict.fromkeys((*a.letters, *b.letters)), needed), key=lambda c: c not in s.sparse)
             rows, elements = self._size(among(letters, s.sparse)), self._size(letters)
@@ -391,8 +391,8 @@ def sparse_order(
     @cache
     def kept(members: Ints) -> frozenset[str]:
         """Names of some operands that the output or another operand has too."""
-        read = frozenset(output).union(*(t for n, t in enumerate(letters) if n not in members))
-        return read & frozenset().union(*(letters[n] for n in members))
+        read = frozenset(output).union(*[t for n, t in enumerate(letters) if n not in members])
+        return read & frozenset().union(*[letters[n] for n in members])
 
     def contracted(a: _Estimate, b: _Estimate) -> _Estimate:
         members = tuple(sorted(a.members + b.members))

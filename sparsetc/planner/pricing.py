@@ -103,7 +103,7 @@ def seconds_of(
     if backend == "triton":
         made["arranged"] = 2 * both[0][1].itemsize
     for how, nbytes in made.items():
-        for _, elements in dict.fromkeys(chain(*(part.made[how] for part, _ in both))):  # once, whatever parts read it
+        for _, elements in dict.fromkeys(chain(*[part.made[how] for part, _ in both])):  # once, whatever parts read it
             seconds[first] += profile.launch + nbytes * elements / profile.memory
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
     if copies > 1:  # summed once, whatever parts add to them
