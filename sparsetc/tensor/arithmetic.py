@@ -11,10 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 from numbers import Number
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.tensor.attributes import Attributes
@@ -32,9 +33,6 @@ from sparsetc.tensor.elementwise import (
     signed_sum,
 )
 from sparsetc.tensor.sums import exactly
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Arithmetic(Attributes):

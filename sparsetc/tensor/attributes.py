@@ -7,10 +7,11 @@ or with a gradient.
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
@@ -21,10 +22,6 @@ from sparsetc.tensor.inputs import ArrayLike, as_values, constructed
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.readings import Unsorted
 from sparsetc.tensor.sums import INTEGERS
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 IN_PLACE = "a SparseTensor is not changed in place, as {} would: take the result of an operation, or change x.values"
 """The message for operations that torch does in place."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.tensor import convert
@@ -23,9 +24,6 @@ from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.elementwise import where_holds
 from sparsetc.tensor.indexing import Taken, indexed, sorted_pattern
 from sparsetc.tensor.pattern import Pattern
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Parts(Attributes):

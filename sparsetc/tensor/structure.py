@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from sparsetc.errors import ShapeError
 from sparsetc.support import memory, outside, volume
@@ -21,9 +22,6 @@ from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.parts import Parts, flat
 from sparsetc.tensor.pattern import Pattern
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class Structure(Parts):

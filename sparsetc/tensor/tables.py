@@ -7,7 +7,7 @@ other way round a mapping of columns. No library of tables is imported: all give
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from sparsetc.errors import CoordinateError, FormatError, ShapeError, SparsetcEr
 from sparsetc.tensor.attributes import Attributes, Sparse
 from sparsetc.tensor.convert import expand_dense, to_numpy
 from sparsetc.tensor.inputs import check_plain
-
-if TYPE_CHECKING:
-    from sparsetc.tensor.pattern import Labels
+from sparsetc.tensor.pattern import Labels
 
 
 def from_table(
