@@ -115,7 +115,7 @@ def _einsum(args: tuple[Any, ...], output: str, drop_zeros: bool, settings: Mapp
         result = passing(text, operands, options, output)
         if result is not None:
             return result
-        cached = compiled(text, operands, options, output)
+        cached = compiled(text, operands, options, output, once=True)
     return _run(cached, operands, drop_zeros)
 
 

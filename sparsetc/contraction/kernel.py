@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -18,15 +20,17 @@ from torch.compiler import is_compiling
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction, wrap
-from sparsetc.contraction.operands import Tensors
+from sparsetc.contraction.operands import Tensors, stand_ins
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import Plan
+from sparsetc.planner.registry import plan_of_derived
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import later, required
+from sparsetc.support import Ints, among, later, required
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -34,6 +38,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 NewValues = Tensor | Sequence[Tensor | None]
 SAVED = ("precision", "plan", "path", "deterministic", "memory_limit", "backend")
 """Options that are pickled with a kernel; where source is kept is left to the process that loads it."""
+PRODUCTS = 16
+"""Most kernels that a `LinearOperator` keeps: of the map and its adjoint, for each number of vectors."""
 
 
 class Kernel(Inspectable):
@@ -140,43 +146,71 @@ class Kernel(Inspectable):
         """
         linalg = required("scipy.sparse.linalg", 'as_linear_operator needs scipy: pip install "sparsetc[io]"')
         bound = self.contraction.bound
-        about = torch.empty(0, dtype=self.contraction.dtype, device=self.contraction.device)
-        kernel = self
-        if self.contraction.settings.effective_native(about.device) == "price":
-            kernel = Kernel(self.contraction.instead("native", backend="numba"), self.operands)
         if len(bound.dense_shapes) != 1:
             raise EquationError(f'"{self.equation}" has {len(bound.dense_shapes)} dense operands, and no one to map')
-        (shape,), of_result = bound.dense_shapes, bound.output_shape
-        kind = about.cpu().numpy().dtype
+        kernel_of = lru_cache(maxsize=PRODUCTS)(self._of_vectors)
+        sizes = prod(bound.output_shape), prod(bound.dense_shapes[0])
+        letters = bound.einsum.tables[0]
 
-        def called(given: Tensor) -> Tensor:
-            result = kernel(given)
-            return result if isinstance(result, Tensor) else result.to_dense()
+        def product(vectors: Any) -> Any:
+            return kernel_of(vectors.shape[1:])._of_array(vectors).reshape(sizes[0], *vectors.shape[1:])
 
-        def copied(array: Any) -> Tensor:  # in a third of the time of torch.tensor, and of arrays that are read-only
-            return torch.from_numpy(np.array(array)).to(about)
+        def of_adjoint(vectors: Any) -> Any:
+            columns = vectors.shape[1:]
+            kernel = kernel_of(columns, adjoint=True)
+            result = kernel._of_array(vectors.conj()).conj()
+            held = kernel.contraction.bound.einsum.output[: len(letters)]
+            if held != letters:  # the operand repeats a letter, or alone has it
+                column = "".join(bound.einsum.spare[: len(columns)])
+                whole = np.zeros((*bound.dense_shapes[0], *columns), result.dtype)
+                diagonal = np.einsum(f"{''.join(letters)}{column}->{''.join(distinct(letters))}{column}", whole)
+                kept = [n if i in held else 1 for i, n in zip(distinct(letters), diagonal.shape, strict=False)]
+                diagonal[...] = result.reshape(*kept, *columns)
+                result = whole
+            return result.reshape(sizes[1], *columns)
 
-        def forward(vector: Any) -> Any:
-            on_arrays = kernel._on_arrays()
-            if on_arrays is not None:
-                plain = vector.dtype == kind and vector.flags.c_contiguous and vector.flags.writeable
-                return on_arrays(vector if plain else np.array(vector, kind))
-            with torch.no_grad():
-                return called(copied(vector).reshape(shape)).reshape(-1).cpu().numpy()
+        return linalg.LinearOperator(
+            sizes,
+            matvec=lambda vector: product(vector.reshape(-1)),
+            rmatvec=lambda vector: of_adjoint(vector.reshape(-1)),
+            matmat=product,
+            rmatmat=of_adjoint,
+            dtype=str(self.contraction.dtype).removeprefix("torch."),
+        )
 
-        def of_columns(vectors: Any) -> Any:
-            operand = copied(vectors).reshape(*shape, -1)
-            with torch.no_grad():
-                return torch.vmap(called, -1, -1)(operand).reshape(prod(of_result), -1).cpu().numpy()
+    def _of_vectors(self, columns: Ints, adjoint: bool = False) -> Kernel:
+        """Return the kernel of a `LinearOperator`, with one more letter for several vectors, or of its transpose."""
+        made, e = self.contraction, self.contraction.bound.einsum
+        (position,) = e.dense
+        source, target, column = e.inputs[position], e.output, e.spare[: len(columns)]
+        if adjoint:
+            others = {i for n, term in enumerate(e.inputs) if n != position for i in term}
+            source, target = target, among(distinct(source), others | {*target})
+        terms = (*e.inputs[:position], source + column, *e.inputs[position + 1 :])
+        product = Einsum(terms, target + column, e.sparse)
+        bound = Bound.of(
+            replace(product, text=str(product)), made.bound.by_index | dict(zip(column, columns, strict=True))
+        )
+        settings = made.settings
+        if settings.effective_native(made.device) == "price":
+            settings = replace(settings, backend="numba")
+        if settings.plan != "auto" and (adjoint or columns):
+            settings = replace(settings, plan=plan_of_derived(settings.plan))
+        return Kernel(Contraction.compile(bound, stand_ins(bound, self.operands), settings, "dense"), self.operands)
 
-        def backward(vector: Any) -> Any:
-            operand = about.new_zeros(shape, requires_grad=True)
-            above = copied(vector).reshape(of_result)
-            return torch.autograd.grad(called(operand), operand, above)[0].reshape(-1).cpu().numpy()
-
-        sizes = prod(of_result), prod(shape)
-        columns = None if self.contraction.sparse else of_columns
-        return linalg.LinearOperator(sizes, matvec=forward, rmatvec=backward, matmat=columns, dtype=kind)
+    def _of_array(self, operand: Any) -> Any:
+        """Return the dense result for the one dense operand, ndarrays of any shape whose elements are in its order."""
+        dtype = str(self.contraction.dtype).removeprefix("torch.")
+        on_arrays = self._on_arrays()
+        if on_arrays is not None:
+            plain = operand.dtype == dtype and operand.flags.c_contiguous and operand.flags.writeable
+            return on_arrays(operand if plain else np.array(operand, dtype, order="C"))
+        # A copy takes a third of the time of `torch.tensor`, which also warns of arrays that are read-only.
+        tensor = torch.from_numpy(np.array(operand, order="C"))
+        (shape,) = self.contraction.bound.dense_shapes
+        with torch.no_grad():
+            result = self(tensor.to(self.contraction.device, self.contraction.dtype).reshape(shape))
+        return result.cpu().numpy()
 
     def with_values(self, *values: Tensor | None) -> Kernel:
         """Return a kernel for other values of the same patterns; only the new values are packed.

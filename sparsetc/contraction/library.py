@@ -321,7 +321,7 @@ def traced(kernel: Kernel, dense: Tensors, values: NewValues | None) -> Result:
     contraction = kernel.contraction
     exports = exporting()
     name = _named(contraction.key, exports)
-    coords = [pattern._coords for pattern in kernel._patterns] if exports else []
+    coords = [pattern.coords for pattern in kernel._patterns] if exports else []
     held = [*(kernel._values if values is None else kernel._given(values)), *coords]
     if _is_plain(contraction.key):
         return contract(name, held, [*dense])  # type: ignore[no-any-return]
@@ -360,7 +360,7 @@ def traced_einsum(
     form_and_key = _compiled(text, kinds, output, named, operator.index(latest.number), exports)
     if not form_and_key:
         return opaque(args, output, drop_zeros, settings)
-    coords = [o._pattern._coords for o in sparse] if exports else []
+    coords = [o._pattern.coords for o in sparse] if exports else []
     result = contract(form_and_key[1:], [o._values for o in sparse] + coords, dense)
     if form_and_key[0] == DENSE:
         return result  # type: ignore[no-any-return]

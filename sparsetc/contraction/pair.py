@@ -42,7 +42,11 @@ from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
 
 
 class Pair(Inspectable):
-    """A contraction of two sparse operands and nothing else."""
+    """A contraction of two sparse operands and nothing else.
+
+    Attributes:
+        nnz: entries of the result.
+    """
 
     def __init__(self, request: Request) -> None:
         """Join the operands and choose a path; `find_pattern` is to follow, once the choice is final.
@@ -94,9 +98,10 @@ class Pair(Inspectable):
         with without_autocast(self.device):
             places = self.numeric.places()
         self.problem.budget.check(places.numel())
-        self.coords, self._order = pattern_of(self.join, places)
+        self.nnz = places.numel()
+        self._pattern, self._order = pattern_of(self.join, places, self.bound.output_shape)
         if self.bound.einsum.output:
-            self._pattern = known_result(self.bound, patterns, Pattern(self.coords, self.bound.output_shape, True))
+            self._pattern = known_result(self.bound, patterns, self._pattern)
 
     def take(self, choice: Choice, ready: Pair | None = None) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""
@@ -137,11 +142,6 @@ class Pair(Inspectable):
         for part, (nnz, nbytes) in zip(self.choice.plan.parts, read, strict=True):
             parts.append(replace(part, nnz=nnz, nbytes=nbytes + nnz * width))
         return replace(self.choice.plan, parts=tuple(parts))
-
-    @property
-    def nnz(self) -> int:
-        """Entries of the result."""
-        return self.coords.shape[1]
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result; None of a dense one."""

@@ -291,26 +291,11 @@ class Join:
         # Matched entries of x and y have the same coordinates of the shared letters.
         return distinct(roles.batch), distinct(roles.free_x), distinct(roles.contracted), self.columns
 
-    def coordinates(self, places: Tensor, letters: Names) -> Tensor:
-        """Return (letters, n) the coordinates of the results at these places."""
+    def lines(self, letters: Names) -> list[tuple[bool, Tensor]]:
+        """Return for each letter of the result whether it goes by rows, not columns, and its coordinate in each."""
         of_rows = dict(zip(self.roles.kept_x, self.row.coords, strict=True))
-        other = dict(zip(self.roles.free_y, self.column.coords, strict=True))
-        n = places.numel()
-        out = room(places.device, places.dtype, len(letters), n)
-        if write := native(loops.coordinates, places.device, n):
-            for line, letter in zip(out, letters, strict=True):
-                write(places, self.columns, letter in of_rows, (of_rows | other)[letter], line)
-            return out
-        with bar(n, f"coordinates over {''.join(letters)}", unit="results") as done:
-            for begin in range(0, n, PIECE):
-                piece = places[begin : begin + PIECE]
-                row = piece // max(1, self.columns)
-                column = piece - row * self.columns
-                for line, letter in zip(out[:, begin : begin + PIECE], letters, strict=True):
-                    source, at = (of_rows[letter], row) if letter in of_rows else (other[letter], column)
-                    torch.index_select(source, 0, at, out=line)
-                done(begin + piece.numel())
-        return out
+        coords = of_rows | dict(zip(self.roles.free_y, self.column.coords, strict=True))
+        return [(letter in of_rows, coords[letter]) for letter in letters]
 
     def only(self, kept: Tensor) -> tuple[Join, Tensor]:
         """Return the join restricted to some matched entries of x, and their numbers; `kept` is a mask (matched x,)."""
@@ -323,10 +308,29 @@ class Join:
         rows = _by_entry(whole.row.rank, whole.x.n, whole.x_matched)[entries]
         columns = _by_entry(whole.column.rank, whole.y.n, whole.y_matched)
         columns = columns if self.y_matched is None else columns[self.y_matched]
-        row = places.new_zeros(self.rows).index_copy_(0, self.row.rank, rows)
-        column = places.new_zeros(self.columns).index_copy_(0, self.column.rank, columns)
+        row = rows.new_zeros(self.rows).index_copy_(0, self.row.rank, rows)
+        column = columns.new_zeros(self.columns).index_copy_(0, self.column.rank, columns)
         of_row = places // max(1, self.columns)
         return row[of_row] * whole.columns + column[places - of_row * self.columns]
+
+
+def coordinates(places: Tensor, columns: int, lines: Sequence[tuple[bool, Tensor]]) -> Tensor:
+    """Return (letters, n) the coordinates of the results at places of so many columns; `lines` as `Join` gives them."""
+    n = places.numel()
+    out = room(places.device, torch.int64, len(lines), n)
+    if write := native(loops.coordinates, places.device, n):
+        for to, (by_row, line) in zip(out, lines, strict=True):
+            write(places, columns, by_row, line, to)
+        return out
+    with bar(n, "coordinates of results", unit="results") as done:
+        for begin in range(0, n, PIECE):
+            piece = places[begin : begin + PIECE]
+            row = piece // max(1, columns)
+            column = piece - row * columns
+            for to, (by_row, line) in zip(out[:, begin : begin + PIECE], lines, strict=True):
+                torch.index_select(line, 0, row if by_row else column, out=to)
+            done(begin + piece.numel())
+    return out
 
 
 def _by_entry(ranks: Tensor, entries: int, matched: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The loop over the tasks of a join, row by row (Gustavson): Python, which `support.compiled` makes machine code of.
+"""Loops over the tasks of a join, row by row (Gustavson): Python, which `support.compiled` makes machine code of.
 
 In: numpy arrays, those that are written to included. Out: how many results there are. Places are unsigned: others are
 tested at each access for being negative.
@@ -17,19 +17,8 @@ BYTES, ONES = U(0x0F0F0F0F0F0F0F0F), U(0x0101010101010101)
 the lowest bit is that of the bits below it."""
 
 
-def results(
-    ends: Any,
-    first: Any,
-    row: Any,
-    column: Any,
-    columns: int,
-    places: Any,
-    frame: int,
-    x_base: Any,
-    x_word: Any,
-    z_word: Any,
-) -> int:
-    """Find the distinct places of all tasks, ascending, and the result of each task; return how many results there are.
+def results(ends: Any, first: Any, row: Any, column: Any, columns: int, places: Any) -> int:
+    """Find the distinct places of all tasks, ascending; return how many there are.
 
     A bit a column is set by each task of a row, and a bit of another word by each word of these. Words are then read in
     order, so that nothing is sorted.
@@ -41,29 +30,21 @@ def results(
         column: (entries of y,) the column of each.
         columns: of the result.
         places: (results, or more,) to write row * columns + column of each result to.
-        frame: log2 of the tasks of a frame.
-        x_base: the entry of x of the first task of each frame.
-        x_word: (tasks,) to write the entry of x of each task to, less the base of its frame.
-        z_word: (tasks,) to write the result of each task to.
     """
     one, low = U(1), U(63)
     bits, words = np.zeros(columns // 64 + 1, np.uint64), np.zeros(columns // 4096 + 1, np.uint64)
-    number = np.zeros(columns, np.int32)  # of a column's result among those of its row
     x = begin = 0
     n = U(0)
     while x < len(row):
-        last = x
-        end = begin
-        before = n
-        while last < len(row) and row[last] == row[x]:
-            for y in range(U(first[last]), U(first[last] + ends[last] - end)):
+        of = row[x]
+        while x < len(row) and row[x] == of:
+            for y in range(U(first[x]), U(first[x] + ends[x] - begin)):
                 of_task = U(column[y])
                 word = of_task >> U(6)
                 bits[word] |= one << (of_task & low)
                 words[word >> U(6)] |= one << (word & low)
-            end = ends[last]
-            last += 1
-        place = row[x] * columns
+            begin = ends[x]
+            x += 1
         for group in range(U(len(words))):
             left = words[group]
             while left != 0:
@@ -78,20 +59,83 @@ def results(
                     below = ~of_word & (of_word - one)
                     below -= (below >> one) & PAIRS
                     below = (below & FOURS) + ((below >> U(2)) & FOURS)
-                    found = (word << U(6)) + ((((below + (below >> U(4))) & BYTES) * ONES) >> U(56))
+                    lowest = (word << U(6)) + ((((below + (below >> U(4))) & BYTES) * ONES) >> U(56))
                     of_word &= of_word - one
-                    number[found] = n - before
-                    places[n] = place + np.int64(found)
+                    places[n] = of * columns + np.int64(lowest)
                     n += one
             words[group] = 0
-        task = begin
-        for entry in range(x, last):
-            for y in range(U(first[entry]), U(first[entry] + ends[entry] - task)):
-                z_word[U(task)] = np.int64(before) + number[U(column[y])]
-                x_word[U(task)] = entry - x_base[U(task >> frame)]
-                task += 1
-        x, begin = last, end
     return int(n)
+
+
+def tasks(
+    ends: Any,
+    first: Any,
+    row: Any,
+    column: Any,
+    columns: int,
+    places: Any,
+    frame: int,
+    x_base: Any,
+    x_word: Any,
+    z_word: Any,
+) -> None:
+    """Write the entry of x and the result of each task, given the places of all results.
+
+    Args:
+        ends: this and all up to `places` as of `results`.
+        first: as of `results`.
+        row: as of `results`.
+        column: as of `results`.
+        columns: as of `results`.
+        places: (results,) as `results` wrote them.
+        frame: log2 of the tasks of a frame.
+        x_base: the entry of x of the first task of each frame.
+        x_word: (tasks,) to write the entry of x of each task to, less the base of its frame.
+        z_word: (tasks,) to write the result of each task to.
+    """
+    number = np.zeros(columns, np.int64)  # of the result in each column of a row
+    task = n = 0
+    for entry in range(len(row)):
+        while n < len(places) and places[n] < (row[entry] + 1) * columns:
+            number[U(places[n] - row[entry] * columns)] = n
+            n += 1
+        for y in range(U(first[entry]), U(first[entry] + ends[entry] - task)):
+            z_word[U(task)] = number[U(column[y])]
+            x_word[U(task)] = entry - x_base[U(task >> frame)]
+            task += 1
+
+
+def first_products(
+    ends: Any, first: Any, row: Any, column: Any, columns: int, places: Any, x: Any, y: Any, sums: Any, out: Any
+) -> None:
+    """Write what `products` does, in the same order of sums, without a list of tasks.
+
+    Args:
+        ends: this and all up to `places` as of `tasks`.
+        first: as of `results`.
+        row: as of `results`.
+        column: as of `results`.
+        columns: as of `results`.
+        places: as of `tasks`.
+        x: (entries of x,) values.
+        y: (entries of y,) values.
+        sums: (columns,) zeros, in which these are added up.
+        out: (results,) to write to.
+    """
+    entry = task = n = 0
+    while entry < len(row):
+        of = row[entry]
+        while entry < len(row) and row[entry] == of:
+            factor = x[entry]
+            for at in range(U(first[entry]), U(first[entry] + ends[entry] - task)):
+                sums[U(column[at])] += factor * y[at]
+            task = ends[entry]
+            entry += 1
+        while n < len(places) and places[n] < (of + 1) * columns:
+            where = U(places[n] - of * columns)
+            out[U(n)] = sums[where]
+            sums[where] = 0
+            n += 1
 
 
 def products(ends: Any, first: Any, row: Any, z_word: Any, x: Any, y: Any, sums: Any, out: Any) -> None:

@@ -2,24 +2,26 @@
 
 In: a `Join`; for coordinates also the places of the result, which a way to compute it finds. Out: `JoinOrder`: the
 tasks, pairs of entries that match, counted and not made; `JoinOrder.expand` makes a chunk of them at a time, so memory
-is bounded however skewed a contracted index is. `pattern_of` makes coordinates of places.
+is bounded however skewed a contracted index is. `pattern_of` makes a pattern of places.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from sparsetc.join.join import PIECE, Join
+from sparsetc.join.join import PIECE, Join, coordinates
 from sparsetc.options import Options
 from sparsetc.packing.base import index_dtype
-from sparsetc.support import memory
+from sparsetc.support import Ints, memory
 from sparsetc.support.progress import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, lexsort
+from sparsetc.tensor.pattern import Later, Pattern
 
 TASK_BYTES = 96
 """Most bytes that one task takes while a chunk of them is expanded and sorted: a dozen vectors, half of int64."""
@@ -121,26 +123,28 @@ def composed(first: Tensor | None, then: Tensor) -> Tensor:
     return then if first is None else first.index_select(0, then)
 
 
-def pattern_of(join: Join, places: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The coordinates of a result with entries at ascending places.
+def pattern_of(join: Join, places: Tensor, shape: Ints) -> tuple[Pattern, Tensor | None]:
+    """The pattern, of a shape, of a result with entries at ascending places.
 
     Returns:
-        (letters of the result, nnz) coordinates, in lexicographic order, and (nnz,) the number of each one's place
-        among `places`; None where they are in that order already.
+        The pattern, in lexicographic order, and (nnz,) the number of each entry's place among `places`; None where they
+        are in that order already. Coordinates are then made when they are first asked for.
     """
     roles, n = join.roles, places.numel()
     if roles.output == roles.result_order:
-        return join.coordinates(places, roles.output), None
+        make = partial(coordinates, places, join.columns, join.lines(roles.output))
+        return Pattern(Later(make, n, places.device), shape, True), None
     sizes = [(join.x if c in roles.kept_x else join.y).extents([c])[0] for c in roles.output]
-    coords, order = places.new_empty((len(sizes), n)), torch.empty_like(places)
+    coords = torch.empty((len(sizes), n), dtype=torch.int64, device=places.device)
+    order = coords.new_empty(n)
     with bar(n, f"order of results over {''.join(roles.output)}", unit="results") as done:
         for begin, end in pairwise(_bounds(join, places)):
-            piece = join.coordinates(places[begin:end], roles.output)
+            piece = coordinates(places[begin:end], join.columns, join.lines(roles.output))
             by_output = lexsort(tuple(piece), sizes)
             coords[:, begin:end] = piece.index_select(1, by_output)
             torch.add(by_output, begin, out=order[begin:end])
             done(end)
-    return coords, order
+    return Pattern(coords, shape, True), order
 
 
 def _bounds(join: Join, places: Tensor) -> list[int]:
@@ -149,7 +153,7 @@ def _bounds(join: Join, places: Tensor) -> list[int]:
     if n <= PIECE:
         return [0, n]
     rows = torch.nonzero(crd.starts_of_runs(join.row.coords[:1])).flatten()
-    starts = torch.searchsorted(places, rows * join.columns)
+    starts = torch.searchsorted(places, (rows * join.columns).to(places.dtype))
     cuts = torch.searchsorted(starts, torch.arange(PIECE, n, PIECE, device=places.device))
     return sorted({0, n, *torch.cat([starts, starts.new_tensor([n])])[cuts].tolist()})
 

@@ -247,8 +247,9 @@ SPREAD = 64
 bytes of traffic beside the sectors that a task's own accesses take; not measured."""
 FEW = 1 << 26
 """Places that are marked however few the tasks: 16 MB, less time than launches take."""
-ROW_WORDS = 1 << 14
-"""Columns of a row, for each of its tasks, up to which a loop over words of bits of these serves: four words."""
+ROW_WORDS = 1 << 17
+"""Columns of a row, for each of its tasks, up to which a loop over words of bits of these serves: 32 words of .7 ns. At
+16 a task it took .6 s, and sorted groups 3 s; at 72, where each row has one task or two, 200 and 150 ms."""
 WORD = 32
 PLACE_BYTES = 2 * 4 / WORD
 """Bytes that a place takes while tasks are marked: its part of a word, and of the count up to it."""
@@ -274,12 +275,14 @@ class Tasks:
 
     Attributes:
         nnz: number of entries of the result, once its pattern is known.
+        found: the places that `places` found by a native loop, which has made no list; else None.
     """
 
     def __init__(self, join_order: JoinOrder, budget: JoinBudget) -> None:
         self.join_order, self.budget = join_order, budget
         self.fits = keeps(join_order.tasks, budget)
         self.nnz = 0
+        self.found: Tensor | None = None
         self._kept: NonzeroPairList | None = None
 
     def places(self) -> Tensor:
@@ -288,6 +291,10 @@ class Tasks:
             return self._by_marks()
         if self._sparse_rows and (find := self.native(loops.results)):
             return self._by_rows(find)
+        return self._by_groups()
+
+    def _by_groups(self) -> Tensor:
+        """(nnz,) the places, as `places` finds them, by operations of torch."""
         m, done = self.join_order, [self.join_order.ends.new_zeros(0)]
         filling = NonzeroPairList.room(m, 0, m.tasks) if self.fits else None
         self.nnz = 0
@@ -305,7 +312,7 @@ class Tasks:
     def __iter__(self) -> Iterator[NonzeroPairList]:
         if self.fits:
             if self._kept is None:
-                self.places()  # which another path has found
+                self._list()
             assert self._kept is not None
             yield self._kept
             return
@@ -329,15 +336,33 @@ class Tasks:
 
     def _by_rows(self, find: Callable[..., int]) -> Tensor:
         """(nnz,) the places, as `places` finds them, by a native loop over the tasks of each row."""
-        m, kept = self.join_order, NonzeroPairList.room(self.join_order, 0, self.join_order.tasks)
-        kept.y_shift[0:1] = m.first[0:1]
-        torch.sub(m.first[1:], m.ends[:-1], out=kept.y_shift[1:])
-        places = room(m.ends.device, m.ends.dtype, m.join.most_results)
-        arrays = FRAME.bit_length() - 1, kept.x_base, kept.x_word, kept.z_word
-        self.nnz = find(m.ends, m.first, m.row, m.column, m.join.columns, places, *arrays)
+        join = self.join_order.join
+        places = room(self.budget.device, index_dtype(join.rows * join.columns), join.most_results)
+        self.nnz = find(*self.by_row, places)
         self.budget.check(self.nnz)
-        self._kept = replace(kept, nnz=self.nnz)
-        return places[: self.nnz]
+        self.found = places[: self.nnz]
+        return self.found
+
+    @cached_property
+    def by_row(self) -> tuple[Tensor | int, ...]:
+        """What native loops over the tasks of each row read: see `loops.results`."""
+        m = self.join_order
+        return m.ends, m.first, m.row, m.column.to(index_dtype(m.join.columns)), m.join.columns
+
+    def _list(self) -> None:
+        """Make the list of tasks, of which another path, or a native loop, has found the places."""
+        if self.found is None:
+            self.places()
+        fill = self.native(loops.tasks)
+        if self.found is None or fill is None:
+            if self._kept is None:
+                self._by_groups()
+            return
+        m, filled = self.join_order, NonzeroPairList.room(self.join_order, 0, self.join_order.tasks)
+        filled.y_shift[0:1] = m.first[0:1]
+        torch.sub(m.first[1:], m.ends[:-1], out=filled.y_shift[1:])
+        fill(*self.by_row, self.found, FRAME.bit_length() - 1, filled.x_base, filled.x_word, filled.z_word)
+        self._kept = replace(filled, nnz=self.nnz)
 
     def _by_marks(self) -> Tensor:
         """(nnz,) the places, as `places` finds them, by kernels: a bit a place, set by each task that adds to it.

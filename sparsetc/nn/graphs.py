@@ -14,8 +14,8 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.options import Settings, checked_settings
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.coerce import graph_matrix
 from sparsetc.tensor.creation import block_diag
-from sparsetc.tensor.graphs import graph_matrix
 from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -38,6 +38,7 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support.compiled import room
+from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import bar
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import accumulator, wide
@@ -69,7 +70,7 @@ class TaskSum:
     """The sum over tasks for one of x, y and the result (``letter`` p, q or z) of the product of the other two."""
 
     def __init__(self, p: JoinProblem, tasks: Tasks, letter: str) -> None:
-        """Generate the program of one sum.
+        """Take the sum; its program is generated when it is first asked for, since native loops do without.
 
         Args:
             p: the contraction that the tasks are of; operands are given in the dtype that its sums are kept in.
@@ -80,34 +81,41 @@ class TaskSum:
         self.tasks = tasks
         self.letter = letter
         self.dtype = accumulator(p.dtype)
-        settings = p.budget.settings
-        shape = tasks.none.shape
+        shape = (*tasks.join_order.matched, tasks.nnz)
         self.rows = shape["pqz".index(letter)]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         wait = waits(self.rows, tasks.join_order.tasks)
-        self.ordered = (settings.deterministic or wait) and p.backend == "triton" and self.dtype.is_floating_point
+        self.ordered = (
+            (p.budget.settings.deterministic or wait) and p.backend == "triton" and self.dtype.is_floating_point
+        )
         terms = (("p", "q", "z"), *((c,) for c in EINSUMS[letter]))
         text = f"pqz,{','.join(EINSUMS[letter])}->{letter}"
         # A program serves all lists whose sizes have the same bits: few operands of new patterns need a new one.
         most = {c: 1 << max(0, n - 1).bit_length() for c, n in zip("pqz", shape, strict=True)}
         self.bound = Bound.of(Einsum(terms, (letter,), (0,), text), most)
         self._kept: tuple[NonzeroPairList, list[Arrays]] | None = None
-        program, self._none = self._bind(tasks.none)
-        name = f"{p.equation} {'scalar' if letter == 'z' else f'scalar_{letter}'}"
-        device, about = self._none.parts[0].index[0].device, _about(p.equation, tasks)
-        self.programs = Programs([program], self.dtype, p.backend, device, settings.cache_dir, name=name, about=about)
-        self.executable = Executable(self.programs, max(1, self.rows), (), self.dtype, False)
+        self._listed = False
+
+    @cached_property
+    def programs(self) -> Programs:
+        """The program of the sum."""
+        p, (program, arrays) = self.problem, self._bind(self.tasks.none)
+        name = f"{p.equation} {'scalar' if self.letter == 'z' else f'scalar_{self.letter}'}"
+        device, folder = arrays.parts[0].index[0].device, p.budget.settings.cache_dir
+        about = _about(p.equation, self.tasks)
+        return Programs([program], self.dtype, p.backend, device, folder, name=name, about=about)
+
+    @cached_property
+    def executable(self) -> Executable:
+        """The program, ready to run."""
+        return Executable(self.programs, max(1, self.rows), (), self.dtype, False)
 
     def __call__(self, left: Tensor, right: Tensor) -> Tensor:
         """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
         factors = [left.contiguous(), right.contiguous()]
-        if self.letter == "z" and self.tasks.fits and not left.is_complex() and self.programs.backend == "torch":
-            m, (one,) = self.tasks.join_order, self.tasks
-            if multiply := self.tasks.native(loops.products):
-                out = room(left.device, left.dtype, self.rows)
-                sums = torch.zeros(m.join.columns, dtype=wide(out.dtype), device=out.device)
-                multiply(m.ends, m.first, m.row, one.z_word, *factors, sums, out)
-                return out
+        real = not left.is_complex() and self.problem.backend == "torch"
+        if self.letter == "z" and self.tasks.fits and real and (sums := self._natively(*factors)) is not None:
+            return sums
         out = left.new_zeros(self.rows)
         with bar(self.tasks.join_order.tasks, f"values of {self.tasks.budget.what}", unit="tasks") as at:
             for one in self.tasks:
@@ -115,6 +123,22 @@ class TaskSum:
                     # One addition an entry and list, and lists in order: ordered sums have the same bits each time.
                     self.executable.run(arrays, [None], factors, out, accumulate=True)
                 at(one.end)
+        return out
+
+    def _natively(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """The result's sums by a native loop; None without one. A list of tasks pays from the second call on."""
+        tasks, m = self.tasks, self.tasks.join_order
+        listed, self._listed = self._listed or tasks.found is None, True
+        multiply = tasks.native(loops.products if listed else loops.first_products)
+        if multiply is None:
+            return None
+        out = room(x.device, x.dtype, self.rows)
+        sums = torch.zeros(m.join.columns, dtype=wide(out.dtype), device=out.device)
+        if listed:
+            (one,) = tasks
+            multiply(m.ends, m.first, m.row, one.z_word, x, y, sums, out)
+        else:
+            multiply(*tasks.by_row, tasks.found, x, y, sums, out)
         return out
 
     def _arrays(self, one: NonzeroPairList) -> list[Arrays]:
@@ -154,7 +178,7 @@ class TaskSum:
     def ptx(self, target: str) -> str:
         """The assembly of the kernel for a named target; needs no GPU."""
         if self.programs.backend == "triton":
-            return self.programs.assembly(target, self._none.parts, self.dtype)
+            return self.programs.assembly(target, self._bind(self.tasks.none)[1].parts, self.dtype)
         return TaskSum(replace(self.problem, backend="triton"), self.tasks, self.letter).ptx(target)
 
 

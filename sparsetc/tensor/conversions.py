@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.attributes import Attributes, Sparse
 
 
-def _converted(dtype: torch.dtype) -> Callable[[Any], SparseTensor]:
+def _converted(dtype: torch.dtype) -> Callable[[Sparse], Sparse]:
     """The method that converts values."""
 
-    def converted(x: Any) -> SparseTensor:
-        return x.to(dtype)  # type: ignore[no-any-return]
+    def converted(x: Sparse) -> Sparse:
+        return x.to(dtype)
 
     converted.__doc__ = f"Return the tensor with values cast to {str(dtype).removeprefix('torch.')}."
     return converted
 
 
-class Typed:
+class Typed(Attributes):
     """torch's names for conversions, in a class of their own: annotations elsewhere mean Python's types by them."""
 
     __slots__ = ()
@@ -30,5 +29,4 @@ class Typed:
 
     def type(self, dtype: Any = None) -> Any:
         """Convert values to a dtype. Without one, return torch's old name of the values' type."""
-        x: Any = self
-        return x._values.type() if dtype is None else x.to(dtype)
+        return self._values.type() if dtype is None else self.to(dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,21 +21,18 @@ from sparsetc.errors import DtypeError, FormatError, ShapeError
 from sparsetc.support import memory, required
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.attributes import Attributes, Sparse
 from sparsetc.tensor.blocks import Blocks, checked
 from sparsetc.tensor.dtypes import computable
 from sparsetc.tensor.duplicates import coalescing_bytes
-from sparsetc.tensor.graphs import graph_matrix
-from sparsetc.tensor.inputs import as_tensor, as_values, check_plain, comes_from, not_plain
+from sparsetc.tensor.inputs import as_tensor, as_values, check_plain, comes_from
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.readings import reading
-
-if TYPE_CHECKING:
-    from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> Tensor:
+def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     """See SparseTensor.to_dense."""
     blocks, values = x.pattern.blocks, x.values
     limit = None if memory_limit is None else memory.as_bytes(memory_limit)
@@ -57,7 +54,7 @@ def to_dense(x: SparseTensor, memory_limit: int | str | None = None) -> Tensor:
     return dense if blocks is None else blocks.laid_out(dense)
 
 
-def to_torch(x: SparseTensor, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> Tensor:
+def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> Tensor:
     """Convert to a torch.sparse tensor: COO of any order (hybrid if semi-sparse); CSR, CSC, BSR or BSC of order 2.
 
     Args:
@@ -93,7 +90,7 @@ def to_torch(x: SparseTensor, layout: torch.layout | None = None, blocksize: tup
     if blocks is not None:
         if blocksize is not None and not any(o % n for o, n in zip(blocks.sides, blocksize, strict=True)):
             return _compressed_blocks(x, layout, blocksize)
-        x = x.expand_dense()
+        x = expand_dense(x)
     coo = torch.sparse_coo_tensor(
         x.coords, x.values, x.shape, device=x.device, is_coalesced=x.is_coalesced or None, check_invariants=False
     )
@@ -102,7 +99,7 @@ def to_torch(x: SparseTensor, layout: torch.layout | None = None, blocksize: tup
     return coo.to_sparse(layout=layout, blocksize=blocksize) if blocked else coo.to_sparse(layout=layout)
 
 
-def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[int, int]) -> Tensor:
+def _compressed_blocks(x: Attributes, layout: torch.layout, blocksize: tuple[int, int]) -> Tensor:
     """Return a BSR or BSC tensor, with blocks cut to this size, which must divide the shape."""
     pattern, cut = x.pattern.cut(tuple(blocksize))
     values, outer = cut.values(x.values), 0 if layout == torch.sparse_bsr else 1
@@ -115,25 +112,25 @@ def _compressed_blocks(x: SparseTensor, layout: torch.layout, blocksize: tuple[i
     return compressed(starts, inner, values, x.shape, layout=layout, device=x.device, check_invariants=False)  # type: ignore[no-any-return]
 
 
-def to_numpy(x: SparseTensor) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+def to_numpy(x: Attributes) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Return ``(coords, values, shape)`` as ndarrays on the host.
 
     Raises:
         DtypeError: values are bfloat16, which numpy lacks.
     """
-    x = x.expand_dense() if x.blocksize else x
+    x = expand_dense(x) if x.blocksize else x
     if x.dtype == torch.bfloat16:
         raise DtypeError("numpy has no bfloat16; convert with .to(torch.float32) first")
     return x.coords.cpu().numpy(), x.values.detach().resolve_conj().resolve_neg().cpu().numpy(), x.shape
 
 
-def _not_a_matrix(x: SparseTensor) -> str:
+def _not_a_matrix(x: Attributes) -> str:
     """Why a tensor is no sparse matrix, and what makes it one where its dense modes alone are in the way."""
     hint = "; call expand_dense() first" if x.order == 2 else ""
     return f"this tensor has shape {x.shape}, {x.dense_order} modes dense{hint}"
 
 
-def to_scipy(x: SparseTensor) -> Any:
+def to_scipy(x: Attributes) -> Any:
     """Convert a matrix to a ``scipy.sparse.coo_array``, or a ``bsr_array`` if whole blocks fill it; on the CPU.
 
     Raises:
@@ -152,14 +149,14 @@ def to_scipy(x: SparseTensor) -> Any:
     return sparse.coo_array((values, (coords[0], coords[1])), shape=shape)
 
 
-def to_pydata(x: SparseTensor) -> Any:
+def to_pydata(x: Attributes) -> Any:
     """Convert to a ``sparse.COO`` of pydata/sparse."""
     sparse = required("sparse", "to_pydata needs pydata/sparse: pip install sparse")
-    coords, values, shape = to_numpy(x.expand_dense())
+    coords, values, shape = to_numpy(expand_dense(x))
     return sparse.COO(coords, values, shape=shape, has_duplicates=not x.is_coalesced, sorted=x.is_coalesced)
 
 
-def from_torch(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
+def from_torch(cls: type[Sparse], tensor: Tensor) -> Sparse:
     """Convert a torch tensor: sparse COO (hybrid too), CSR, CSC, BSR, BSC, or strided (see `from_dense`).
 
     BSR and BSC keep their blocks. Of batches of compressed layouts, batch modes come first.
@@ -182,7 +179,7 @@ def from_torch(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
     return _from_coo(cls, tensor)
 
 
-def _from_coo(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
+def _from_coo(cls: type[Sparse], tensor: Tensor) -> Sparse:
     shape, indices = tuple(tensor.shape), tensor._indices()
     coordinates = reading(
         torch.sparse_coo, shape, [indices], [indices.untyped_storage()], lambda own: (own[0].contiguous(), None)
@@ -192,7 +189,7 @@ def _from_coo(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
     return cls._make(coordinates.pattern, coordinates.values(tensor._values()))
 
 
-def _from_compressed(cls: type[SparseTensor], tensor: Tensor) -> SparseTensor:
+def _from_compressed(cls: type[Sparse], tensor: Tensor) -> Sparse:
     by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     outer = tensor.crow_indices() if by_rows else tensor.ccol_indices()
     inner = tensor.col_indices() if by_rows else tensor.row_indices()
@@ -231,9 +228,7 @@ def _compressed_coordinates(own: tuple[Tensor, ...], by_rows: bool) -> Tensor:
     return torch.stack(rows)
 
 
-def from_dense(
-    cls: type[SparseTensor], tensor: Any, *, mask: Any = None, blocksize: Sequence[int] | None = None
-) -> SparseTensor:
+def from_dense(cls: type[Sparse], tensor: Any, *, mask: Any = None, blocksize: Sequence[int] | None = None) -> Sparse:
     """Take the nonzeros (NaN included) of a strided tensor or ndarray, or the blocks that hold one; differentiable.
 
     Args:
@@ -281,9 +276,9 @@ def from_dense(
     return cls._make(Pattern(coords, tuple(places.shape), True, blocks), strided[tuple(coords)])
 
 
-def from_scipy(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
+def from_scipy(cls: type[Sparse], matrix: Any) -> Sparse:
     """Convert any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
-    if not _is_scipy(matrix):
+    if not is_scipy(matrix):
         raise FormatError(f"from_scipy takes a scipy.sparse matrix or array, found {type(matrix).__name__}")
     if matrix.format not in ("csr", "csc", "bsr", "coo"):
         coo = matrix.tocoo()
@@ -295,7 +290,7 @@ def _coordinates(coo: Any) -> tuple[np.ndarray, ...]:
     return tuple(coo.coords) if hasattr(coo, "coords") else (coo.row, coo.col)  # scipy < 1.13 has no .coords
 
 
-def _from_arrays(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
+def _from_arrays(cls: type[Sparse], matrix: Any) -> Sparse:
     """Convert a scipy matrix whose values are one array beside index arrays."""
     memory = _coordinates(matrix) if matrix.format == "coo" else (matrix.indptr, matrix.indices)
     values, shape = as_values(matrix.data), tuple(matrix.shape)
@@ -316,13 +311,13 @@ def _from_arrays(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
     return cls._make(coordinates.pattern, coordinates.values(values))
 
 
-def from_pydata(cls: type[SparseTensor], array: Any) -> SparseTensor:
+def from_pydata(cls: type[Sparse], array: Any) -> Sparse:
     """Convert a pydata/sparse COO, GCXS or DOK.
 
     Raises:
         FormatError: its fill value is not 0.
     """
-    if not _is_pydata(array):
+    if not is_pydata(array):
         raise FormatError(f"from_pydata takes a pydata/sparse array, found {type(array).__name__}")
     if array.fill_value != 0:
         raise FormatError(f"a sparse array must have fill value 0, found {array.fill_value}")
@@ -331,55 +326,7 @@ def from_pydata(cls: type[SparseTensor], array: Any) -> SparseTensor:
     return cls(np.asarray(array.coords), np.asarray(array.data), tuple(array.shape))
 
 
-def coerce(cls: type[SparseTensor], obj: object) -> SparseTensor | None:
-    """Convert any sparse tensor or graph of a known library; None for other objects, which are not sparse.
-
-    Examples:
-        >>> stc.SparseTensor.coerce(torch.ones(2)) is None
-        True
-    """
-    if isinstance(obj, cls):
-        return obj
-    graph = None if type(obj) in (Tensor, np.ndarray) else graph_matrix(cls, obj)
-    if graph is not None:
-        return graph
-    if isinstance(obj, Tensor):
-        if not_plain(obj):
-            return None  # its layout may say anything
-        return None if obj.layout == torch.strided else from_torch(cls, obj)
-    if _is_scipy(obj):
-        return from_scipy(cls, obj)
-    if _is_pydata(obj):
-        return from_pydata(cls, obj)
-    if comes_from(obj, "pyttb") and hasattr(obj, "subs"):
-        return _from_pyttb(cls, obj)
-    if comes_from(obj, "torch_sparse") and hasattr(obj, "coo"):
-        return _from_torch_sparse(cls, obj)
-    return None
-
-
-def _from_torch_sparse(cls: type[SparseTensor], matrix: Any) -> SparseTensor:
-    rows, columns, values = matrix.coo()
-    if values is None:
-        values = torch.ones(rows.shape, device=rows.device)
-    return cls(torch.stack((rows, columns)), values, matrix.sizes())
-
-
-def _from_pyttb(cls: type[SparseTensor], tensor: Any) -> SparseTensor:
-    shape = tuple(tensor.shape)
-    coords = np.asarray(tensor.subs, dtype=np.int64).reshape(-1, len(shape))  # of no nonzeros it is (1, 0)
-    return cls(coords.T, np.asarray(tensor.vals).reshape(-1), shape)
-
-
-def _is_scipy(obj: object) -> bool:
-    return comes_from(obj, "scipy.sparse") and hasattr(obj, "tocoo")
-
-
-def _is_pydata(obj: object) -> bool:
-    return comes_from(obj, "sparse") and hasattr(obj, "fill_value")
-
-
-def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> SparseTensor:
+def permute(x: Sparse, *modes: int | tuple[int, ...] | list[int]) -> Sparse:
     """Reorder modes: ``shape[n] = old.shape[modes[n]]``. Nonzeros are sorted again if they were sorted.
 
     Blocks are permuted with their modes. Dense modes are exchanged among themselves; if one would stand before a sparse
@@ -400,7 +347,7 @@ def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> Spars
         return x
     split, values = x.sparse_order, x._values
     if any(m >= split for m in wanted[:split]):
-        return x.expand_dense().permute(wanted)
+        return permute(expand_dense(x), wanted)
     pattern, order = x._pattern.permuted(wanted[:split])
     sides = len(x.blocksize)
     dense = (m - split + 1 + sides for m in wanted[split:])
@@ -408,7 +355,7 @@ def permute(x: SparseTensor, *modes: int | tuple[int, ...] | list[int]) -> Spars
     return type(x)._make(pattern, crd.picked(values, order))
 
 
-def expand_dense(x: SparseTensor) -> SparseTensor:
+def expand_dense(x: Sparse) -> Sparse:
     """Turn dense modes and blocks into coordinates, one nonzero for each stored value, zeros included; differentiable.
 
     Values of blocks past the end of the shape are left out. Tensors of one pattern share one expanded pattern.
@@ -427,3 +374,11 @@ def expand_dense(x: SparseTensor) -> SparseTensor:
     nbytes += 0 if x.values.is_contiguous() else x.values.nbytes
     memory.check(f"the coordinates of {x.values.numel():,} entries of dense modes", nbytes, x.device)
     return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.reshape(-1))
+
+
+def is_scipy(obj: object) -> bool:
+    return comes_from(obj, "scipy.sparse") and hasattr(obj, "tocoo")
+
+
+def is_pydata(obj: object) -> bool:
+    return comes_from(obj, "sparse") and hasattr(obj, "fill_value")

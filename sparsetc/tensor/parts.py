@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
+from sparsetc.tensor import convert
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.attributes import IN_PLACE, Attributes, untyped
+from sparsetc.tensor.attributes import IN_PLACE, Attributes, Sparse, untyped
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.elementwise import where_holds
@@ -34,6 +35,8 @@ class Parts(Attributes):
     """
 
     __slots__ = ()
+    permute = convert.permute
+    expand_dense = convert.expand_dense
 
     def __iter__(self) -> Iterator[Any]:
         return (self[n] for n in range(len(self)))
@@ -60,7 +63,7 @@ class Parts(Attributes):
         """
         if isinstance(key, Attributes):
             return where_holds(self, untyped(key).expand_dense().drop(), True)
-        return indexed(without_blocks(untyped(self)), list(key) if isinstance(key, tuple) else [key])
+        return indexed(without_blocks(self), list(key) if isinstance(key, tuple) else [key])
 
     def index_select(self, dim: int, index: Tensor) -> Any:
         """Select positions of a mode by an index tensor, in its order, with repeats.
@@ -79,7 +82,7 @@ class Parts(Attributes):
             >>> stc.eye(3).narrow(0, 1, 2).shape
             (2, 3)
         """
-        mode, size = mode_of(self.ndim, dim), untyped(self).shape[dim]
+        mode, size = mode_of(self.ndim, dim), self.shape[dim]
         first = start + size if start < 0 else start
         if not 0 <= first <= first + length <= size:
             raise CoordinateError(f"narrow: {length} positions from {start} on are not in mode {mode} of size {size}")
@@ -151,7 +154,7 @@ class Parts(Attributes):
         """
         if dims is None:
             return untyped(self).reshape(-1).roll(shifts, 0).reshape(self.size())
-        x = without_blocks(untyped(self))
+        x = without_blocks(self)
         shifts, dims = ([one] if isinstance(one, int) else list(one) for one in (shifts, dims))
         if len(shifts) != len(dims):
             raise ShapeError(f"roll takes a shift for each mode, found {shifts} and {dims}")
@@ -194,7 +197,7 @@ class Parts(Attributes):
         """
         if self.ndim == 2:
             return self.diagonal(diagonal)
-        x = untyped(self).expand_dense().coalesce()
+        x = self.expand_dense().coalesce()
         if x.ndim != 1:
             raise ShapeError(f"diag is of a vector or a matrix, found {x.ndim} modes")
         offset = crd.offset_of(diagonal)
@@ -217,7 +220,7 @@ class Parts(Attributes):
             >>> stc.full((2, 3), 1.0).diagonal(1).shape
             (2,)
         """
-        x = untyped(self).expand_dense().coalesce()
+        x = self.expand_dense().coalesce()
         first, second = (mode_of(x.ndim, d) for d in (dim1, dim2))
         if first == second:
             raise ShapeError(f"diagonal takes two modes, found {dim1} and {dim2}")
@@ -253,7 +256,7 @@ class Parts(Attributes):
         return self._triangle(diagonal, operator.ge)
 
     def _triangle(self, diagonal: int, compare: Callable[[Any, Any], Tensor]) -> Self:
-        x = untyped(self).expand_dense().coalesce()
+        x = self.expand_dense().coalesce()
         if x.ndim < 2:
             raise ShapeError("a triangle is of two modes, found one")
         diagonal = crd.offset_of(diagonal)
@@ -270,6 +273,6 @@ def flat(shape: Sequence[Any]) -> list[Any]:
     return list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
 
 
-def _with_entries(x: Any, pattern: Pattern, entries: Tensor) -> Any:
+def _with_entries(x: Sparse, pattern: Pattern, entries: Tensor | None) -> Sparse:
     """The tensor of a pattern with the values of entries of x."""
-    return x._make(pattern, x._values.index_select(0, entries))
+    return x._make(pattern, crd.picked(x._values, entries))

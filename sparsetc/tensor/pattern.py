@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -87,6 +88,15 @@ class Uses:
         self.count = 0
 
 
+@dataclass(frozen=True)
+class Later:
+    """Coordinates that are made when they are first asked for: of products of new patterns few are ever read."""
+
+    make: Callable[[], Tensor]
+    nnz: int
+    device: torch.device
+
+
 class Pattern:
     """The coordinates and sizes of the sparse modes of a tensor.
 
@@ -112,6 +122,7 @@ class Pattern:
     )
 
     labels: Labels
+    _coords: Tensor | Later
     _cache: Lru[Hashable, Any] | None
     _derived: Lru[Hashable, weakref.ref[Pattern]]
     counts: dict[Any, Any]  # distinct coordinates and the like, for the planner: a few numbers for each set of modes
@@ -121,13 +132,18 @@ class Pattern:
     uses: Uses
 
     def __init__(
-        self, coords: Tensor, shape: Ints, coalesced: bool, blocks: Blocks | None = None, uses: Uses | None = None
+        self,
+        coords: Tensor | Later,
+        shape: Ints,
+        coalesced: bool,
+        blocks: Blocks | None = None,
+        uses: Uses | None = None,
     ) -> None:
         """Take int64 contiguous coordinates (order, nnz); in range, and sorted and unique if `coalesced`.
 
         They are those of blocks where there are any, whose grid `shape` is.
         """
-        if coords.is_inference():  # which autograd could not save
+        if isinstance(coords, Tensor) and coords.is_inference():  # which autograd could not save
             with lasting():
                 coords = coords.clone()
         self._coords = coords
@@ -147,6 +163,13 @@ class Pattern:
     @property
     def coords(self) -> Tensor:
         """The coordinates, (order, nnz) int64, contiguous, 0-based; not to be written to."""
+        coords = self._coords
+        return coords if isinstance(coords, Tensor) else self._make(coords)
+
+    @entry_point
+    def _make(self, later: Later) -> Tensor:
+        with lasting():
+            self._coords = later.make()
         return self._coords
 
     @property
@@ -162,12 +185,13 @@ class Pattern:
     @property
     def order(self) -> int:
         """The number of sparse modes, at least 1."""
-        return self._coords.shape[0]
+        return len(self._shape)
 
     @property
     def nnz(self) -> int:
         """The number of entries, duplicates included."""
-        return self._coords.shape[1]
+        coords = self._coords
+        return coords.shape[1] if isinstance(coords, Tensor) else coords.nnz
 
     @property
     def device(self) -> torch.device:
@@ -247,7 +271,7 @@ class Pattern:
         return self._once(("permuted", modes), lambda: self._permuted(modes))
 
     def _permuted(self, modes: Ints) -> tuple[Pattern, Tensor | None]:
-        coords = self._coords[list(modes)]
+        coords = self.coords[list(modes)]
         shape = tuple(self._shape[m] for m in modes)
         order = None
         if self._coalesced:
@@ -276,7 +300,7 @@ class Pattern:
         return self if pattern is None else pattern, entries
 
     def _distinct(self, first: Ints, modes: Ints) -> tuple[Pattern | None, Tensor | None]:
-        coords, shape = self._coords, tuple(self._shape[m] for m in modes)
+        coords, shape = self.coords, tuple(self._shape[m] for m in modes)
         entries = crd.on_diagonal(first, coords)
         if entries is not None:
             coords = coords[list(modes)][:, entries]
@@ -293,7 +317,7 @@ class Pattern:
             return self
 
         def made() -> Pattern:
-            return Pattern(crd.with_dense_modes(self._coords, sizes), self._shape + sizes, self._coalesced)
+            return Pattern(crd.with_dense_modes(self.coords, sizes), self._shape + sizes, self._coalesced)
 
         return self._once(("expanded", sizes), made)
 
@@ -302,7 +326,7 @@ class Pattern:
 
         def made() -> tuple[Pattern, BlockCut]:
             assert self._blocks is not None
-            cut = BlockCut.of(self._blocks, self._coords, self._coalesced, sides)
+            cut = BlockCut.of(self._blocks, self.coords, self._coalesced, sides)
             pattern = Pattern(cut.coords, cut.blocks.grid, self._coalesced)
             pattern.labels = self.labels if set(sides) == {1} else {}
             return pattern, cut
@@ -318,7 +342,7 @@ class Pattern:
     def _divided(self, sides: Ints) -> Pattern:
         rows: list[Tensor] = []
         shape: list[int] = []
-        for row, size, side in zip(self._coords, self._shape, sides, strict=True):
+        for row, size, side in zip(self.coords, self._shape, sides, strict=True):
             rows += [row // side, row % side] if side else [row]
             shape += [-(-size // side), side] if side else [size]
         return Pattern(torch.stack(rows), tuple(shape), self._coalesced)
@@ -345,7 +369,7 @@ class Pattern:
         key = (key, made._coalesced, *map(weakref.ref, others))
         kept = self._derived.get(key)
         found = None if kept is None else kept()
-        if found is not None and torch.equal(found._coords, made._coords):
+        if found is not None and torch.equal(found.coords, made.coords):
             return found
         self._derived.pop(key)
         self._derived.put(key, weakref.ref(made), needs=others)
@@ -364,7 +388,7 @@ class Pattern:
 
     def bare(self) -> Pattern:
         """The coordinates with nothing kept: what is kept for a pattern may refer to it."""
-        pattern = self.like(self._coords, self._coalesced)
+        pattern = self.like(self.coords, self._coalesced)
         pattern.ones = self.ones
         return pattern
 

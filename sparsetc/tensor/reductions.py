@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.support import memory, outside, volume
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.attributes import Sparse
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.elementwise import at_entries
@@ -24,9 +25,6 @@ from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.ranking import argument, extremum, topk
 from sparsetc.tensor.sums import accumulator, exactly, fitted, multiplied, summed_dtype
-
-if TYPE_CHECKING:
-    from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Dims = int | Sequence[int] | None
 """Modes, negative ones counted from the end; None for all, and () for none, as numpy has it."""
@@ -381,7 +379,7 @@ def _with_ones(sums: Tensor, gone: Sequence[int]) -> Tensor:
     return sums
 
 
-def _with_sizes_of_1(sums: SparseTensor, x: SparseTensor, gone: Sequence[int]) -> SparseTensor:
+def _with_sizes_of_1(sums: Sparse, x: Sparse, gone: Sequence[int]) -> Sparse:
     """The sparse result with the modes that are gone, of size 1; dense ones as dense modes."""
     old, left = sums._pattern, iter(sums._pattern.coords)
     none = torch.zeros_like(old.coords[0])

@@ -6,30 +6,27 @@ one device, differentiable with respect to its values. The levels above keep wha
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from numbers import Number
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor import convert, graphs, tables
+from sparsetc.tensor import coerce, convert, tables
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.attributes import IN_PLACE
 from sparsetc.tensor.conversions import Typed
-from sparsetc.tensor.dtypes import check_dtype
-from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.functions import Functions
-from sparsetc.tensor.inputs import ArrayLike, as_values, constructed
-from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.picture import SIDE, as_html, binned
-from sparsetc.tensor.readings import Unsorted
 from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure
-from sparsetc.tensor.sums import INTEGERS
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 INSTEAD = {
     "numpy": ".to_dense().numpy(), or .to_numpy() for coordinates and values",
@@ -52,6 +49,11 @@ INSTEAD = {
     "layout": "convert it by .to_torch() for what asks for a layout of torch's",
 }
 """Replacements for attributes of torch's tensors that a SparseTensor lacks; for others to_dense() or values."""
+
+
+def _constructor(make: Callable[Concatenate[type[SparseTensor], P], R]) -> Callable[P, R]:
+    """The class method that a function of the class is."""
+    return classmethod(make)  # type: ignore[return-value]
 
 
 class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
@@ -98,27 +100,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
                 [5., 0., 0.]])
     """
 
-    __slots__ = ("__weakref__", "_ddp_ignored", "_pattern", "_unsorted", "_values")
-    # torch's DistributedDataParallel sets the second one of buffers that it leaves alone
-
-    _pattern: Pattern
-    _values: Tensor
-    _unsorted: Unsorted | None  # where the other two are not made yet
-
-    @entry_point
-    def __init__(
-        self, coords: ArrayLike, values: ArrayLike, shape: Any = None, *, coalesce: bool = True, check: bool = True
-    ) -> None:
-        checked = constructed(coords, values, shape, coalesce, check)
-        if isinstance(checked, Unsorted):
-            self._unsorted = checked
-        else:
-            self._set(*checked)
-
-    def _set(self, pattern: Pattern, values: Tensor) -> None:
-        self._pattern = pattern
-        self._values = values
-        self._unsorted = None
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         """Return the pattern, or values on it, of coordinates that are sorted when first asked for."""
@@ -140,118 +122,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             self._set(*unsorted.coalesced())
         return object.__getattribute__(self, name)
 
-    @classmethod
-    def _make(cls, pattern: Pattern, values: Tensor) -> SparseTensor:
-        """The constructor without any check: (nnz, *dense sizes) values on a pattern that is believed."""
-        self = cls.__new__(cls)
-        self._set(pattern, values)
-        return self
-
-    @classmethod
-    def _of(cls, coords: Tensor, values: Tensor, shape: tuple[int, ...], coalesced: bool) -> SparseTensor:
-        """The constructor without any check, on a new pattern."""
-        return cls._make(Pattern(coords, shape[: coords.shape[0]], coalesced), values)
-
-    def _bare(self) -> SparseTensor:
-        """The pattern with no values to speak of and nothing kept: what is kept for a pattern may refer to it."""
-        with lasting():  # nothing of the values, which a transform may follow
-            none = torch.zeros((), dtype=self.dtype, device=self.device).expand(self._values.shape)
-        return SparseTensor._make(self._pattern.bare(), none)
-
-    # ---- copies -----------------------------------------------------------------------------------------------
-
-    def __copy__(self) -> SparseTensor:
-        return self.with_values(self.values)
-
     # ---- what it is -------------------------------------------------------------------------------------------
-
-    @property
-    def pattern(self) -> Pattern:
-        """The coordinates and sizes of the sparse modes, shared by all tensors of this pattern; compare with ``is``."""
-        return self._pattern
-
-    @property
-    def coords(self) -> Tensor:
-        """The coordinates, (sparse_order, nnz) int64, contiguous, 0-based."""
-        return self._pattern._coords
-
-    @property
-    def values(self) -> Tensor:
-        """The values, (nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) of a tensor in blocks.
-
-        They may be changed in place: `einsum` packs them again where they changed.
-        """
-        return self._values
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of all modes, dense ones last."""
-        unsorted = self._unsorted
-        if unsorted is not None:
-            return unsorted.reading.sizes
-        blocks = self._pattern._blocks
-        if blocks is not None:
-            return blocks.shape + tuple(self._values.shape[1 + len(blocks.shape) :])
-        shape = self._pattern._shape
-        return shape if self._values.ndim == 1 else shape + tuple(self._values.shape[1:])
-
-    @property
-    def blocksize(self) -> tuple[int, ...]:
-        """The side of blocks along each sparse mode; empty for a tensor of single nonzeros."""
-        blocks = self._pattern._blocks
-        return () if blocks is None else blocks.sides
-
-    @property
-    def order(self) -> int:
-        """The number of modes, dense ones included."""
-        return len(self.shape)
-
-    @property
-    def sparse_order(self) -> int:
-        """The number of modes with coordinates, at least 1."""
-        return self._pattern.order
-
-    @property
-    def dense_order(self) -> int:
-        """The number of trailing dense modes, usually 0."""
-        return self._values.ndim - 1 - len(self.blocksize)
-
-    @property
-    def nnz(self) -> int:
-        """The number of stored nonzeros or blocks (columns of coords), explicit zeros and duplicates included."""
-        return self._pattern.nnz
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the values."""
-        return self._given.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of coordinates and values."""
-        return self._given.device
-
-    @property
-    def requires_grad(self) -> bool:
-        """True if autograd follows the values."""
-        return self._given.requires_grad
-
-    @property
-    def _given(self) -> Tensor:
-        """The values, unsorted until somebody asks for the pattern."""
-        unsorted = self._unsorted
-        return self._values if unsorted is None else unsorted.values
-
-    @property
-    def is_coalesced(self) -> bool:
-        """True if the nonzeros are known to be lexicographically sorted and unique."""
-        return self._pattern._coalesced
-
-    @property
-    def density(self) -> float:
-        """The number of stored nonzeros or blocks over the number of possible positions; 0 for an empty shape."""
-        positions = math.prod(self._pattern._shape)
-        return self.nnz / positions if positions else 0.0
 
     def __repr__(self) -> str:
         dense = f", dense_order={self.dense_order}" if self.dense_order else ""
@@ -303,25 +174,6 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     # ---- the same tensor, otherwise ---------------------------------------------------------------------------
 
-    def coalesce(self) -> SparseTensor:
-        """Sort entries lexicographically and sum duplicates. Return the tensor itself if it is known to be coalesced.
-
-        Examples:
-            >>> stc.SparseTensor([[1, 0, 1]], [1.0, 2.0, 3.0], coalesce=False).coalesce().values
-            tensor([2., 4.])
-        """
-        if self.is_coalesced:
-            return self
-        pattern, merge = self._merged()
-        return SparseTensor._make(pattern, self._values if merge is None else merge.values(self._values))
-
-    def _merged(self) -> tuple[Pattern, Merge | None]:
-        def made() -> tuple[Pattern, Merge | None]:
-            coords, merge = coalesced(self.coords, self._pattern._shape)
-            return self._pattern.like(coords, True), merge
-
-        return self._pattern._once("coalesced", made)
-
     def unique_map(self) -> Tensor:
         """Return for each entry the number of the entry of `coalesce` that it is added to, (nnz,) int64.
 
@@ -335,54 +187,6 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             number[merge.order] = number.clone() if merge.run is None else merge.run
         return number
 
-    def with_values(self, values: ArrayLike) -> SparseTensor:
-        """Return a tensor of this pattern with new values, on the same device; dtype and dense modes may differ.
-
-        The pattern is shared with everything kept for it, so an einsum compiled for values of this shape is not
-        planned again. Values of blocks past the end of the shape are never read.
-
-        Args:
-            values: (nnz, *dense sizes), or (nnz, *blocksize, *dense sizes) for a tensor in blocks. The dense sizes
-                (there may be none) become the last modes of the shape: values (nnz, heads) on an (n, n) pattern make a
-                tensor (n, n, heads).
-
-        Raises:
-            ShapeError: another number of values than nonzeros, or other block sizes.
-
-        Examples:
-            >>> stc.eye(2).with_values([3.0, 4.0]).to_dense()
-            tensor([[3., 0.],
-                    [0., 4.]])
-        """
-        new, entries = as_values(values), self._pattern.values_shape(())
-        if new.shape[: len(entries)] != entries:
-            raise ShapeError(f"values must have shape {entries}, dense modes may follow; found {tuple(new.shape)}")
-        if new.device != self.device:
-            raise DeviceError(f"values must be on {self.device} as the pattern is, found {new.device}")
-        return SparseTensor._make(self._pattern, new)
-
-    def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """Move or cast: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``, ``non_blocking=``.
-
-        Returns the tensor itself if nothing changes. On the same device, pattern and cache are shared.
-
-        Examples:
-            >>> stc.eye(2).to(torch.float64).dtype
-            torch.float64
-        """
-        plain: Any = [a._values if isinstance(a, SparseTensor) else a for a in args]
-        values = self._values.to(*plain, **kwargs)
-        if values is self._values:
-            return self
-        check_dtype(values.dtype)
-        of_sums = values.dtype in INTEGERS and self.dtype not in INTEGERS  # of the sum alone
-        if not self.is_coalesced and (of_sums or torch.bool in (values.dtype, self.dtype)):
-            return self.coalesce().to(*args, **kwargs)
-        if values.device == self.device:
-            return self.with_values(values)
-        coords = self.coords.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
-        return SparseTensor._make(self._pattern.like(coords, self.is_coalesced), values)
-
     def cuda(self, device: int | torch.device | str | None = None) -> SparseTensor:
         """Move the tensor to a CUDA device, by default the current one."""
         if isinstance(device, int):
@@ -392,38 +196,6 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     def cpu(self) -> SparseTensor:
         """Move the tensor to the memory of the host."""
         return self.to("cpu")
-
-    permute = convert.permute
-    expand_dense = convert.expand_dense
-
-    @classmethod
-    def from_blocks(
-        cls, coords: ArrayLike, blocks: ArrayLike, shape: Any, *, coalesce: bool = True, check: bool = True
-    ) -> SparseTensor:
-        """Make a tensor of dense blocks, all of one shape, on a grid that begins at 0.
-
-        Args:
-            coords: (order, n) integers, coordinates of blocks: coordinate c in a mode of side s stands for elements
-                ``c * s .. c * s + s - 1``.
-            blocks: (n, *sides), or (n, *sides, *dense sizes); the sides become `blocksize`.
-            shape: sizes of all modes, in elements. They need not be multiples of the sides: values of blocks past the
-                end must be zero.
-            coalesce: sort blocks and sum duplicates, as the constructor does nonzeros.
-            check: check that blocks are in range, and zero past the end.
-
-        Raises:
-            FormatError, CoordinateError, ShapeError, DtypeError, DeviceError: as the constructor.
-
-        Examples:
-            >>> stc.SparseTensor.from_blocks([[0], [1]], torch.ones(1, 2, 2), (4, 4)).to_dense()
-            tensor([[0., 0., 1., 1.],
-                    [0., 0., 1., 1.],
-                    [0., 0., 0., 0.],
-                    [0., 0., 0., 0.]])
-        """
-        checked = constructed(coords, blocks, shape, coalesce, check, in_blocks=True)
-        assert not isinstance(checked, Unsorted)
-        return cls._make(*checked)
 
     # ---- to and from others -----------------------------------------------------------------------------------
 
@@ -471,12 +243,12 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
     to_scipy = convert.to_scipy
     to_numpy = convert.to_numpy
     to_pydata = convert.to_pydata
-    from_torch = classmethod(convert.from_torch)
-    from_dense = classmethod(convert.from_dense)
-    from_scipy = classmethod(convert.from_scipy)
-    from_pydata = classmethod(convert.from_pydata)
-    from_table = classmethod(tables.from_table)
-    from_graph = classmethod(graphs.from_graph)
+    from_torch = _constructor(convert.from_torch)
+    from_dense = _constructor(convert.from_dense)
+    from_scipy = _constructor(convert.from_scipy)
+    from_pydata = _constructor(convert.from_pydata)
+    from_table = _constructor(tables.from_table)
+    from_graph = _constructor(coerce.from_graph)
 
     @classmethod
     def from_numpy(cls, coords: np.ndarray, values: np.ndarray, shape: Any = None) -> SparseTensor:
@@ -488,7 +260,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         """
         return cls(np.asarray(coords), np.asarray(values), shape)
 
-    coerce = classmethod(convert.coerce)
+    coerce = _constructor(coerce.coerce)
 
 
 _to_dense = entry_point(convert.to_dense)

@@ -98,7 +98,7 @@ class Structure(Parts):
             >>> stc.eye(2).reshape(4).to_dense()
             tensor([1., 0., 0., 1.])
         """
-        x, sizes = without_blocks(untyped(self)), flat(shape)
+        x, sizes = without_blocks(self), flat(shape)
         count, known = prod(x.shape), prod(n for n in sizes if n != -1)
         wanted = [count // known if n == -1 and known else n for n in sizes]
         if sizes.count(-1) > 1 or not wanted or prod(wanted) != count:
@@ -124,7 +124,7 @@ class Structure(Parts):
         """
         first = mode_of(self.ndim, start_dim)
         last = mode_of(self.ndim, end_dim)
-        shape = untyped(self).shape
+        shape = self.shape
         if first > last:
             raise ShapeError(f"flatten joins modes from one to a later one, found {start_dim} to {end_dim}")
         return self.reshape(*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
@@ -136,7 +136,7 @@ class Structure(Parts):
             >>> stc.zeros(2, 3, 4).matricize(1).shape
             (3, 8)
         """
-        mode, x = mode_of(self.ndim, mode), untyped(self).expand_dense()
+        mode, x = mode_of(self.ndim, mode), self.expand_dense()
         others = [m for m in range(self.ndim) if m != mode]
         return x.permute(mode, *others).reshape(x.shape[mode], volume(x.shape, others))
 
@@ -157,7 +157,7 @@ class Structure(Parts):
             >>> stc.zeros(1, 2, 1).squeeze(0).shape
             (2, 1)
         """
-        shape = untyped(self).shape
+        shape = self.shape
         modes = list(range(self.ndim))
         if dim is not None:
             modes = [mode_of(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]

@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsetc.errors import CoordinateError, FormatError, ShapeError, SparsetcError
+from sparsetc.tensor.attributes import Attributes, Sparse
+from sparsetc.tensor.convert import expand_dense, to_numpy
 from sparsetc.tensor.inputs import check_plain
 
 if TYPE_CHECKING:
     from sparsetc.tensor.pattern import Labels
-    from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
 def from_table(
-    cls: type[SparseTensor],
+    cls: type[Sparse],
     table: Any,
     coordinates: Sequence[str],
     values: str | None = None,
     shape: Sequence[int] | None = None,
-) -> SparseTensor:
+) -> Sparse:
     """Make a tensor of a table with a row a nonzero: columns of coordinates or labels, and one of values.
 
     Values of rows with equal coordinates are summed. Text and times are labels: they are numbered in their order, and
@@ -88,7 +89,7 @@ def _numbered(column: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
         raise FormatError(f"column {name!r} holds labels that have no order: {error}") from None
 
 
-def labels_of(x: SparseTensor) -> Labels:
+def labels_of(x: Attributes) -> Labels:
     """Return the labels of each sparse mode by the mode's name, in order; None for a mode that has numbers alone.
 
     Labels stay with the modes through operators, new values, copies, slices and index tensors, sums, sparse results of
@@ -97,7 +98,7 @@ def labels_of(x: SparseTensor) -> Labels:
     return dict(x.pattern.labels)
 
 
-def with_labels(x: SparseTensor, labels: Mapping[str, Sequence[Any] | np.ndarray | None]) -> SparseTensor:
+def with_labels(x: Sparse, labels: Mapping[str, Sequence[Any] | np.ndarray | None]) -> Sparse:
     """Name the sparse modes, and label their indices.
 
     Args:
@@ -123,7 +124,7 @@ def with_labels(x: SparseTensor, labels: Mapping[str, Sequence[Any] | np.ndarray
     return type(x)._make(pattern, x.values)
 
 
-def to_table(x: SparseTensor) -> dict[str, np.ndarray]:
+def to_table(x: Attributes) -> dict[str, np.ndarray]:
     """Return a mapping of columns with a row a nonzero: labels or coordinates of each mode, and ``value``.
 
     ``pandas.DataFrame``, ``polars.DataFrame`` and ``pyarrow.table`` take the mapping as it is. Columns of modes without
@@ -136,7 +137,7 @@ def to_table(x: SparseTensor) -> dict[str, np.ndarray]:
         >>> stc.eye(2).with_labels({"user": ["ann", "bob"], "week": None}).to_table()
         {'user': array(['ann', 'bob'], dtype='<U3'), 'week': array([0, 1]), 'value': array([1., 1.], dtype=float32)}
     """
-    coords, values, _ = x.expand_dense().to_numpy()
+    coords, values, _ = to_numpy(expand_dense(x))
     named = [*x.pattern.labels.items()]
     named += [(f"i{mode}", None) for mode in range(len(named), len(coords))]
     columns = {name: row if of is None else of[row] for (name, of), row in zip(named, coords, strict=True)}

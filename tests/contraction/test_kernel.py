@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import warnings
 from pathlib import Path
@@ -487,6 +488,24 @@ def test_a_linear_operator(dtype: torch.dtype) -> None:
         stc.compile("ij->i", x).as_linear_operator()
 
 
+@pytest.mark.parametrize("equation", ["ij,jr->ir", "ij,j->ij", "ij,jj->i", "ij,rj->i", "i,ij,ij->j"])
+def test_products_of_an_operator_need_no_autograd(equation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its matrix is made by torch of unit vectors; an operand may repeat a letter, or alone have one."""
+    pytest.importorskip("scipy")
+    sizes = {"i": 4, "j": 3, "r": 2}
+    *sparse, shape = [[sizes[c] for c in term] for term in equation.split("->")[0].split(",")]
+    dense = [torch.randn(s, dtype=torch.complex128) * (torch.rand(s) < 0.7) for s in sparse]
+    unit = torch.eye(math.prod(shape), dtype=torch.complex128).view(-1, *shape)
+    matrix = torch.stack([torch.einsum(equation, *dense, u).reshape(-1) for u in unit], 1).numpy()
+    operands = map(stc.SparseTensor.from_dense, dense)
+    operator = stc.compile(equation, *operands, unit[0]).as_linear_operator()
+    monkeypatch.setattr(torch.autograd, "grad", None)
+    for a, b in ((operator, matrix), (operator.H, matrix.conj().T)):
+        vectors = np.asfortranarray(np.random.default_rng(0).random((b.shape[1], 3)) + 1j)
+        np.testing.assert_allclose(a @ vectors, b @ vectors)
+        np.testing.assert_allclose(a.matvec(vectors[:, :1]), b @ vectors[:, :1])
+
+
 def test_an_operator_follows_values_and_takes_any_array() -> None:
     """Rows 2 and 5 have no nonzeros; with numba the operator calls native loops on the arrays themselves."""
     pytest.importorskip("scipy")
@@ -499,6 +518,8 @@ def test_an_operator_follows_values_and_takes_any_array() -> None:
     for array in (vector[:4], vector[::2], frozen, vector[:4].astype(np.float32), np.arange(4)):
         np.testing.assert_allclose(operator @ array, dense.numpy() @ array)
     np.testing.assert_allclose(operator @ vector.reshape(4, 2), dense.numpy() @ vector.reshape(4, 2))
+    above = vector[:6].reshape(6, 1)
+    np.testing.assert_allclose(operator.H @ above, dense.numpy().T @ above)
     first = operator @ frozen
     x.values.mul_(3)
     np.testing.assert_allclose(operator @ frozen, 3 * dense.numpy() @ frozen)

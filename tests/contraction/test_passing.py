@@ -44,9 +44,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     compiled = api.compiled
 
-    def noting(text: str, *arguments: Any) -> Any:
+    def noting(text: str, *arguments: Any, **once: Any) -> Any:
         texts.append(text)
-        return compiled(text, *arguments)
+        return compiled(text, *arguments, **once)
 
     monkeypatch.setattr(api, "compiled", noting)
     return texts

@@ -66,7 +66,9 @@ def test_products_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """New patterns are multiplied without a plan; one that stays gets a kernel, with the same numbers."""
     monkeypatch.setattr(passing, "IN_A_ROW", 2)
     compiled, texts = api.compiled, list[str]()
-    monkeypatch.setattr(api, "compiled", lambda text, *others: texts.append(text) or compiled(text, *others))
+    monkeypatch.setattr(
+        api, "compiled", lambda text, *others, **once: texts.append(text) or compiled(text, *others, **once)
+    )
     g = torch.Generator("cuda").manual_seed(0)
     for turn in range(8):
         if turn < 6:

@@ -69,7 +69,7 @@ def test_any_pair(drawn: Any) -> None:
     step = step_of(drawn.equation, operands)
     check(step)
     if step.bound.einsum.output:
-        assert torch.equal(step.coords, structural(drawn.equation, operands))
+        assert torch.equal(step._pattern.coords, structural(drawn.equation, operands))
 
 
 @pytest.mark.parametrize("frame", [1, 4, 256])

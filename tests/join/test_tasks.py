@@ -21,6 +21,7 @@ from sparsetc.join import tasks as task_lists
 from sparsetc.join.order import JoinOrder
 from sparsetc.join.tasks import distinct, groups, spans
 from sparsetc.products.scalar import EINSUMS
+from sparsetc.tensor.pattern import Later
 from sparsetc.testing import check_arrays, read
 
 
@@ -110,10 +111,26 @@ def test_native_lists_are_the_same(name: str, dtype: torch.dtype, natively: Call
     for native in (True, False):
         natively(native)
         step = step_of(EQUATIONS[name], given)
-        results.append(stc.compile(EQUATIONS[name], *given, plan="scalar")())
-        lists.append([step.task_sums.tasks.places(), step.coords, *(one.coordinates() for one in step.task_sums.tasks)])
+        kernel = stc.compile(EQUATIONS[name], *given, plan="scalar")
+        results += [kernel().values, kernel().values]  # the second by a list, which the first call is without
+        places = step.task_sums.tasks.places().long()
+        lists.append([places, step._pattern.coords, *(one.coordinates() for one in step.task_sums.tasks)])
     assert all(map(torch.equal, *lists))
-    assert_matches(results[0], EQUATIONS[name], given)
+    assert torch.equal(results[0], results[1])
+    assert_matches(kernel(), EQUATIONS[name], given)
+    torch.testing.assert_close(results[0], results[2])
+
+
+def test_a_new_product_lists_no_tasks_and_makes_no_coordinates(natively: Callable[[bool], None]) -> None:
+    natively(True)
+    dense = torch.rand(40, 40) * (torch.rand(40, 40) < 0.2)
+    x = stc.SparseTensor.from_dense(dense)
+    kernel = stc.compile("ij,jk->ik", x, x, plan="scalar")
+    product = kernel()
+    assert kernel.step.task_sums.tasks._kept is None
+    assert isinstance(product.pattern._coords, Later)
+    assert product.nnz == int((dense @ dense > 0).sum())
+    torch.testing.assert_close(product.to_dense(), dense @ dense)
 
 
 def test_native_sums_of_float32_lose_no_digits(natively: Callable[[bool], None]) -> None:

@@ -1,27 +1,25 @@
-"""Graphs of other libraries as matrices: PyG's EdgeIndex and Data, networkx, edges in a tensor, torch_sparse's tensors.
+"""Graphs and sparse tensors of other libraries as SparseTensors: whatever is sparse, by what it is.
 
-In: a graph. Out: a SparseTensor, (sources, targets) as an operand and (targets, sources) by `from_graph`. No library
-is imported but networkx, and this by a graph of it.
+In: an object of torch, scipy, pydata/sparse, torch_sparse, pyttb, PyG or networkx, or edges in a tensor. Out: a
+SparseTensor; of a graph (sources, targets) as an operand and (targets, sources) by `from_graph`. No library is imported
+but networkx, and this by a graph of it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, ShapeError
-from sparsetc.tensor.inputs import as_tensor, comes_from
+from sparsetc.tensor.attributes import Sparse
+from sparsetc.tensor.convert import from_dense, from_pydata, from_scipy, from_torch, is_pydata, is_scipy
+from sparsetc.tensor.inputs import as_tensor, comes_from, not_plain
 
-if TYPE_CHECKING:
-    from sparsetc.tensor.sparse_tensor import SparseTensor
 
-
-def from_graph(
-    cls: type[SparseTensor], graph: Any, weight: Any = None, nodes: int | tuple[int, int] | None = None
-) -> SparseTensor:
+def from_graph(cls: type[Sparse], graph: Any, weight: Any = None, nodes: int | tuple[int, int] | None = None) -> Sparse:
     """Return the adjacency matrix of a graph, (targets, sources), as ``"ij,jr->ir"`` and graph layers take it.
 
     The values of repeated edges are summed to one entry.
@@ -58,9 +56,9 @@ def from_graph(
     boolean = str(getattr(graph, "dtype", "")) in ("bool", "torch.bool")
     if boolean:
         graph = graph.to(torch.get_default_dtype()) if isinstance(graph, Tensor) else graph.astype(np.float32)
-    sparse = cls.coerce(graph)
+    sparse = coerce(cls, graph)
     if sparse is None and getattr(graph, "ndim", 0) == 2:
-        sparse = cls.from_dense(graph)
+        sparse = from_dense(cls, graph)
     if sparse is None or sparse.sparse_order != 2:
         raise FormatError(
             "from_graph takes an edge_index (2, edges), a graph of PyG or networkx, or an adjacency matrix (targets, "
@@ -70,18 +68,18 @@ def from_graph(
 
 
 def graph_matrix(
-    cls: type[SparseTensor],
+    cls: type[Sparse],
     graph: Any,
     weight: Any = None,
     nodes: int | tuple[int, int] | None = None,
     into_rows: bool = False,
-) -> SparseTensor | None:
+) -> Sparse | None:
     """Return the adjacency (sources, targets) of a graph object, transposed if `into_rows`; None for others."""
     if comes_from(graph, "networkx") and hasattr(graph, "adj"):
         from networkx import to_scipy_sparse_array
 
         matrix = to_scipy_sparse_array(graph, dtype=np.float32, weight=weight or "weight")
-        return cls.from_scipy(matrix.T if into_rows else matrix)
+        return from_scipy(cls, matrix.T if into_rows else matrix)
     if not comes_from(graph, "torch_geometric"):
         return None
     if hasattr(graph, "edge_index"):
@@ -98,8 +96,8 @@ def _is_index(graph: Any) -> bool:
 
 
 def _of_edges(
-    cls: type[SparseTensor], edges: Any, weight: Any, nodes: int | tuple[int, int] | None, into_rows: bool
-) -> SparseTensor:
+    cls: type[Sparse], edges: Any, weight: Any, nodes: int | tuple[int, int] | None, into_rows: bool
+) -> Sparse:
     if not _is_index(edges):
         raise FormatError(f"an edge_index is (2, edges) integers, found {edges!r:.200}")
     sizes = edges.sparse_size() if hasattr(edges, "sparse_size") else (None, None)
@@ -117,3 +115,43 @@ def _of_edges(
     if into_rows:
         edges, sizes = edges.flip(0), sizes[::-1]
     return cls(edges, values, (*sizes, *values.shape[1:]))
+
+
+def coerce(cls: type[Sparse], obj: object) -> Sparse | None:
+    """Convert any sparse tensor or graph of a known library; None for other objects, which are not sparse.
+
+    Examples:
+        >>> stc.SparseTensor.coerce(torch.ones(2)) is None
+        True
+    """
+    if isinstance(obj, cls):
+        return obj
+    graph = None if type(obj) in (Tensor, np.ndarray) else graph_matrix(cls, obj)
+    if graph is not None:
+        return graph
+    if isinstance(obj, Tensor):
+        if not_plain(obj):
+            return None  # its layout may say anything
+        return None if obj.layout == torch.strided else from_torch(cls, obj)
+    if is_scipy(obj):
+        return from_scipy(cls, obj)
+    if is_pydata(obj):
+        return from_pydata(cls, obj)
+    if comes_from(obj, "pyttb") and hasattr(obj, "subs"):
+        return _from_pyttb(cls, obj)
+    if comes_from(obj, "torch_sparse") and hasattr(obj, "coo"):
+        return _from_torch_sparse(cls, obj)
+    return None
+
+
+def _from_torch_sparse(cls: type[Sparse], matrix: Any) -> Sparse:
+    rows, columns, values = matrix.coo()
+    if values is None:
+        values = torch.ones(rows.shape, device=rows.device)
+    return cls(torch.stack((rows, columns)), values, matrix.sizes())
+
+
+def _from_pyttb(cls: type[Sparse], tensor: Any) -> Sparse:
+    shape = tuple(tensor.shape)
+    coords = np.asarray(tensor.subs, dtype=np.int64).reshape(-1, len(shape))  # of no nonzeros it is (1, 0)
+    return cls(coords.T, np.asarray(tensor.vals).reshape(-1), shape)
