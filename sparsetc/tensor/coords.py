@@ -229,7 +229,7 @@ def numbered(rows: Rows, sizes: Sequence[int], n: int, like: Tensor, ascending: 
         marked = torch.zeros(prod(sizes), dtype=torch.bool, device=like.device).index_fill_(0, keys[0], True)
         rank = torch.cumsum(marked, 0).sub_(1).index_select(0, keys[0])
         distinct = torch.nonzero(marked).flatten()
-        return Numbering(rank, _decoded(distinct, sizes), distinct.numel())
+        return Numbering(rank, decoded(distinct, sizes), distinct.numel())
     else:
         number, representatives = narrow_runs(rows, sizes, like)
         rank = number.long()
@@ -366,7 +366,7 @@ def joint_keys(
     return both.rank[: n[0]], both.rank[n[0] :], both.count
 
 
-def _decoded(keys: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+def decoded(keys: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Coordinates of linear keys, row-major."""
     columns = []
     for size in reversed(sizes[1:]):
