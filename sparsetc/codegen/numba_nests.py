@@ -140,10 +140,7 @@ class Nest:
             return
         for head, group in self.groups():
             with self.lines.block(head):
-                # The rows that loops below read again and again.
-                read = [f for f in factors if f.in_array and f.axes == {vector}] if outer or self.inner else []
-                loaded = [self.loaded(f, group) if f in read else f for f in factors]
-                self.over(outer, {}, loaded, "", group, self.kept_row)
+                self.over(outer, {}, factors, "", group, self.kept_row)
 
     def groups(self) -> list[tuple[str, list[Piece]]]:
         """The heads of loops along the axis of vectors, each with the pieces that one turn takes."""
@@ -157,12 +154,12 @@ class Nest:
         rest = [("", pieces(size - whole, whole))] if whole < size else []
         return [(f"for {base} in range(0, {whole}, {turn}):", [replace(p, base=base) for p in pieces(turn)]), *rest]
 
-    def loaded(self, factor: Factor, group: Sequence[Piece]) -> Factor:
+    def loaded(self, factor: Factor, at: At, group: Sequence[Piece]) -> Factor:
         """A row of an array, in registers."""
         name = self.lines.variable("row")
         for piece in group:
-            self.lines.put(f"{name}_{piece.first} = {factor.element({}, piece, self.vector)}")
-        return Factor(name, factor.strides, in_array=False)
+            self.lines.put(f"{name}_{piece.first} = {factor.element(at, piece, self.vector)}")
+        return Factor(name, tuple([one for one in factor.strides if one[0] == self.vector]), in_array=False)
 
     def over(
         self,
@@ -182,6 +179,8 @@ class Nest:
                 numbers.append(f.element(at, Piece(), self.vector))
             elif f.along and {*f.along} <= at.keys():
                 left.append(replace(f, begin=lines.variable("at", f.begin), along=()))
+            elif axes and f.in_array and f.axes <= {*at, self.vector}:  # which the loops below read again and again
+                left.append(self.loaded(f, at, group))
             else:
                 left.append(f)
         number = " * ".join(numbers)

@@ -84,7 +84,9 @@ class TaskSum:
         self.rows = shape["pqz".index(letter)]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         wait = waits(self.rows, tasks.join_order.tasks)
-        self.ordered = (p.budget.settings.deterministic or wait) and p.backend == "triton" and self.dtype.is_floating_point
+        self.ordered = (
+            (p.budget.settings.deterministic or wait) and p.backend == "triton" and self.dtype.is_floating_point
+        )
         terms = (("p", "q", "z"), *((c,) for c in EINSUMS[letter]))
         text = f"pqz,{','.join(EINSUMS[letter])}->{letter}"
         # A program serves all lists whose sizes have the same bits: few operands of new patterns need a new one.

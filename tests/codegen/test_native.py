@@ -62,6 +62,14 @@ def test_vectors_along_another_axis_than_the_outputs_last(widths: tuple[int, int
     assert "fiber_sum_0 += x * load" in kernel.source
 
 
+def test_sums_lie_as_the_output_does() -> None:
+    """So that rows are stored as vectors, and a row that an inner loop reads again is loaded before it."""
+    sizes = {**SIZES, "r": 4, "s": 6, "t": 8}
+    kernel = check(Problem("ijk,js,krt->irst", sizes), plan="fiber", backend="numba")
+    assert "load8(total" in kernel.source.split("store(A")[-1]
+    assert "* row" in kernel.source
+
+
 @pytest.mark.parametrize("equation", [MTTKRP, "ij,ir,jr->ij", "ij,jr->ir"])
 def test_rows_longer_than_registers(equation: str) -> None:
     for plan in ("coo", "window" if equation != "ij,ir,jr->ij" else "auto"):
