@@ -335,7 +335,6 @@ def _scored(
     function: Any, pairs: Pairs, heads: Ints, fewer: Ints, numbers: tuple[float, float]
 ) -> tuple[Body, Pairs, list[Tensor]]:
     """Return attention by a function of (score, b, h, i, j), its pairs, and its vectors of numbers."""
-    check_takes(function, "attention", 1 + len(POSITIONS))
     read: list[Tensor] = []
     key = told_apart(function, read)
     score: Score | str = "it reads a tensor, in a graph or a transform of torch.func"
@@ -357,6 +356,7 @@ def _scored(
 
 
 def _taken_apart(function: Any, read: Sequence[Tensor]) -> Score | str:
+    check_takes(function, "attention", 1 + len(POSITIONS))
     try:
         return taken_apart(function, read)
     except Untraced as error:
