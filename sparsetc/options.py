@@ -22,7 +22,7 @@ from typing_extensions import Unpack
 
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
 from sparsetc.ir.plan import Plan, requested
-from sparsetc.support import memory
+from sparsetc.support import FilePath, memory
 from sparsetc.support.compiled import has_numba
 from sparsetc.support.memory import as_bytes, available_memory
 from sparsetc.support.names import refused
@@ -46,7 +46,7 @@ class Settings(TypedDict, total=False):
     precision: Literal["highest", "high", "medium"] | None
     plan: str | Plan | None
     deterministic: bool | None
-    cache_dir: str | os.PathLike[str] | None
+    cache_dir: FilePath | None
     memory_limit: int | str | None
     device: str | torch.device | None
     backend: Literal["auto", "triton", "torch", "numba"] | None

@@ -127,7 +127,7 @@ def tiles(kernel: Kernel, modes: tuple[int, int] = (0, 1), *, bins: int = BINS, 
 
 
 def plan(kernel: Kernel, *dense: Tensor, ax: Any = None) -> Any:
-    """Draw the parts of a kernel: bytes, the time expected of each, and the floor that its device sets.
+    """Draw the bytes of each part of a kernel, the time expected, and the least time that the device allows.
 
     Args:
         kernel: of one sparse operand.

@@ -31,7 +31,7 @@ from sparsetc.errors import (
     printable,
 )
 from sparsetc.io.atomic import replacing
-from sparsetc.support import Ints, Names, memory, required
+from sparsetc.support import FilePath, Ints, Names, memory, required
 from sparsetc.tensor.coords import check_range
 from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.picture import as_html
@@ -190,7 +190,7 @@ class Factored:
         head, *factors = (t.detach().clone() if is_torch else tl.tensor(_array(t)) for t in (self._head, *self.factors))
         return getattr(module, f"{self.KIND}Tensor")((head, factors))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: FilePath) -> None:
         """Write the model to a safetensors file. The file appears under its name only when it is complete.
 
         Raises:
@@ -210,7 +210,7 @@ class Factored:
             file.write(data)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
+    def load(cls, path: FilePath, device: torch.device | str = "cpu") -> Self:
         """Read a model from a file written by `save`. No code of the file is run.
 
         Raises:

@@ -295,9 +295,12 @@ def by_threshold(coords: Tensor, shape: Ints, *, threshold: int, whole: int = 0,
 
 
 def plan_hls(threshold: int | None = None) -> Plan:
-    """Make the hybrid plan: tiles of at least `threshold` nonzeros are stored dense; None lets the cost model choose.
+    """Make the hybrid plan: full tiles are multiplied by matrix units, all other nonzeros one by one.
 
-    0 or 1 makes every tile dense, a threshold above a tile's volume none.
+    Args:
+        threshold: nonzeros that a tile needs to be stored as a tile; nonzeros of other tiles are stored as runs or
+            fibers. 0 or 1 stores every tile with a nonzero, a number above the volume of a tile none. None lets the
+            cost model choose.
 
     Examples:
         >>> stc.plans.plan_hls(threshold=64)

@@ -39,7 +39,8 @@ def plan_window(
     Args:
         height: rows of a window; None takes what the cost model finds best, here and below.
         width: columns of a tile.
-        threshold: nonzeros a tile, on average over a window, from which its rows are not left to runs; 0 leaves none.
+        threshold: nonzeros that the tiles of a window need on average; rows of other windows are stored as runs. 0
+            stores all rows in windows.
         halves: whether float32 may be multiplied in halves of 16 bits at ``precision="highest"``, where the cost model
             expects that to be faster and a call's operands allow it.
 
@@ -65,8 +66,8 @@ def plan_1sa(
         strip: columns of a strip; rows are compared by the strips that they touch.
         height: rows of a window.
         width: columns of a tile.
-        threshold: nonzeros a tile, from which rows are not left to runs.
-        halves: whether float32 may be multiplied in halves of 16 bits.
+        threshold: nonzeros that the tiles of a window need on average, as for `plan_window`.
+        halves: as for `plan_window`.
 
     Examples:
         >>> stc.plans.plan_1sa(tau=50, height=16)

@@ -7,7 +7,6 @@ file may cost. Packed files (`packed`) are Parquet, read by row groups too, and 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from sparsetc.io import bounds, foreign, memory, mtx, npz, packed, parquet, tns
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
+from sparsetc.support import FilePath
 from sparsetc.support.notices import warn
 from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -34,7 +34,7 @@ READ = (*SUFFIXES, *ZIPPED, *foreign.CSV, *foreign.READERS)
 
 
 def read(
-    path: str | os.PathLike[str],
+    path: FilePath,
     *,
     dtype: torch.dtype | None = None,
     columns: Sequence[str | None] | None = None,
@@ -89,7 +89,7 @@ def read(
     return tensor if device is None else tensor.to(device)
 
 
-def write(path: str | os.PathLike[str], x: Any) -> None:
+def write(path: FilePath, x: Any) -> None:
     """Write a SparseTensor, or any sparse tensor that `SparseTensor.coerce` takes, in the format of the suffix.
 
     The file appears under its name only when it is complete, with the mode of the file it replaces. ``.npz`` and

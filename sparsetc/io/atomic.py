@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from sparsetc.support import FilePath
 from sparsetc.support.files import PREFIX, renamed
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: FilePath) -> Iterator[BinaryIO]:
     """A new file that replaces ``path`` at the end of the block; after an exception the old one is untouched.
 
     A new file has the mode that the umask gives, one that replaces another has that one's. A link goes on pointing at

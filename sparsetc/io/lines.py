@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 
 from sparsetc.errors import IOFormatError
 from sparsetc.io import bounds
-from sparsetc.support import required
+from sparsetc.support import FilePath, required
 from sparsetc.support.progress import bar
 
 # Large enough that the cost of a numpy call vanishes, small enough that a block and its columns stay in cache:
@@ -148,7 +148,7 @@ class LineReader:
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], comment: bytes, show: bool | None = None) -> Iterator[LineReader]:
+def opened(path: FilePath, comment: bytes, show: bool | None = None) -> Iterator[LineReader]:
     """Yield a reader of the file, decompressed as its suffix says. ``show`` is as in `progress.bar`."""
     path = Path(path)
     with open(path, "rb") as raw:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sparsetc.errors import IOFormatError, OutOfMemoryError, SparsetcError
-from sparsetc.support import memory
+from sparsetc.support import FilePath, memory
 from sparsetc.support.entry import lacks_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.duplicates import coalescing_bytes
@@ -25,7 +25,7 @@ SORTED = 24
 """Bytes a nonzero for checking the order: at most two keys, and their comparison."""
 
 
-def text_of(path: str | os.PathLike[str]) -> str:
+def text_of(path: FilePath) -> str:
     """Return a path as text; `IOFormatError` for what names no file."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise IOFormatError(f"a path of a file is a str or an os.PathLike, found {type(path).__name__}")
@@ -35,12 +35,12 @@ def text_of(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def check(path: str | os.PathLike[str], what: str, nbytes: int) -> None:
+def check(path: FilePath, what: str, nbytes: int) -> None:
     """Raise `OutOfMemoryError`, naming the file, unless the memory limit allows `nbytes` on the host."""
     memory.check(f"{os.fspath(path)}: {what}", nbytes, CPU)
 
 
-def tensor_of(path: str | os.PathLike[str], coords: Any, values: Any, shape: Sequence[int] | None) -> SparseTensor:
+def tensor_of(path: FilePath, coords: Any, values: Any, shape: Sequence[int] | None) -> SparseTensor:
     """Return the tensor of the nonzeros of a file, in any order, whose coordinates and values nobody else has.
 
     Raises:
@@ -61,7 +61,7 @@ def tensor_of(path: str | os.PathLike[str], coords: Any, values: Any, shape: Seq
 
 
 @contextmanager
-def named(path: str | os.PathLike[str], needed: Callable[[], str]) -> Iterator[None]:
+def named(path: FilePath, needed: Callable[[], str]) -> Iterator[None]:
     """Turn a failed allocation in this block into an `OutOfMemoryError` with the path and the text of ``needed``."""
     try:
         yield
@@ -72,7 +72,7 @@ def named(path: str | os.PathLike[str], needed: Callable[[], str]) -> Iterator[N
 
 
 @contextmanager
-def of_file(path: str | os.PathLike[str], kinds: type[Exception] = SparsetcError) -> Iterator[None]:
+def of_file(path: FilePath, kinds: type[Exception] = SparsetcError) -> Iterator[None]:
     """Turn errors of ``kinds`` about a tensor read from a file into an IOFormatError of the file."""
     try:
         yield

@@ -9,7 +9,6 @@ scipy.io.mmread is not used: it allocates what a header declares before it reads
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import lines, memory, table
+from sparsetc.support import FilePath
 from sparsetc.tensor.dtypes import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -70,7 +70,7 @@ class MatrixHeader:
         return table.TableLayout(2, reals, real, self.shape, self.entries, dtype_open=not dtype and reals > 0)
 
 
-def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> SparseTensor:
+def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
     """Return the matrix in a Matrix Market file: of ``dtype``, else as a comment ``% dtype: float64`` says.
 
     `write` leaves one. Where there is none, float32 (complex64 for a complex one) if that holds all digits of all
@@ -138,7 +138,7 @@ def fault(mode: int, text: str) -> str:
     return f"{('row', 'column')[mode]} {text}"
 
 
-def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
+def write(path: FilePath, x: SparseTensor) -> None:
     """Write a matrix as ``coordinate general``, values with as many digits as read back the same; ``.gz`` compresses.
 
     ShapeError for any other order. The old file, if any, stays until the new one is complete.

@@ -22,6 +22,7 @@ import numpy as np
 
 from sparsetc.errors import IOFormatError
 from sparsetc.io import memory
+from sparsetc.support import FilePath
 
 _HEADER = 1 << 14  # bytes that hold the longest header that numpy reads
 _DEFLATED_TIMES = 1032  # bytes that a byte of deflate can stand for at most
@@ -99,7 +100,7 @@ class Archive:
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
+def opened(path: FilePath) -> Iterator[Archive]:
     """The arrays of a .npz file; whatever is wrong with it, found in the block too, becomes an IOFormatError."""
     with on_disk(path) as file, memory.of_file(path, Exception):
         if file.read(6) == b"\x93NUMPY":
@@ -107,7 +108,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
         yield Archive(Path(path), file)
 
 
-def on_disk(path: str | os.PathLike[str]) -> IO[bytes]:
+def on_disk(path: FilePath) -> IO[bytes]:
     """Open a file that is read from its end; raises IOFormatError for a pipe."""
     if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
         raise IOFormatError(f"{os.fspath(path)}: it is read from its end, so it must be a file on disk, not a pipe")

@@ -9,7 +9,6 @@ pydata/sparse wrote is read by these libraries. No pickles.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from sparsetc.io import bounds, memory, npy, numbers
 from sparsetc.io.atomic import replacing
-from sparsetc.support import required
+from sparsetc.support import FilePath, required
 from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.dtypes import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -28,7 +27,7 @@ _SMALL = ("modes", "shape", "format", "compressed_axes", "fill_value", "_is_arra
 """Arrays of at most an element a mode."""
 
 
-def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> SparseTensor:
+def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
     """Return the tensor in a .npz file, in its own dtype unless ``dtype`` is given.
 
     Raises:
@@ -91,7 +90,7 @@ def _check(archive: npy.Archive, values: str, dtype: torch.dtype | None) -> None
     memory.check(archive.path, "the tensor", nbytes + memory.SORTED * nonzeros)
 
 
-def _scipy(path: str | os.PathLike[str]) -> Any:
+def _scipy(path: FilePath) -> Any:
     scipy = required("scipy.sparse", f'{path} is a file of scipy.sparse, which reads it: pip install "sparsetc[io]"')
     matrix = scipy.load_npz(path)
     if hasattr(matrix, "indptr"):  # one that is not in order ends the process later, also where there are no nonzeros
@@ -103,7 +102,7 @@ def _scipy(path: str | os.PathLike[str]) -> Any:
     return matrix
 
 
-def _pydata(path: str | os.PathLike[str]) -> Any:
+def _pydata(path: FilePath) -> Any:
     sparse = required("sparse", f"{path} is a file of pydata/sparse, which reads it: pip install sparse")
     return sparse.load_npz(path)
 
@@ -128,7 +127,7 @@ def stored(values: np.ndarray | Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None else numbers.cast(tensor, dtype)
 
 
-def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
+def write(path: FilePath, x: SparseTensor) -> None:
     """Write all of ``x``, compressed; dense modes stay dense, and blocks blocks.
 
     The old file, if any, stays until the new one is complete.

@@ -7,7 +7,6 @@ reader expects are here too.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 from sparsetc.errors import ShapeError
 from sparsetc.io import bounds
 from sparsetc.io.atomic import replacing
+from sparsetc.support import FilePath
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import NAMED, SUMMED_IN, dtype_name
 from sparsetc.tensor.pattern import Labels
@@ -46,7 +46,7 @@ def library() -> Any:
     return pyarrow
 
 
-def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
+def write(path: FilePath, x: SparseTensor) -> None:
     """Write all nonzeros of ``x``, sorted, with duplicates summed; dense modes become coordinates.
 
     The old file, if any, stays until the new one is complete.

@@ -27,7 +27,7 @@ from sparsetc.io import foreign, lines, memory, mtx, npz, packed, parquet, table
 from sparsetc.io.atomic import replacing
 from sparsetc.io.packed import Batch
 from sparsetc.options import current, options
-from sparsetc.support import required
+from sparsetc.support import FilePath, required
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import SUMMED_IN, check_dtype
@@ -65,8 +65,8 @@ class PackingSource:
 
 
 def pack(
-    source: str | os.PathLike[str],
-    path: str | os.PathLike[str],
+    source: FilePath,
+    path: FilePath,
     *,
     dtype: torch.dtype | None = None,
     columns: Sequence[str | None] | None = None,

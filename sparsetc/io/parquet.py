@@ -24,6 +24,7 @@ from torch import Tensor
 from sparsetc.errors import CoordinateError, DtypeError, IOFormatError, SparsetcError
 from sparsetc.io import bounds, memory, npy, npz, numbers, packed
 from sparsetc.io.packed import Batch
+from sparsetc.support import FilePath
 from sparsetc.support.lru import Lock, cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import SUMMED_IN
@@ -44,7 +45,7 @@ class Table:
         starts: the number of the first nonzero of each row group, and how many there are.
     """
 
-    def __init__(self, path: str | os.PathLike[str], columns: Sequence[Any] | None = None) -> None:
+    def __init__(self, path: FilePath, columns: Sequence[Any] | None = None) -> None:
         """Open a table with ``columns``, those of coordinates, then of values; without them, a packed file."""
         self._arrow = packed.library()
         self.path = Path(memory.text_of(path))
@@ -180,7 +181,7 @@ class PackedFile(Table):
                 [1, 2]])
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: FilePath) -> None:
         super().__init__(path)
         assert self.header is not None
         self.shape, self.dtype = self.header
@@ -328,7 +329,7 @@ class PackedFile(Table):
             raise self.fault("nonzeros that are not in lexicographic order, or not unique")
 
 
-def open_packed(path: str | os.PathLike[str]) -> PackedFile:
+def open_packed(path: FilePath) -> PackedFile:
     """Open a packed file (.parquet of `write` or `pack`) for reading in row groups; only its footer is read now.
 
     Raises:
@@ -345,9 +346,7 @@ def open_packed(path: str | os.PathLike[str]) -> PackedFile:
     return PackedFile(path)
 
 
-def read(
-    path: str | os.PathLike[str], dtype: torch.dtype | None = None, names: Sequence[Any] | None = None
-) -> SparseTensor:
+def read(path: FilePath, dtype: torch.dtype | None = None, names: Sequence[Any] | None = None) -> SparseTensor:
     """The tensor in a Parquet file, in its own dtype unless ``dtype`` is given.
 
     Args:

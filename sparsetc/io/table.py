@@ -23,6 +23,7 @@ from torch import Tensor
 from sparsetc.io import digits, loops, memory, numbers
 from sparsetc.io.atomic import replacing
 from sparsetc.io.lines import LineReader
+from sparsetc.support import FilePath
 from sparsetc.support.compiled import native
 from sparsetc.tensor.coords import INT32_MAX
 from sparsetc.tensor.dtypes import NAMED
@@ -216,7 +217,7 @@ def _parse(block: bytes, layout: TableLayout) -> ParsedPart:
     return ParsedPart(coords, reals, columns[0][0].size, single, block.count(b"\n"))
 
 
-def write(path: str | os.PathLike[str], head: str, x: SparseTensor) -> None:
+def write(path: FilePath, head: str, x: SparseTensor) -> None:
     """Write ``head``, then a line a nonzero: coordinates from 1, and the value, or its real and imaginary part."""
     x = x.expand_dense()
     narrow = x.dtype in (torch.float16, torch.bfloat16)

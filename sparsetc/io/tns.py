@@ -8,13 +8,13 @@ What says them twice must agree. Otherwise each size is the largest coordinate.
 
 from __future__ import annotations
 
-import os
 import re
 
 import torch
 
 from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, lines, memory, table
+from sparsetc.support import FilePath
 from sparsetc.tensor.dtypes import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -24,7 +24,7 @@ _EXTENDED = re.compile(rb"^[ \t]*#.*extended FROSTT format", re.MULTILINE | re.I
 _ONE_FIELD = "expected coordinates and a value, found 1 field that is not the order of as many sizes on the next line"
 
 
-def read(path: str | os.PathLike[str], dtype: torch.dtype | None = None, show: bool | None = None) -> SparseTensor:
+def read(path: FilePath, dtype: torch.dtype | None = None, show: bool | None = None) -> SparseTensor:
     """Return the tensor in a .tns file, values of ``dtype``, duplicates summed.
 
     By default the dtype is what a comment ``# dtype: float64`` says, which `write` leaves; where there is none float32
@@ -114,7 +114,7 @@ def fault(mode: int, text: str) -> str:
     return f"coordinate {text} of mode {mode}"
 
 
-def write(path: str | os.PathLike[str], x: SparseTensor) -> None:
+def write(path: FilePath, x: SparseTensor) -> None:
     """Write one line a nonzero in the order of ``x``, after the shape; ``.gz`` at the end compresses.
 
     Values are written with the fewest digits that read back as the same number. Dense modes become coordinates.

@@ -193,13 +193,14 @@ class Search:
         if after is None and not self.sparse_result:  # rows without nonzeros are zeros
             base += nbytes * constants["path_byte"]
         seconds = self._level(nnz, runs, s.dense, dense_letters)
-        for leaf in s.sparse:  # fibers: one mode is summed first, with the terms that have it
+        # Fibers: one mode is summed first, with the terms that have it; rows of values are a table of entries instead.
+        for leaf in () if s.dense else s.sparse:
             last = [t for t, whole in zip(dense_letters, terms, strict=True) if leaf not in whole]
             if leaf in kept or not last or base >= most:
                 continue
             first = [t for t, whole in zip(dense_letters, terms, strict=True) if leaf in whole]
             rows = self._count(tuple([c for c in s.sparse if c != leaf]))
-            summed = s.dense.union(*first)
+            summed = frozenset[str]().union(*first)
             seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
         return base + seconds * (constants["path_fused"] if after is None and self._outer(edge.taken, s.dense) else 1.0)
 

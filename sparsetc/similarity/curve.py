@@ -50,11 +50,14 @@ class BlockingPoint:
 
 @dataclass(frozen=True, repr=False)
 class BlockingCurve:
-    """Groupings of the rows of one matrix at several similarities; prints as a table.
+    """Blockings of one matrix, by groups of similar rows, for several similarities; prints as a table.
 
     Attributes:
-        mode: the mode whose slices are rows.
-        points: in the order of the similarities asked for.
+        shape: sizes of the tensor.
+        mode: the mode whose slices are the rows.
+        nnz: number of nonzeros.
+        width: columns of a block.
+        points: one `BlockingPoint` for each similarity, in the order in which they were given.
 
     Examples:
         >>> curve = stc.plans.blocking_curve(stc.eye(8), width=4, taus=(1.0,))

@@ -5,7 +5,6 @@ In: an equation, a sparse operand in host memory or in a packed file, dense oper
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -30,6 +29,7 @@ from sparsetc.streaming.cutting import cut
 from sparsetc.streaming.sources import Source, operand, source_of
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
 from sparsetc.streaming.stream import Stream
+from sparsetc.support import FilePath
 from sparsetc.support.entry import entry_point
 from sparsetc.support.progress import bar
 from sparsetc.tensor.dtypes import dtype_name
@@ -150,7 +150,7 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
 
 
 @entry_point
-def open_stream(path: str | os.PathLike[str], **options: Any) -> Stream:
+def open_stream(path: FilePath, **options: Any) -> Stream:
     """Open a file of packed chunks, as `Stream.save` or ``stream_kernel(file=)`` wrote it; nothing is packed.
 
     Chunks are read at each call, by several threads, into the buffers that the device copies from. When they are read

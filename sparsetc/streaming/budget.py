@@ -6,7 +6,6 @@ before anything is packed, and where the result goes once chunks are known; or `
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -19,7 +18,7 @@ from sparsetc.errors import DeviceError, KeywordError, OutOfMemoryError, PlanErr
 from sparsetc.options import Options, of_call
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import StreamCut
-from sparsetc.support import outside
+from sparsetc.support import FilePath, outside
 from sparsetc.support.memory import as_bytes
 from sparsetc.support.names import refused
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -60,7 +59,7 @@ class StreamOptions:
     streams: int = 2
     order: str = "size"
     device: torch.device | str | None = None
-    file: str | os.PathLike[str] | None = None
+    file: FilePath | None = None
     packed_on: torch.device | str | None = None
     output: str = "auto"
     drop_zeros: bool = False

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, IOFormatError, PlanError, printable
+from sparsetc.support import FilePath
 
 PAGE = 4096
 RESERVED = 1 << 20
@@ -128,7 +129,7 @@ class ChunkFile:
 
     passing = True
 
-    def __init__(self, path: str | os.PathLike[str], pinned: bool, parse: Callable[[str], Any]) -> None:
+    def __init__(self, path: FilePath, pinned: bool, parse: Callable[[str], Any]) -> None:
         """Open a file and read its header.
 
         Args:

@@ -6,7 +6,6 @@ In: chunks that were packed, in memory or in a file, and what they are of. Out: 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.engine import ChunkTimes, Engine
 from sparsetc.streaming.result import ResultForm
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
-from sparsetc.support import notices, progress
+from sparsetc.support import FilePath, notices, progress
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sums import accumulator, in_order
@@ -248,7 +247,7 @@ class Stream:
 
     # -- files ------------------------------------------------------------------------------------------------------
     @entry_point
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: FilePath) -> None:
         """Write the packed chunks to a safetensors file, from which `open_stream` streams them.
 
         The file is there whole or not at all: it has a temporary name until it is complete.

@@ -5,8 +5,11 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib import import_module
 from itertools import filterfalse
 from math import prod
+from os import PathLike
 from typing import Any, TypeVar
 
+FilePath = str | PathLike[str]
+"""The path of a file, as `open` takes it."""
 Ints = tuple[int, ...]
 """Sizes, positions or numbers of modes, of any number."""
 Names = tuple[str, ...]

@@ -342,9 +342,13 @@ ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
     "norm": lambda x, ord=None, axis=None, keepdims=False: _linalg_norm(x, ord, axis, keepdims),
 }
 """Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
+for _name in ("softmax", "log_softmax"):
+    FUNCTIONS[_name].__doc__ = f"Return `sparsetc.{_name}` along a mode: absent elements have no share."
 for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names
     if hasattr(Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
+        _call.__doc__ = _call.__doc__ or f"Return what ``torch.{_name}`` returns for these elements; absent ones are 0."
         setattr(Functions, _name, property(_call) if _name in ("real", "imag") else _call)
 Functions.where = lambda x, condition, y=0: FUNCTIONS["where"](condition, x, y)  # type: ignore[attr-defined]
+Functions.where.__doc__ = "Return these elements where ``condition`` holds, and ``y`` elsewhere."  # type: ignore[attr-defined]
 if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here
     sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"

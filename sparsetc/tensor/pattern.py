@@ -102,10 +102,10 @@ class Pattern:
 
     A tensor in blocks has coordinates of blocks, and sizes of the grid that they lie in.
 
-    Every tensor made by `SparseTensor.with_values` has its tensor's pattern, as have a shallow copy and a result
-    that is sampled at it: compare patterns with ``is``. What is made of a pattern is kept with it; see `cache_info` and
-    `clear_cache`. A pattern pickles as its coordinates, in 32 bits
-    if they fit.
+    Tensors share a pattern if one was made from the other without a change of coordinates: by
+    `SparseTensor.with_values`, by a shallow copy, or as a result at the nonzeros of an operand. Compare patterns with
+    ``is``. Kernels and packed storage are kept with the pattern; see `cache_info` and `clear_cache`. A pattern is
+    pickled as its coordinates, in 32 bits if they fit.
 
     Attributes:
         labels: names of modes and of indices, empty where there are none.
