@@ -16,7 +16,7 @@ from sparsetc.maps import kernel
 from sparsetc.maps.fused import walk_of
 from sparsetc.maps.kernel import Heads, WalkKernel
 from sparsetc.maps.native_walk import NativeWalk
-from sparsetc.nn import _gat
+from sparsetc.nn.attention import _gat
 from sparsetc.to_pairs import pairs_of
 
 FOLDER = Path(__file__).parents[1] / "golden" / "maps"
