@@ -52,9 +52,9 @@ def contraction(
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
         request = Request(bound, [*map(stand_in, operands)], settings, form, repeated)
-        like = request.like
+        x = request.sparse[0]
         for position, operand in enumerate(request.operands):
-            check_operand(operand, position, like.dtype, like.device)
+            check_operand(operand, position, x.dtype, x.device)
         check_form(form, bound.einsum)
         sparse_result(request, expanded=True)
         leaf, rewrites, inner = _leaf(request, choice)

@@ -37,7 +37,7 @@ from sparsetc.tensor.sums import captured
 
 
 class Step(Leaf):
-    """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x."""
+    """A leaf with gradients, tangents and batches, which are contractions of the same sparse pattern."""
 
     @cached_property
     def derived(self) -> Options:
