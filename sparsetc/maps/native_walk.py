@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsetc.codegen import cache
 from sparsetc.codegen.native import RANGES, functions, threads_of_package
-from sparsetc.codegen.programs import MOST_THREADS
+from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.maps.body import Walk
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.native_text import NativeText
