@@ -94,12 +94,12 @@ class Contraction:
         self.leaf = leaf
         self.pull = Pull.of(bound.einsum, rewrites)
         self.rewrites = tuple(f"{rewrite.inner.bound.einsum}   {rewrite.name}" for rewrite in rewrites)
-        self._holds = rewrites[0].holds if rewrites else getattr(self.leaf, "holds", None)
+        self._holds = rewrites[0].holds if rewrites else getattr(leaf, "holds", None)
         leaf_patterns = [x.pattern for x in inner.sparse]
         self._inner = [_place(pattern, patterns) for pattern in leaf_patterns]
         self._as_given = self._inner == [*range(len(patterns))]
-        self.empty, self.result_dtype = self.leaf.empty, self.leaf.result_dtype
-        leaf_pattern = self.leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
+        self.empty, self.result_dtype = leaf.empty, leaf.result_dtype
+        leaf_pattern = leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
         pattern, self._pushes = put_back(patterns, rewrites, leaf_pattern, self.empty)
         self.sparse, self.shape = pattern is not None, bound.output_shape
         if pattern is not None:
