@@ -30,7 +30,9 @@ from sparsetc.support import memory
 from sparsetc.tensor.dtypes import NAMED, dtype_name
 from sparsetc.tuning import command as tune
 
-CUT, REFUSED, INTERRUPTED = 1, 2, 130
+CUT = 1
+REFUSED = 2
+INTERRUPTED = 130
 """Exit statuses: output cut off by its reader, a refused request, and an interrupt, as a shell reports it."""
 
 

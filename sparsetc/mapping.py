@@ -68,8 +68,9 @@ def map_entries(
     The function's arguments are named: inner products of rows of two tables, and numbers by row, by column and by
     entry. On a GPU, one kernel computes the result and two its gradients, without memory for all entries, if the
     function uses elementwise operations that kernels have. On a CPU, windows of rows are multiplied by the tiles of
-    columns that they meet. Patterns that leave most of their tiles empty run there in several steps, as other functions
-    do on all devices; the log (``logging.getLogger("sparsetc")``, level DEBUG) says why.
+    columns that they meet; large patterns that leave most of their tiles empty run as native loops where numba is
+    installed, small ones in several steps, as other functions do on all devices. The log
+    (``logging.getLogger("sparsetc")``, level DEBUG) says why.
 
     Args:
         function: takes tensors of one shape by name, and returns one; elementwise torch operations. It is traced

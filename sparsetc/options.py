@@ -145,6 +145,11 @@ class Options:
             raise PlanError(f"tune must be one of {what}, found {named!r:.80}")
         return "now", seconds
 
+    @property
+    def timed(self) -> bool:
+        """True if plans are chosen by time and not by the cost model alone."""
+        return self.effective_tune()[0] != "model"
+
     def memory_on(self, device: torch.device) -> int:
         """Return the bytes that may be allocated on a device: the limit if set, else the memory available now."""
         return available_memory(device) if self.memory_limit is None else self.memory_limit

@@ -136,6 +136,8 @@ def kernels_of(
     reason, kernels = _unfit(options), None
     if not reason:
         backend = options.effective_backend(pairs.device)
+        if options.effective_native(pairs.device) != "none":
+            backend = "numba"
         task = Task(body, pairs, options.effective_precision(), options.cache_dir, name, backend)
         kernels = task.kernels(tensors)
         if kernels.copied and any(kernels.copied):
@@ -158,7 +160,7 @@ def _report(pairs: Pairs, options: Options, name: str, reason: str, kernels: Ker
         name,
         "in steps" if reason else "in one kernel",
         reason,
-        options.effective_backend(pairs.device),
+        "numba" if kernels is not None and kernels.loops else options.effective_backend(pairs.device),
         device_name(pairs.device),
         pairs.shape,
         pairs.patterns,

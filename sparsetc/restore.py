@@ -24,7 +24,7 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import RECORDS
 from sparsetc.options import Options, current, with_settings
 from sparsetc.support import Ints, NamedInts, Names, memory
 from sparsetc.support.records import fits, from_state, misfit, quoted
@@ -38,7 +38,6 @@ Restored = TypeVar("Restored")
 Reduced = tuple[Callable[..., Restored], tuple[Any, ...]]
 Spelled = tuple[tuple[Names, ...], Names, Ints, str, NamedInts]
 """A `Bound` einsum as plain data."""
-RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
 
 # -- what is read -----------------------------------------------------------------------------------------------------
 

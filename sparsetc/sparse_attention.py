@@ -95,11 +95,11 @@ def attention(
     On a GPU, one kernel computes the result and two its gradients, for float16, bfloat16 and float32, and for q, k
     and v of up to 256 columns. They work in tiles of 64 queries by 32 or 64 keys, or of 16 queries by gathered keys if
     these lie far apart; values and keys in a tile must be finite, even those that some query of the tile does not
-    attend to. On a CPU, windows of 32 or 64 queries are multiplied by the tiles of keys that they meet. Patterns that
-    leave most of their tiles empty, and dropout, run on a CPU in three steps: a sampled product, `softmax`, and a
-    product with the values. So do calls with a `plan`, in forward mode, in transforms of `torch.func`, and for second
-    gradients on all devices. The log says which way was taken, and why (``logging.getLogger("sparsetc")``, level
-    DEBUG).
+    attend to. On a CPU, windows of 32 or 64 queries are multiplied by the tiles of keys that they meet; large patterns
+    of entries that leave most of such tiles empty run as native loops where numba is installed. What is left runs in
+    three steps: a sampled product, `softmax`, and a product with the values. These are small patterns of entries and
+    dropout with masks on a CPU, and on all devices calls with a `plan`, in forward mode, in transforms of `torch.func`,
+    and second gradients. The log says which way was taken, and why (``logging.getLogger("sparsetc")``, level DEBUG).
 
     Args:
         q: (*heads, rows, d) with any number of leading modes for batches and heads; or a jagged nested tensor
@@ -335,7 +335,6 @@ def _scored(
     function: Any, pairs: Pairs, heads: Ints, fewer: Ints, numbers: tuple[float, float]
 ) -> tuple[Body, Pairs, list[Tensor]]:
     """Return attention by a function of (score, b, h, i, j), its pairs, and its vectors of numbers."""
-    check_takes(function, "attention", 1 + len(POSITIONS))
     read: list[Tensor] = []
     key = told_apart(function, read)
     score: Score | str = "it reads a tensor, in a graph or a transform of torch.func"
@@ -357,6 +356,7 @@ def _scored(
 
 
 def _taken_apart(function: Any, read: Sequence[Tensor]) -> Score | str:
+    check_takes(function, "attention", 1 + len(POSITIONS))
     try:
         return taken_apart(function, read)
     except Untraced as error:

@@ -63,6 +63,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def pytest_sessionfinish() -> None:
+    """A process ends at once: what is left is no garbage, and pytest would look at all of it five times."""
+    gc.freeze()
+
+
 @pytest.fixture
 def poisoned() -> Iterator[None]:
     """`torch.empty` gives NaN, so that what a kernel leaves unwritten is seen."""

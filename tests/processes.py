@@ -1,8 +1,9 @@
-"""Scripts in processes of their own, forked from one that has imported torch: a fraction of a second each, not three.
+"""Scripts in processes of their own, forked from one that has imported the package: a fraction of a second, not three.
 
 A script sees what it would see if Python had been started for it: its arguments, environment, folder, path of imports
-and standard streams. Neither sparsetc nor triton is imported before the fork, so a script may set `TRITON_INTERPRET`.
-What tests of importing must see, that nothing else is there, needs a new process.
+and standard streams. The package is imported, and nothing that it imports on demand: a script may set
+`TRITON_INTERPRET`. What tests of importing must see, what an import does or that another package is found, needs a new
+process.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import folders
 
@@ -25,7 +28,10 @@ import folders
 def _context() -> Any:
     """Python's server of forks; started by the first script, with one thread for each of its children."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "numpy"])
+    context.set_forkserver_preload(["torch", "numpy", "torch.fx.experimental.symbolic_shapes", "sparsetc"])
+    root, others = str(folders.HERE.parent), os.environ.get("PYTHONPATH", "")
+    with mock.patch.dict(os.environ, PYTHONPATH=f"{root}{os.pathsep}{others}"):  # where the package is that is tested
+        forkserver.ensure_running()
     return context
 
 

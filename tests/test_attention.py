@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
 from sparsetc import pairwise
-from sparsetc.maps import pairs, torch_walk
+from sparsetc.maps import pairs, scores, torch_walk
 
 F64 = torch.float64
 
@@ -484,6 +485,7 @@ def test_a_function_of_scores_that_reads_a_tensor(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pairs, "ENTRY", 1e9)
+    monkeypatch.setattr(scores, "AT_ONCE", 1000 if name == "distances" else scores.AT_ONCE)
     inputs, function, dense = reading(name, (2, 2))
     with caplog.at_level(logging.DEBUG, "sparsetc"):
         found = stc.attention(*inputs[:3], SMALL, bias=function)
@@ -536,6 +538,14 @@ def test_a_function_that_reads_a_tensor_in_a_program_and_a_transform() -> None:
 
     found = torch.func.vmap(by_slopes)(layer.slopes.detach().expand(2, -1))
     torch.testing.assert_close(found[1], layer(q, k, v))
+
+
+def test_what_is_read_for_a_function_goes_at_once() -> None:
+    table, (q, k, v) = torch.rand(4, 23), [t.detach() for t in four()]
+    for _ in range(2):
+        gc.collect()
+        stc.attention(q, k, v, stc.masks.causal(), bias=lambda s, b, h, i, j: s + table[h, i - j])
+    assert not gc.collect()
 
 
 def test_what_a_function_of_scores_cannot_read() -> None:

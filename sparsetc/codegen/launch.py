@@ -169,7 +169,7 @@ def assembled(
     machine, arch, warp = gpu(target)
     if is_interpreted(kernel):
         raise PlanError("compiling ahead of time needs TRITON_INTERPRET unset when triton is imported")
-    aligned = [*divisible, *(n for n, t in enumerate(types) if t.startswith("*"))]
+    aligned = [*divisible, *[n for n, t in enumerate(types) if t.startswith("*")]]
     attributes: dict[tuple[int, ...], list[list[Any]]] = {(n,): [["tt.divisibility", 16]] for n in aligned}
     source = ASTSource(kernel, dict(zip(kernel.arg_names, types, strict=True)), constexprs={}, attrs=attributes)
     return triton.compile(source, target=GPUTarget(machine, arch, warp), options=options)

@@ -32,16 +32,17 @@ RANGES = 4
 
 
 @lru_cache(maxsize=1)
-def _vectors() -> str:
-    """Return the source of the vector functions that are compiled into native loops."""
-    return (Path(__file__).parents[1] / "runtime" / "vectors.py").read_text(encoding="utf-8")
+def _called() -> str:
+    """Return the source of the functions that are compiled into native loops."""
+    folder = Path(__file__).parents[1] / "runtime"
+    return "".join((folder / name).read_text(encoding="utf-8") for name in ("vectors.py", "scalars.py"))
 
 
-def functions(module: ModuleType, programs: Sequence[TileProgram], source: str, folder: Path | None) -> list[Any]:
-    """Return the function of each part, which is compiled when it first runs, or found in the folder."""
-    each = [getattr(module, f"part_{p.number}") for p in programs]
+def functions(module: ModuleType, names: Sequence[str], source: str, folder: Path | None) -> list[Any]:
+    """Return functions of a module, which are compiled when they first run, or found in the folder."""
+    each = [getattr(module, name) for name in names]
     for function in each:
-        function._cache = Kept(function.__name__, source + _vectors(), folder)
+        function._cache = Kept(function.__name__, source + _called(), folder)
     return each
 
 
@@ -73,7 +74,7 @@ class Threads:
             other.result()
 
 
-_threads = Threads()
+threads_of_package = Threads()
 
 
 def bind(
@@ -134,7 +135,7 @@ class _Part:
         def job(number: int) -> Callable[[], None]:
             return lambda: self.function(*ranges[number], *arguments, into[number])
 
-        _threads.run(threads, [job(n) for n in range(len(ranges))])
+        threads_of_package.run(threads, [job(n) for n in range(len(ranges))])
         if not self.owned:
             for one in into:  # in order, so that the same bits come back at every run
                 out += one

@@ -29,6 +29,7 @@ from sparsetc.ir.program.cost import REGISTERS
 from sparsetc.ir.program.operands import Operand
 from sparsetc.ir.program.text import comments
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.support import among
 from sparsetc.tensor.sums import LONG
 
 FAR = 1 << 18
@@ -68,7 +69,7 @@ def function(program: TileProgram) -> list[str]:
             ends = view.items.ends(lambda array, where: f"load({array}, {where})", "min")
             printer.put(f"start, stop = {', '.join(ends)}")
         printer.body(program.body)
-    arguments = ["begin", "end", *program.arrays, *(o.name for o in program.operands), program.output]
+    arguments = ["begin", "end", *program.arrays, *[o.name for o in program.operands], program.output]
     return [
         *comments(program),
         "@native",
@@ -84,6 +85,7 @@ class NumbaPrinter(Writer, Lines):
     Attributes:
         vector: the axis along which vectors lie: the last axis of all rows that have it; empty where there is none.
         stores_vectors: whether it is that of the output's rows too; else these are stored a number at a time.
+        as_output: whether tiles have their axes in the output's order, as they have unless vectors were shorter then.
         factors: by the name of a tile, the factors that it is the product of.
         coordinates: by letter, the coordinate that addresses rows; along a side it is read where its position is known.
         nonzero: the variable of the nonzero that is read.
@@ -103,13 +105,16 @@ class NumbaPrinter(Writer, Lines):
         for s in statements:
             for tile in inputs_of(s):
                 self.readers.setdefault(tile.name, []).append(s)
-        dense = [a.letter for a in program.axes if a.letter not in program.along]
-        rows = [o.axes for o in program.operands]
-        rows += [s.out.within for s in statements if isinstance(s, ir.Zero | ir.Product | ir.Reduce)]
-        fit = [c for c in reversed(dense) if all(c not in axes[:-1] for axes in rows)]
-        stored = [c for c in fit if c not in program.output_axes[:-1]]
-        self.vector = next(iter(stored or fit), "")
-        self.stores_vectors = bool(stored)
+        tiles = [s.out for s in statements if isinstance(s, ir.Zero | ir.Product | ir.Reduce)]
+        layouts = []
+        for self.as_output in (True, False):
+            rows = [*(o.axes for o in program.operands), *map(self.laid, tiles)]
+            dense = [a.letter for a in reversed(program.axes) if a.letter not in program.along]
+            fit = [c for c in dense if all(c not in axes[:-1] for axes in rows)]
+            stored = [c for c in fit if c not in program.output_axes[:-1]]
+            vector = next(iter(stored or fit), "")
+            layouts.append((program.elements(vector), self.as_output, vector, bool(stored)))
+        _, self.as_output, self.vector, self.stores_vectors = max(layouts, key=lambda layout: layout[0])
 
     # -- coordinates ------------------------------------------------------------------------------------------------
     def position(self, axis: str) -> str:
@@ -242,9 +247,14 @@ class NumbaPrinter(Writer, Lines):
         """Return by letter the statement that reads a row's coordinate."""
         return {s.letter: s for s in self.p.each(ir.Decode) if not s.tile}
 
+    def laid(self, tile: ir.Tile) -> Sequence[str]:
+        """Return the axes of a tile in the order in which it is kept."""
+        output = self.p.output_axes
+        return among(output, tile.within) if self.as_output and {*tile.within} <= {*output} else tile.within
+
     def held(self, tile: ir.Tile) -> Factor:
         """Return where a tile of the program is kept: in a number, in registers, or in a local array."""
-        axes = tile.within
+        axes = self.laid(tile)
         strides = tuple((c, self.p.elements(axes[n + 1 :])) for n, c in enumerate(axes))
         vectors = len(pieces(self.p.elements(axes[-1:]))) * self.p.elements(axes[:-1])
         in_array = bool(axes) and (axes[-1] != self.vector or vectors > REGISTERS or self.rearranged(tile))
@@ -267,10 +277,10 @@ class NumbaPrinter(Writer, Lines):
 
     def each(self, tile: ir.Tile, text: str, *tiles: str) -> None:
         """A text for each number, register or element of tiles that are kept as one is, given by their names."""
-        axes = tile.within
+        axes = self.laid(tile)
         if self.factors[tile.name][0].in_array:
             with self.block(f"for e in range({self.p.elements(axes)}):"):
-                self.put(text.format(*(f"{name}[e]" for name in tiles), zeros=0))
+                self.put(text.format(*[f"{name}[e]" for name in tiles], zeros=0))
             return
         row = self.p.elements(axes[-1:])
         for first in range(0, self.p.elements(axes), row):

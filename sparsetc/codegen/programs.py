@@ -102,7 +102,8 @@ class Programs:
         self.name, self.source = cache.source_name(name or programs[0].equation, backend), self.text_for(self.machine)
         self.module, self.path = cache.load(self.source, cache_dir, self.name)
         if self.backend == "numba":
-            self.native = native.functions(self.module, self.programs, self.source, self.path.parent)
+            names = [f"part_{program.number}" for program in self.programs]
+            self.native = native.functions(self.module, names, self.source, self.path.parent)
 
     def text_for(self, machine: str) -> str:
         """Return the module that runs on a machine."""
@@ -190,7 +191,7 @@ class Programs:
         for n in group:
             program, part = self.programs[n], arrays[n]
             if self.backend == "triton":
-                counts += [part.programs(program), *(part.stored for _ in program.view.items.counts)]
+                counts += [part.programs(program), *[part.stored for _ in program.view.items.counts]]
                 counts += program.ends.values()
             values, end = range(first[n], first[n] + len(program.view.packed)), len(part.index) - bool(program.slot)
             pointers += [*part.index[:end], *values, *part.index[end:]]  # result rows come last

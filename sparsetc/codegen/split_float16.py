@@ -92,7 +92,7 @@ class SplitOperands:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = [self.found, *(half for high, low, _ in self.arrays for half in (high, low))]
+        arrays = [self.found, *[half for high, low, _ in self.arrays for half in (high, low)]]
         return sum(a.nbytes for a in arrays)
 
 

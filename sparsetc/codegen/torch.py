@@ -31,7 +31,7 @@ def function(p: TileProgram, integers: bool) -> list[str]:
     for s, _ in p.statements:
         if type(s) in STATEMENTS:
             STATEMENTS[type(s)](printer, s)
-    arguments = ["chunks", *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
+    arguments = ["chunks", *p.arrays, *[t.own for o in p.operands for t in tables(o)], p.output]
     head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
     return [*comments(p), *head, *printer.out]
 
@@ -157,7 +157,7 @@ def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: Names, 
     """Return the product of tiles, summed over all axes but `axes`: an einsum with one more letter for rows."""
     letters = {a.letter: a.letter for a in printer.p.axes if len(a.letter) == 1}
     free = (c for c in reversed(ascii_letters) if c not in letters)
-    letters |= {name: next(free) for name in ("", *(a.letter for a in printer.p.axes if a.letter not in letters))}
+    letters |= {name: next(free) for name in ("", *[a.letter for a in printer.p.axes if a.letter not in letters])}
     ordered = sorted(tiles, key=lambda t: -len(t.within))
     named = [(*([] if t.name in printer.constants else [""]), *t.within) for t in ordered]
     terms = ["".join(letters[a] for a in axes_of_term) for axes_of_term in named]

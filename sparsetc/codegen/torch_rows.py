@@ -124,7 +124,7 @@ class TorchPrinter(Writer, Lines):
         """Return a letter's coordinates laid out over rows of a level, then sides, then `dense` axes of size 1."""
         text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
         along = self.decodes[letter].along
-        return _laid_out(text, [":", *(":" if c in along else "None" for c in sides), *("None" for _ in range(dense))])
+        return _laid_out(text, [":", *[":" if c in along else "None" for c in sides], *["None" for _ in range(dense)]])
 
     def index(self, operand: Operand, level: int) -> str:
         """The rows of an operand that are gathered, of all positions along sides one after another."""
@@ -162,9 +162,9 @@ class TorchPrinter(Writer, Lines):
         name = tile.name if constant else self.spread(tile.name, tile.level, level)
         order = [tile_axes.index(a) for a in axes if a in tile_axes]
         if order != sorted(order):
-            numbers = order if constant else [0, *(n + 1 for n in order)]
+            numbers = order if constant else [0, *[n + 1 for n in order]]
             name = f"{name}.permute({', '.join(map(str, numbers))})"
-        return _laid_out(name, [*([] if constant else [":"]), *(":" if a in tile_axes else "None" for a in axes)])
+        return _laid_out(name, [*([] if constant else [":"]), *[":" if a in tile_axes else "None" for a in axes]])
 
 
 def _laid_out(text: str, index: Sequence[str]) -> str:
@@ -178,7 +178,7 @@ def summed(text: str, own: Names, axes: Names) -> str:
         text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
     left = among(own, axes)
     if left != axes:
-        text += f".permute({', '.join(map(str, (0, *(left.index(a) + 1 for a in axes))))})"
+        text += f".permute({', '.join(map(str, (0, *[left.index(a) + 1 for a in axes])))})"
     return text
 
 
@@ -222,7 +222,7 @@ def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, Names]]
 
 def unread(program: TileProgram) -> set[Gather]:
     """Return the gathers that are not run, since a bag or a sampled product reads the rows where they lie."""
-    return {rows for rows, _ in bags(program).values()}.union(*(rows[:2] for rows in sampled(program).values()))
+    return {rows for rows, _ in bags(program).values()}.union(*[rows[:2] for rows in sampled(program).values()])
 
 
 def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> Names | None:
@@ -281,13 +281,13 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
         return first * per[LEAF] + begins * per[LANE]
 
     at = torch.tensor([0, items], device=pointers.device)
-    known = [*zip(*(each.tolist() for each in (at, *begin(at))), strict=True)]
+    known = [*zip(*[each.tolist() for each in (at, *begin(at))], strict=True)]
     least, greatest = (weight(begins, first) for _, begins, first in known)
     if greatest - least > most:
         every = weight(*begin(torch.arange(items + 1, device=pointers.device)))
         limits = torch.arange(least + most, greatest, most, device=pointers.device)
         at = torch.unique(torch.cat([at, torch.searchsorted(every, limits).clamp(1, items)]))
-        known = [*zip(*(each.tolist() for each in (at, *begin(at))), strict=True)]
+        known = [*zip(*[each.tolist() for each in (at, *begin(at))], strict=True)]
     return [(i0, i1, b0, b1, n0, n1) for (i0, b0, n0), (i1, b1, n1) in pairwise(known)]
 
 

@@ -56,7 +56,7 @@ def function(p: ir.TileProgram, sums: str, widen: bool) -> list[str]:
     printer = TritonPrinter(p, sums, widen)
     loops.head(printer)
     nested(printer, p.body)
-    arguments = ["pid", *counts_of(p), *p.arrays, *(t.own for o in p.operands for t in tables(o)), p.output]
+    arguments = ["pid", *counts_of(p), *p.arrays, *[t.own for o in p.operands for t in tables(o)], p.output]
     return [*comments(p), "@triton.jit", *signature(f"def part_{p.number}", arguments, ":"), *printer.out]
 
 
@@ -127,7 +127,7 @@ def addresses(printer: TritonPrinter, s: ir.Gather) -> Iterator[tuple[str, str]]
         rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
         lanes = placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
         bounds = [placed(printer.within(c), (c,), axes) for c in o.axes if c not in printer.written]
-        mask = all_of([lanes, *(printer.inside(c, axes) for c in o.rows), *bounds])
+        mask = all_of([lanes, *[printer.inside(c, axes) for c in o.rows], *bounds])
         yield printer.address(rows, o.axes, axes, columns), mask
 
 
@@ -238,7 +238,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
         if s.copies > 1:
             terms.insert(0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}")
         address = printer.address(terms, s.axes, axes, columns)
-        mask = all_of([*conditions, *(placed(printer.within(c), (c,), axes) for c in s.axes)])
+        mask = all_of([*conditions, *[placed(printer.within(c), (c,), axes) for c in s.axes]])
         arguments = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
         printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
 
@@ -308,7 +308,7 @@ def splitting(p: ir.TileProgram, s: ir.Gather) -> list[str]:
     printer.put(f"tl.store({o.name}_high + at, high{mask})")
     printer.put(f"tl.store({o.name}_low + at, ((x - high.to(tl.float32)) * {LOW}).to(tl.float16){mask})")
     printer.put(f"tl.store({names.most(o.name)} + pid, most.to(tl.float32, bitcast=True))")
-    arguments = [o.name, *(t.own for t in tables(o))]
+    arguments = [o.name, *[t.own for t in tables(o)]]
     return ["@triton.jit", *signature(f"def {names.split(o.name)}", arguments, ":"), *printer.out]
 
 
@@ -351,14 +351,14 @@ def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     """
     counts = [f"{count}_{p.number}" for p in group for count in ("programs", *numbers_of(p))]
     pointers = [f"{array}_{p.number}" for p in group for array in p.arrays]
-    pointers += [*(t.name for t in ir.tables_of(group)), group[0].output]
+    pointers += [*[t.name for t in ir.tables_of(group)], group[0].output]
     quoted = ", ".join(f'"{c}"' for c in counts)
     lines = [f"@triton.jit(do_not_specialize=[{quoted}])", *signature(f"def {name}", [*counts, *pointers], ":")]
     if len(group) == 1:
         return [*lines, *_call(group[0], "tl.program_id(0)", "    ")]
     lines.append("    pid = tl.program_id(0)")
     for n, p in enumerate(group):
-        pid = " - ".join(["pid", *(f"programs_{before.number}" for before in group[:n])])
+        pid = " - ".join(["pid", *[f"programs_{before.number}" for before in group[:n]]])
         test = f"{'elif' if n else 'if'} {pid} < programs_{p.number}:"
         if p is group[-1]:
             test = "else:"
@@ -368,5 +368,5 @@ def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
 
 def _call(p: ir.TileProgram, pid: str, indent: str) -> list[str]:
     arrays = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
-    args = [pid, *arrays, *(t.name for o in p.operands for t in tables(o)), p.output]
+    args = [pid, *arrays, *[t.name for o in p.operands for t in tables(o)], p.output]
     return [indent + line for line in signature(f"part_{p.number}", args, "")]

@@ -309,11 +309,11 @@ def scale(printer: TritonPrinter, s: Scale) -> None:
     elif operand := [o for o in printer.p.operands if o.name == s.operand and o.halves]:
         (o,) = operand
         blocks = printer.p.blocks_of(o)
-        counts = [*o.extents, *(axis.programs for axis in blocks)]
+        counts = [*o.extents, *[axis.programs for axis in blocks]]
         each = [prod(counts[n + 1 :]) for n in range(len(counts))]
         rows = printer.rows(zip(o.rows, each, strict=False), (), LEAF, o.nrows * o.width)
         places = zip(blocks, each[len(o.rows) :], strict=True)
-        terms = [*rows, *(placed(names.block(axis.letter), (), (), stride) for axis, stride in places)]
+        terms = [*rows, *[placed(names.block(axis.letter), (), (), stride) for axis, stride in places]]
         most = load(array, " + ".join(terms) or "0")
     else:
         # What a scalar was multiplied into Triton 3.6 and 3.7 move through shared memory for the dot, both halves; by a

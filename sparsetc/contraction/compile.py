@@ -57,7 +57,8 @@ def contraction(
             check_operand(operand, position, like.dtype, like.device)
         check_form(form, bound.einsum)
         sparse_result(request, expanded=True)
-        new = Contraction(request, *_leaf(request, choice))
+        leaf, rewrites, inner = _leaf(request, choice)
+        new = Contraction(request, leaf, rewrites, inner)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
     new.key = f"{new.bound} {new.dtype} {new.sparse} {tuple(new.shape)} #{next(_numbers)}"
@@ -84,21 +85,15 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
     rewrites, inner = rewrites_of(request)
     if len(inner.sparse) == 1:
         step = Step(inner, choice)
-        _tune(step)
+        tune(step)
         return step, rewrites, inner
     paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
     if len(inner.operands) == 2:
         pair = Pair(inner)
-        _tune(pair)
+        tune(pair)
         pair.find_pattern([x.pattern for x in inner.sparse])
         return pair, rewrites, inner
     return Path(inner, True, checked_order(order, len(inner.operands)) if order else None), rewrites, inner
-
-
-def _tune(step: Step | Pair) -> None:
-    """Choose the plan of a step by time, where options ask for that."""
-    if step.settings.effective_tune()[0] != "model":
-        tune(step)
 
 
 Workload = Sequence[tuple[str, Operands]]

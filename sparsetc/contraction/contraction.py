@@ -290,7 +290,7 @@ def compiled(text: str, operands: Operands, settings: Options, form: str, once: 
     def make() -> Contraction:
         return Contraction.compile(parsed(text, operands), operands, settings, form, True)
 
-    if once and others and first.device.type == "cpu" and settings.effective_tune()[0] == "model":
+    if once and others and first.device.type == "cpu" and not settings.timed:
         met = "met", key
         if _found(first, met) is None:
             kept_or_made(first, met, lambda: True, others)

@@ -182,7 +182,9 @@ class Kernel(Inspectable):
         """Return the kernel of a `LinearOperator`, with one more letter for several vectors, or of its transpose."""
         made, e = self.contraction, self.contraction.bound.einsum
         (position,) = e.dense
-        source, target, column = e.inputs[position], e.output, e.spare[: len(columns)]
+        source = e.inputs[position]
+        target = e.output
+        column = e.spare[: len(columns)]
         if adjoint:
             others = {i for n, term in enumerate(e.inputs) if n != position for i in term}
             source, target = target, among(distinct(source), others | {*target})

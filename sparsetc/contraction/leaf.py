@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import Values, each
+from sparsetc.codegen.launch import Values
 from sparsetc.codegen.numba import unprinted
 from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
@@ -83,7 +81,7 @@ class Leaf(Preparation, Inspectable):
         self._as_rows = in_order and (self.output.sparse or len(self.output.kept_shape) == 1)
         self.trials: Any = None
         with in_place(settings, self.device):
-            recurs = request.repeated and settings.effective_tune()[0] == "model"
+            recurs = request.repeated and not settings.timed
             self.take(choice or choose(settings.plan, self.problem, recurs))
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
@@ -238,24 +236,11 @@ class Leaf(Preparation, Inspectable):
         Both are ndarrays, the operand contiguous, of the step's dtype and writeable. None where a step is more than
         native loops.
         """
-        run, (zeroed, second) = self.executable, (self.arrays.zeroed, self.arrays.second)
-        more = self.guard or self._empty or self.trials is not None or second or not self._as_rows
-        if self.backend != "numba" or more or run.dtype != self.dtype or [o for _, o, _ in self.orders] != [None]:
+        run = self.executable
+        more = self.guard or self._empty or self.trials is not None or not self._as_rows
+        if more or run.dtype != self.dtype or [o for _, o, _ in self.orders] != [None]:
             return None
-        call, _ = run._bound_to(self.arrays, packed, ())
-        values: Any = [None if stored is None else stored.numpy() for stored in each(packed)]
-        count, dtype = prod(run.shape), str(self.dtype).removeprefix("torch.")
-        make: Any = np.zeros if zeroed is None and run.zeroes else np.empty
-        rows = None if zeroed is None or not zeroed.numel() else zeroed.numpy()
-
-        def on_arrays(operand: Any) -> Any:
-            out = make(count, dtype)
-            if rows is not None:
-                out.reshape(run.shape)[rows] = 0
-            call(values, [operand], out)
-            return out
-
-        return on_arrays
+        return run.on_arrays(self.arrays, packed)
 
     def _rows(self, values: Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None) -> Tensor:
         if self.trials is not None and not captured(self.operand._values):

@@ -30,7 +30,7 @@ from sparsetc.contraction.output import Result
 from sparsetc.errors import FormatError, ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.equation.parse import parse_arguments
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import RECORDS
 from sparsetc.options import latest, of_call
 from sparsetc.support import Ints
 from sparsetc.support.entry import exporting
@@ -111,14 +111,18 @@ def _described(name: str) -> dict[str, Any] | None:
     try:
         about: dict[str, Any] = json.loads(name)
         counts = {len(about[key]) for key in ("sparse", "shapes", "in_blocks", "coalesced")}
-        damaged = len(counts) > 1 or not set(about["settings"]) <= {"output", *SAVED} or about["dtype"] not in NAMED
         letters = {letter for term in about["terms"] for letter in term}
-        damaged |= not all(type(size) is int or size in letters for size in about["result"])
-        damaged |= not all(type(flag) is bool for key in ("in_blocks", "coalesced") for flag in about[key])
-        damaged |= not all(type(n) is int and 0 <= n < len(about["terms"]) for n in about["sparse"])
+        sound = (
+            len(counts) == 1
+            and set(about["settings"]) <= {"output", *SAVED}
+            and about["dtype"] in NAMED
+            and all(type(size) is int or size in letters for size in about["result"])
+            and all(type(flag) is bool for key in ("in_blocks", "coalesced") for flag in about[key])
+            and all(type(n) is int and 0 <= n < len(about["terms"]) for n in about["sparse"])
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
-        damaged = True
-    if damaged:
+        sound = False
+    if not sound:
         raise FormatError(f"a program's node {name[:LONGEST]!r} is no einsum; the program is damaged")
     return about
 
@@ -394,7 +398,7 @@ def _transforms(tracing: bool) -> bool:
 
 _transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Plan, Part, Schedule, Storage, Tree)}
+FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (*RECORDS.values(), Tree)}
 
 
 def _constant(setting: Any) -> Any:

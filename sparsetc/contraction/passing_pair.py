@@ -34,7 +34,9 @@ def product(
     Those of the second may be known to be `in_order`. None of an operand with a repeated letter, and where there are
     too many pairs, or shared coordinates to count.
     """
-    e, shape, dtype = bound.einsum, bound.output_shape, values[0].dtype
+    e = bound.einsum
+    shape = bound.output_shape
+    dtype = values[0].dtype
     places, dense = bound.elements(e.output), not is_sparse(form, e, e.inputs)
     if places >= (PLACES if dense else INT64_SIZES) or any(len(set(term)) < len(term) for term in e.inputs):
         return None

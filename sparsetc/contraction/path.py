@@ -99,7 +99,7 @@ def in_steps(request: Request) -> Path | Choice | None:
     else:
         problem = problem_of(request)
         with in_place(settings, x.device):
-            recurs = request.repeated and settings.effective_tune()[0] == "model"
+            recurs = request.repeated and not settings.timed
             choice = choose(wanted, problem, recurs, steps)
     if choice is not None and choice.plan.path:
         return Path(request, False, choice.plan.path, choice.plan.reason)

@@ -81,10 +81,13 @@ leader: ContextVar[Leader | None] = ContextVar("sparsetc_leader", default=None)
 
 
 def tune(made: Leaf | Pair) -> None:
-    """Choose a plan by time; it stays where the caller gave it, and where programs do not run as they would elsewhere.
+    """Choose a plan by time, where options ask for that.
 
-    Triton's interpreter never times, and with ``deterministic=True`` only what was timed before counts.
+    It stays where the caller gave it, and where programs do not run as they would elsewhere. Triton's interpreter
+    never times, and with ``deterministic=True`` only what was timed before counts.
     """
+    if not made.settings.timed:
+        return
     request = requested(made.settings.plan)
     request = AUTO if request == ONE_PASS else request
     interpreted = made.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1"

@@ -42,7 +42,9 @@ KEPT_TASK = 13
 """Bytes of a kept task: 5 of the list, and float32 values of y and of the result."""
 TASKS_A_RUN = 32
 """Tasks whose places in the result rise."""
-BLOCK, INNER, PAIRS = 64, 32, 64
+BLOCK = 64
+INNER = 32
+PAIRS = 64
 """Rows, or columns, and inner positions of a block of the two operands; pairs of one program."""
 BLOCK_DOTS = {"f16x3": F16X3, **DOTS, "float64": "ieee"}
 """The multiplication of pairs of blocks, by ``precision=``; ``f16x3`` is for values in two halves."""

@@ -76,11 +76,7 @@ def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[st
         except PlanError as error:
             return error
 
-    result = (
-        _led(ranks, what, tried)
-        if of_call(dict(settings)).effective_tune()[0] != "model"
-        else agreed(ranks, what, tried)
-    )
+    result = _led(ranks, what, tried) if of_call(dict(settings)).timed else agreed(ranks, what, tried)
     fits = ranks.objects(not isinstance(result, PlanError))
     if isinstance(result, PlanError) and not any(fits):
         raise result

@@ -160,7 +160,7 @@ def _in_turn(tiles: Sequence[Tile], result: Names) -> tuple[Product, ...]:
     products: list[Product] = []
     for n in range(min(2, len(tiles)), len(tiles) + 1):
         inputs = (products[-1].out, tiles[n - 1]) if products else tuple(tiles[:n])
-        later = {*result}.union(*(t.axes for t in tiles[n:]))
+        later = {*result}.union(*[t.axes for t in tiles[n:]])
         axes = tuple(dict.fromkeys(c for t in inputs for c in t.axes if c in later))
         products.append(Product(Tile("made", axes if n < len(tiles) else result, ITEM), inputs))
     return tuple(products)
@@ -301,7 +301,7 @@ class DenseProduct(TileProgram):
         `integers` says whether operands are of integers, which torch.einsum may sum in too few bits.
         """
         out, einsum = self.output, "integer_einsum" if integers else "torch.einsum"
-        names = ", ".join(["chunks", *self.arrays, *(o.name for o in self.operands), out])
+        names = ", ".join(["chunks", *self.arrays, *[o.name for o in self.operands], out])
         text = [
             f'@matmul_precision("{setting_of(self.schedule)}")',
             f"def part_{self.number}({names}):",

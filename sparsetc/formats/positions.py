@@ -170,10 +170,10 @@ class SampledProduct(DenseProduct):
         matrices = f"{left.name}.reshape({left.nrows}, {summed}), {right.name}.reshape({right.nrows}, {summed}).t()"
         text = [
             f'@matmul_precision("{setting_of(self.schedule)}")',
-            f"def part_{self.number}({', '.join(['chunks', *self.arrays, *(o.name for o in self.operands), out])}):",
+            f"def part_{self.number}({', '.join(['chunks', *self.arrays, *[o.name for o in self.operands], out])}):",
             "    for _ in chunks:",
             f"        made = {out}.new_empty({left.nrows}, {right.nrows})",
             f"        multiply({matrices}, made)",
             f"        torch.index_select(made.view(-1), 0, word, out={out}.view(-1))",
         ]
-        return [*text, *(f"        {out}.view(-1).mul_({name})" for name in self.view.packed)]
+        return [*text, *[f"        {out}.view(-1).mul_({name})" for name in self.view.packed]]

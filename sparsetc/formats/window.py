@@ -201,7 +201,7 @@ def tiled(
     """
     (*outer, last), (_, width, *_) = storage.lane, sizes_of(storage)
     columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // width for _ in "c"))
-    sizes = [max(1, coords.shape[1]), *(shape[m] for m in storage.lane)]
+    sizes = [max(1, coords.shape[1]), *[shape[m] for m in storage.lane]]
     # The different columns of each group, or its strips, and the first nonzero of each.
     number, first = narrow_runs(chain((group.long() for _ in "g"), columns), sizes, coords[0])
     if not compacted:

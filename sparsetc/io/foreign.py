@@ -15,10 +15,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from sparsetc.errors import DtypeError
 from sparsetc.io import lines, memory, npy, npz, numbers
 from sparsetc.support import required
-from sparsetc.tensor.dtypes import DTYPES
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.tables import column_of
@@ -49,12 +47,11 @@ def read(path: str, suffix: str, dtype: torch.dtype | None) -> SparseTensor:
         OutOfMemoryError: arrays of HDF5, or text, would pass the memory limit.
         ImportError: the library is not installed.
     """
-    if dtype not in (None, *DTYPES):
-        raise DtypeError(f"{path}: values cannot be read as {dtype}")
+    numbers.check_dtype(path, dtype)
     Path(path).stat()  # else some libraries say in words of their own that there is no such file
     with memory.of_file(path, Exception):
         x = READERS[suffix](path, dtype)
-        return _cast(x, dtype)
+        return numbers.with_dtype(x, dtype)
 
 
 def matrix_of_folder(path: str) -> str:
@@ -188,7 +185,7 @@ def csv_table(path: str, columns: Sequence[Any] | None, dtype: torch.dtype | Non
         reader, modes, value = _csv(path, columns, dtype)
         memory.check(path, "its text and columns (stc.pack takes it in parts)", 4 * os.path.getsize(path))
         table = arrow.Table.from_batches(list(_batches(reader)), reader.schema)
-        return _cast(SparseTensor.from_table(table, modes, value), dtype)
+        return numbers.with_dtype(SparseTensor.from_table(table, modes, value), dtype)
 
 
 def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
@@ -235,11 +232,7 @@ def csv_blocks(
                 if of is not None:
                     distinct, numbers_of_rows = _distinct(batch, name)
                     block[name] = np.searchsorted(of, distinct)[numbers_of_rows]
-            yield _cast(SparseTensor.from_table(block, modes, value), dtype)
-
-
-def _cast(x: SparseTensor, dtype: torch.dtype | None) -> SparseTensor:
-    return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
+            yield numbers.with_dtype(SparseTensor.from_table(block, modes, value), dtype)
 
 
 def _batches(reader: Any) -> Iterator[Any]:

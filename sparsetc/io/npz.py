@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, memory, npy, numbers
 from sparsetc.io.atomic import replacing
 from sparsetc.support import FilePath, required
@@ -38,8 +37,7 @@ def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
         FileNotFoundError: no such file.
         ImportError: the library that wrote the file is not installed.
     """
-    if dtype not in (None, *DTYPES):
-        raise DtypeError(f"{path}: values cannot be read as {dtype}")
+    numbers.check_dtype(path, dtype)
     with npy.opened(path) as archive:
         foreign = "data" in archive.names and "values" not in archive.names
         _check(archive, "data" if foreign else "values", dtype)
@@ -47,7 +45,7 @@ def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
             matrix = (_pydata if "fill_value" in archive.names else _scipy)(path)
             x = SparseTensor.coerce(_signed(matrix))
             assert x is not None
-            return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
+            return numbers.with_dtype(x, dtype)
         values: Any = archive.array("values")
         if "dtype" in archive.names and archive.array("dtype") == "bfloat16":
             if values.dtype != np.uint16:

@@ -5,11 +5,16 @@ In: tokens of a block of text, or values of another dtype. Out: a tensor, or an 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetc.errors import DtypeError
 from sparsetc.io import digits
+from sparsetc.tensor.dtypes import DTYPES
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 SIX_DIGITS = 10**6 - 1
 """The largest number of six digits, which float32 holds all of."""
@@ -46,6 +51,17 @@ def unnamed(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.
     if dtype == torch.float32:
         text.require(held, start[more], f"has more digits than {dtype} holds; name the dtype to read it as")
     return torch.from_numpy(number).to(dtype), bool(held.all())
+
+
+def check_dtype(path: Any, dtype: torch.dtype | None) -> None:
+    """Raise `DtypeError` unless values of a file may be read as a dtype."""
+    if dtype not in (None, *DTYPES):
+        raise DtypeError(f"{path}: values cannot be read as {dtype}")
+
+
+def with_dtype(x: SparseTensor, dtype: torch.dtype | None) -> SparseTensor:
+    """Return a tensor with values as `cast` gives them; itself where no dtype is asked for."""
+    return x if dtype is None else x.with_values(cast(x.values, dtype))
 
 
 def cast(values: Tensor, dtype: torch.dtype) -> Tensor:

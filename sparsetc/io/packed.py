@@ -24,7 +24,9 @@ from sparsetc.tensor.dtypes import NAMED, SUMMED_IN, dtype_name
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-KEY, LABELS, VERSION = b"sparsetc", b"sparsetc.labels", 1
+KEY = b"sparsetc"
+LABELS = b"sparsetc.labels"
+VERSION = 1
 """The names of the JSON with shape and dtype and of that with labels, beside the schema, and the version."""
 NUMBERS = 1 << 20
 """Coordinates and values of a row group that is written, together."""

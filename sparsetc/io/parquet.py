@@ -27,7 +27,7 @@ from sparsetc.io.packed import Batch
 from sparsetc.support import FilePath
 from sparsetc.support.lru import Lock, cached_property
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.dtypes import DTYPES, SUMMED_IN
+from sparsetc.tensor.dtypes import SUMMED_IN
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -361,13 +361,12 @@ def read(path: FilePath, dtype: torch.dtype | None = None, names: Sequence[Any] 
         OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
         FileNotFoundError: no such file.
     """
-    if dtype not in (None, *DTYPES):
-        raise DtypeError(f"{path}: values cannot be read as {dtype}")
+    numbers.check_dtype(path, dtype)
     opened = PackedFile(path) if names is None else Table(path, names)
     with memory.named(path, lambda: "a tensor, and its row groups"), closing(opened) as table:
         try:
             x = table.tensor() if isinstance(table, PackedFile) else _of_rows(table, dtype)
-            return x if dtype is None else x.with_values(numbers.cast(x.values, dtype))
+            return numbers.with_dtype(x, dtype)
         except (ValueError, DtypeError) as error:
             raise error if isinstance(error, IOFormatError) else table.fault(str(error)) from error
 

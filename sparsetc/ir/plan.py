@@ -320,9 +320,9 @@ class Plan(Record):
 
     def with_schedules(self, schedules: Sequence[Schedule]) -> Plan:
         """Return the plan with these schedules, one a part; the plan itself if it has them."""
-        pairs = list(zip(self.parts, schedules, strict=True))
-        if all(part.schedule == schedule for part, schedule in pairs):
+        if [part.schedule for part in self.parts] == [*schedules]:
             return self
+        pairs = zip(self.parts, schedules, strict=True)
         return replace(self, parts=tuple([replace(part, schedule=schedule) for part, schedule in pairs]))
 
     def of_step(self, number: int, steps: int) -> Plan:
@@ -334,7 +334,7 @@ class Plan(Record):
 
     def __repr__(self) -> str:
         if self.is_request:
-            return f"Plan({', '.join([repr(self.name), *(f'{name}={value}' for name, value in self.options)])})"
+            return f"Plan({', '.join([repr(self.name), *[f'{name}={value}' for name, value in self.options]])})"
         letters = [f"[{p.label}]" if p.operand is not None else "" for p in self.parts]
         parts = " + ".join(
             f"{p.format}{label}{f' of {p.nnz:,}' if p.nnz else ''}"
@@ -347,7 +347,11 @@ class Plan(Record):
         if self.is_request:
             return repr(self)
         path = [f"  path {list(self.path)}"] if self.path else []
-        return "\n".join([f"plan {self.name}", *path, *(f"  part {n}: {p}" for n, p in enumerate(self.parts))])
+        return "\n".join([f"plan {self.name}", *path, *[f"  part {n}: {p}" for n, p in enumerate(self.parts)]])
+
+
+RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
+"""A plan and its parts, which files hold as their fields, by name."""
 
 
 AUTO = Plan("auto")
@@ -436,9 +440,9 @@ def verify(plan: Plan) -> None:
             raise PlanError(f"{where}: precision {schedule.precision!r} is not one of {named}")
         declared = [(record, f) for record in (storage, schedule) for f in fields(record) if f.metadata]
         for size, what, least, most, power in (
-            *((block, f"the block of axis {axis}", 1, inf, True) for axis, block in schedule.blocks),
-            *((piece, f"a piece of axis {axis}", 1, inf, True) for axis, pieces in schedule.pieces for piece in pieces),
-            *((getattr(record, f.name), *f.metadata["allowed"]) for record, f in declared),
+            *[(block, f"the block of axis {axis}", 1, inf, True) for axis, block in schedule.blocks],
+            *[(piece, f"a piece of axis {axis}", 1, inf, True) for axis, pieces in schedule.pieces for piece in pieces],
+            *[(getattr(record, f.name), *f.metadata["allowed"]) for record, f in declared],
         ):
             if power and (size < least or size & (size - 1)):
                 raise PlanError(f"{where}: {what} must be a power of two, found {size}")

@@ -148,7 +148,11 @@ class Elementwise:
         return self.computed([*self.outputs.values()][:1], inputs, dtype)[0]
 
     def statements(
-        self, arguments: Iterable[Argument], names: Mapping[str, str], prefix: str = "map"
+        self,
+        arguments: Iterable[Argument],
+        names: Mapping[str, str],
+        prefix: str = "map",
+        expressions: Mapping[str, str] = TEXT,
     ) -> tuple[list[str], list[str]]:
         """Return statements that compute these, one an operation, and the name or number of each of them.
 
@@ -156,6 +160,7 @@ class Elementwise:
             arguments: outputs, or outputs without factors.
             names: the variable of each input.
             prefix: of variables.
+            expressions: of operations.
         """
         arguments, variables = list(arguments), dict[Ref, str]()
         lines = []
@@ -169,7 +174,7 @@ class Elementwise:
                 variables[ref] = names[operands[0]]
                 continue
             variables[ref] = f"{prefix}_{int(ref)}"
-            lines.append(f"{prefix}_{int(ref)} = {TEXT[name].format(*map(text, operands))}")
+            lines.append(f"{prefix}_{int(ref)} = {expressions[name].format(*map(text, operands))}")
         return lines, [text(a) for a in arguments]
 
 

@@ -24,7 +24,10 @@ from sparsetc.errors import DeviceError
 from sparsetc.explain import TileReport
 from sparsetc.maps.body import LOG2E, RESULT, SIDES, Body, Walk, backward, forward
 from sparsetc.maps.kernel import UNSAMPLED, Heads, Sides, WalkKernel, sides_of
+from sparsetc.maps.native_text import MOST_WIDE
+from sparsetc.maps.native_walk import ENOUGH, NativeWalk
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
+from sparsetc.maps.row_tiles import RowEntries, RowTiles
 from sparsetc.maps.torch_walk import TorchWalk
 from sparsetc.maps.trace import Untraced
 from sparsetc.support import Ints, Names
@@ -58,7 +61,7 @@ class Task(NamedTuple):
         precision: of float32.
         cache_dir: folder of generated sources.
         name: what generated files are named after.
-        backend: ``triton``, or ``torch`` on a CPU.
+        backend: ``triton``; or on a CPU ``torch``, or ``numba`` for loops where tiles are no use.
     """
 
     body: Body
@@ -104,17 +107,25 @@ class Kernels:
         numbered = body.stored or "entries" in body.vectors.values()
         self.heads = _heads(pairs, body, named)
         self.lead = lead_of(body, pairs, tensors)
-        if task.backend == "torch":
-            self.refusal = _unfit_for_tiles(pairs, body)
-            sides: Sequence[Sides | None] = [Sides(pairs.side, pairs.side, 0, 0)] * 2
+        self.rows = pairs.shape[0]
+        self.entries: list[RowEntries] = []
+        if task.backend != "triton":
+            loops = _fit_for_loops(task, tensors)
+            side = pairs.side(loops)
+            self.refusal = _unfit_for_tiles(side, body)
+            if self.refusal and loops:
+                self.refusal, self.entries = "", pairs.entries()
+            sides: Sequence[Sides | None] = [Sides(side, side, 0, 0)] * 2
         else:
             sides = _sides(task, named, numbered)
             self.refusal = _refusal(pairs, body, sides)
         if self.refusal:
             return
         forward, backward = (one for one in sides if one)
-        self.tiles = [pairs.row_tiles(0, forward, numbered)]
-        self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
+        self.tiles: list[RowTiles] = []
+        if not self.entries:
+            self.tiles = [pairs.row_tiles(0, forward, numbered)]
+            self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
         self.sides = forward, backward
         self.shape = result_shape(body, pairs, tensors)
         try:
@@ -122,9 +133,14 @@ class Kernels:
         except Untraced as error:
             self.refusal = str(error)
 
+    @property
+    def loops(self) -> bool:
+        """True of native loops over entries."""
+        return not self.refusal and bool(self.entries)
+
     def taken(self, tensors: Tensors) -> Tensors:
         """Return the inputs as kernels take them, copied where `copied` says so."""
-        native = self.task[0] == "torch"
+        native = self.task[0] != "triton"
         types = [accumulator(t.dtype) if native and t.is_floating_point() else t.dtype for t in tensors]
         return [
             t.to(dtype).contiguous() if copy else t for t, dtype, copy in zip(tensors, types, self.copied, strict=True)
@@ -136,7 +152,7 @@ class Kernels:
         return upstream.contiguous() if apart else upstream
 
     def _copied(self, name: str, tensor: Tensor) -> bool:
-        own_modes, native = self._own_modes(name), self.task[0] == "torch"
+        own_modes, native = self._own_modes(name), self.task[0] != "triton"
         if native and tensor.dtype.itemsize < 4:  # it computes nothing in 16 bits, not even sums of a result
             return True
         by_position = self.body.vectors.get(name) in SIDES  # which kernels read with a step
@@ -146,10 +162,12 @@ class Kernels:
     def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> Kernel:
         """Return the kernel of a walk; inputs among the tensors have one mode of heads, or as many as `lead`."""
         backend, precision, cache_dir, name = self.task
-        if backend == "torch":
+        kind = f"{name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
+        if self.entries:
+            return NativeWalk(walk, self.entries[walk.mode], self._grouped(tensors), self.heads, cache_dir, kind)
+        if backend != "triton":
             kernel = TorchWalk(walk, self.tiles[number], self.heads, precision)
             return lambda tensors: kernel(self._grouped(tensors))
-        kind = f"{name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
         sides = self.sides[number > 0]
         return WalkKernel(
             walk, self.tiles[number], self._grouped(tensors), self.heads, sides, precision, cache_dir, kind
@@ -158,6 +176,12 @@ class Kernels:
     def reports(self) -> tuple[TileReport, ...]:
         """Return what `explain` says of the tiles of each walk."""
         kinds = "result", "gradients of rows", "gradients of columns"
+        if self.entries:
+            return (
+                TileReport(
+                    kinds[0], 1, 1, True, 0, len(self.entries[0].far), 1.0, str(getattr(self.result, "path", ""))
+                ),
+            )
         reports = []
         for kind, tiles in zip(kinds, self.tiles, strict=True):
             full, part = len(tiles.full_col), len(tiles.part_col)
@@ -190,7 +214,7 @@ class Kernels:
     def gradient_of(self, name: str, tensor: Tensor) -> Tensor:
         """Allocate an input's gradient; for a row shared by all pairs, one row for each row of pairs, summed later."""
         if name in self.body.shared:
-            return tensor.new_empty((self.heads.count, self.tiles[0].rows, tensor.shape[-1]))
+            return tensor.new_empty((self.heads.count, self.rows, tensor.shape[-1]))
         return tensor.new_empty(tensor.shape)
 
     def of_gradients(self, tensors: Mapping[str, Tensor], wanted: Sequence[bool]) -> Gradients:
@@ -304,7 +328,7 @@ def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Side
 def _unfit_for_kernels(task: Task, tensors: Tensors) -> str:
     """Return why no kernels run on such tensors, for any body; empty where they do."""
     device, dtype = task.pairs.device, tensors[0].dtype
-    native = task.backend == "torch"
+    native = task.backend != "triton"
     if (native and device.type == "cuda") or not (native or _has_triton()):
         return "kernels are Triton's, which does not run here"
     if min([t.numel() for t in tensors]) == 0:
@@ -321,13 +345,24 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _unfit_for_tiles(pairs: Pairs, body: Body) -> str:
+def _unfit_for_tiles(side: int, body: Body) -> str:
     """Return why a body has no kernels of torch's operations; empty where it has."""
     if body.inner or body.dropout:
         return "on a CPU, dropout and inner functions of products have no kernel"
-    if not pairs.side:
+    if not side:
         return "on a CPU, most places of its tiles would be empty"
     return ""
+
+
+def _fit_for_loops(task: Task, tensors: Tensors) -> bool:
+    """Return True if loops over entries may be compiled, and there is enough to do for them."""
+    entries = task.pairs.given
+    if task.backend != "numba" or not isinstance(entries, Pattern) or entries.blocks is not None:
+        return False
+    tables = [t for name, t in zip(task.body.inputs, tensors, strict=True) if name in task.body.tables]
+    widest = max([t.numel() // t.shape[-2] for t in tables], default=1)
+    longest = max([t.shape[-1] for t in tables], default=1)
+    return entries.nnz * widest >= ENOUGH and longest <= MOST_WIDE
 
 
 def _refusal(pairs: Pairs, body: Body, sides: Sequence[Sides | None]) -> str:

@@ -17,11 +17,22 @@ from torch import Tensor
 
 from sparsetc import masks
 from sparsetc.maps.kernel import Sides
-from sparsetc.maps.row_tiles import RowTiles, gathered, in_pieces, of_pattern, of_tiles, stacked_shape
+from sparsetc.maps.row_tiles import (
+    RowEntries,
+    RowTiles,
+    entries_by_row,
+    gathered,
+    in_pieces,
+    of_pattern,
+    of_tiles,
+    stacked_shape,
+)
 from sparsetc.tensor.pattern import Pattern, lasting
 
 Made = TypeVar("Made")
-SQUARE, NARROW, APART = 64, 32, 0
+SQUARE = 64
+NARROW = 32
+APART = 0
 """Columns of the tiles that are compared, of 64 rows each; and tiles of 32 columns that 16 rows gather."""
 PRICES = {SQUARE: 4.0, NARROW: 2.4, APART: 1.6}
 """Relative time of a tile, by its kind (H200, float16, 8 x 64, CUDA graphs: narrow tiles took .5 to .7 times as long as
@@ -30,8 +41,9 @@ ROWS, COLUMNS = 16, 32
 """Sides of tiles of gathered columns."""
 NATIVE_PRICES = {64: 26.0, 32: 8.0}
 ENTRY = 0.0165
-"""Microseconds of a head's square tile on a CPU, by its side, and of an entry in steps (8 x 64 and 4 x 16, float32, one
-thread, 2048 rows in blocks that are filled by 2 to 40 %)."""
+LOOPED = 0.0075
+"""Microseconds of a head's square tile on a CPU, by its side, and of an entry in steps and in native loops (8 x 64 and
+4 x 16, float32, one thread, 2048 rows in blocks that are filled by 2 to 40 %, and scattered entries)."""
 SAMPLE = 32
 """Windows of 64 rows whose entries are looked at, to choose between tiles and steps."""
 
@@ -63,12 +75,12 @@ class Pairs:
             return SQUARE
         return self.given._once(("maps", "width"), partial(_cheapest, self.given))
 
-    @property
-    def side(self) -> int:
-        """Side of the square tiles that cost least on a CPU; 0 where it costs less to go entry by entry."""
+    def side(self, loops: bool) -> int:
+        """Side of the square tiles that cost least on a CPU; 0 where it costs less to go entry by entry, in `loops`."""
         if not isinstance(self.given, Pattern):
             return SQUARE
-        return self.given._once(("maps", "side"), partial(_cheapest_side, self.given))
+        price = LOOPED if loops else ENTRY
+        return self.given._once(("maps", "side", loops), partial(_cheapest_side, self.given, price))
 
     def kept(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
         """Return an object made once for these pairs, kept with the pattern or by the mask."""
@@ -85,6 +97,12 @@ class Pairs:
         """Return the row tiles of a mode, made once."""
         key = "row tiles", mode, sides.height, sides.width, sides.gathered, numbered
         return self.kept(key, lambda: self._row_tiles(mode, sides, numbered))
+
+    def entries(self) -> list[RowEntries]:
+        """Return the entries of a pattern's rows, and of its columns, made once."""
+        given = self.given
+        assert isinstance(given, Pattern)
+        return self.kept(("entries by row",), lambda: [entries_by_row(given, mode) for mode in (0, 1)])
 
     def _row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
         height, width = sides.height, sides.width
@@ -115,8 +133,8 @@ class Pairs:
         return self.kept(("tiles", mode, height, width), made)
 
 
-def _cheapest_side(pattern: Pattern) -> int:
-    """Return the side of square tiles by which a pattern costs least on a CPU, or 0 for steps."""
+def _cheapest_side(pattern: Pattern, entry: float) -> int:
+    """Return the side of square tiles by which a pattern costs least on a CPU, or 0 for entries of this price."""
     rows = stacked_shape(pattern)[1][0]
     every = 1
     if pattern.blocks is None:
@@ -126,9 +144,9 @@ def _cheapest_side(pattern: Pattern) -> int:
         places = in_pieces(pattern, (side, side))
         if every > 1:
             places = places[:, places[-2] // SQUARE % every == 0]
-            costs[0] = ENTRY * places.shape[1]
+            costs[0] = entry * places.shape[1]
         costs[side] = price * _tiles(pattern, places, side, side)
-    costs.setdefault(0, ENTRY * prod(pattern.values_shape(())))
+    costs.setdefault(0, entry * prod(pattern.values_shape(())))
     return min(costs, key=costs.__getitem__)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -260,6 +261,29 @@ def gathered(pattern: Pattern, mode: int, height: int, width: int, numbered: boo
         return row_tiles
     base = _first(place, tiles * height).view(-1, height).int()
     return _with_numbers(row_tiles, {"full_base": base[:0], "part_base": base}, order)
+
+
+class RowEntries(NamedTuple):
+    """The entries of a coalesced pattern, row by row; rows of a stack's second pattern follow those of its first.
+
+    Attributes:
+        rows: of each pattern.
+        ptr: (rows + 1,) int64, where each one's entries begin.
+        far: (nnz,) int64 columns.
+        order: (nnz,) int32, the number that an entry has in the pattern, of its number here; None if they are equal.
+    """
+
+    rows: int
+    ptr: Tensor
+    far: Tensor
+    order: Tensor | None
+
+
+def entries_by_row(pattern: Pattern, mode: int) -> RowEntries:
+    """Return the entries of rows, or of columns in their place for mode 1."""
+    patterns, shape = stacked_shape(pattern)
+    own, other, order = _sorted(pattern, mode, 1)
+    return RowEntries(shape[mode], _pointers(own, shape[mode] * patterns).long(), other, order)
 
 
 def stacked_shape(pattern: Pattern) -> tuple[int, tuple[int, int]]:

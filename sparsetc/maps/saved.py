@@ -118,20 +118,26 @@ def _read(text: str) -> tuple[Body, Mapping[str, Any]]:
             },
         )
         given = about["pairs"]
-        damaged = not all(side in (*SIDES, "entries") for side in vectors.values()) or not 0 <= body.dropout <= 1
-        damaged |= not all(type(flag) is bool for flag in (body.softmax, body.stored, about["fastest"]))
-        damaged |= not set(about["settings"]) <= {*SAVED} or not about["name"].isidentifier()
-        damaged |= [*body.tables] != [f"l{n}" for n in range(len(body.tables))]
-        damaged |= body.mapped({name: torch.ones(1) for name in (*products, *vectors)}).shape not in ((1,), ())
-        for function, _ in body.inner.values():
-            damaged |= function(*[torch.ones(1)] * len(INNER)).shape != (1,)
-        if not isinstance(given, dict):
-            damaged |= any(mask.dense(1).shape != (1, 1) for mask in (given if isinstance(given, list) else [given]))
+        if isinstance(given, dict):
+            placed_soundly = all(type(n) is int for n in [*given["shape"], *given.get("sides", [])])
         else:
-            damaged |= not all(type(n) is int for n in [*given["shape"], *given.get("sides", [])])
+            drawn = given if isinstance(given, list) else [given]
+            placed_soundly = all(mask.dense(1).shape == (1, 1) for mask in drawn)
+        one = torch.ones(1)
+        sound = (
+            placed_soundly
+            and all(side in (*SIDES, "entries") for side in vectors.values())
+            and 0 <= body.dropout <= 1
+            and all(type(flag) is bool for flag in (body.softmax, body.stored, about["fastest"]))
+            and set(about["settings"]) <= {*SAVED}
+            and about["name"].isidentifier()
+            and [*body.tables] == [f"l{n}" for n in range(len(body.tables))]
+            and body.mapped(dict.fromkeys((*products, *vectors), one)).shape in ((1,), ())
+            and all(function(*[one] * len(INNER)).shape == (1,) for function, _ in body.inner.values())
+        )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError, FormatError):
-        damaged = True  # the trial calls raise what torch does of wrong arguments
-    if damaged:
+        sound = False  # the trial calls raise what torch does of wrong arguments
+    if not sound:
         raise FormatError(f"a program's node {text[:LONGEST]!r} is no map; the program is damaged")
     return body, about
 

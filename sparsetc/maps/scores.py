@@ -15,16 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from sparsetc.maps.body import Side
 from sparsetc.maps.elementwise import INPUT, Argument, Elementwise, Ref
 from sparsetc.maps.trace import FLOATS, SIZE, Reader, Untraced, graph_of, name_of
+from sparsetc.support.lru import cached_property
 
 SCORE = "s"
 POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "columns"}
 """Numbers of a batch, head, query and key, in the order in which a function takes them; and their sides."""
 EXACT = 1 << 24
 """Whole numbers below are exact in float32."""
+AT_ONCE = 1 << 22
+"""Most numbers for which positions of all heads are in memory at once. Not measured."""
 COMPARED = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 WHOLE = frozenset({*COMPARED, "abs", "add", "maximum", "minimum", "mul", "sub", "where"})
 """Operations that kernels have on whole numbers."""
@@ -58,26 +62,45 @@ class Score:
     def computed(self, name: str, positions: Mapping[str, Tensor], tensors: Sequence[Tensor], size: int) -> Tensor:
         """Return (heads, size) numbers of an input, from positions b and h (heads, 1), and i or j (1, size)."""
         node, reads = self.numbers[name]
-        heads = positions["b"].shape[0] if reads & {"b", "h"} else 1
-        width = size if reads & {"i", "j"} else 1
-        flat = {p: positions[p].expand(heads, width).flatten() for p in reads}  # as many modes as when it was traced
+        if not reads:
+            result = self._value(node, {}, tensors).reshape(1, 1)
+        elif reads.isdisjoint("ij"):
+            result = self._value(node, {p: positions[p][:, 0] for p in reads}, tensors)[:, None]
+        elif reads.isdisjoint("bh"):
+            result = self._value(node, {p: positions[p][0] for p in reads}, tensors)[None]
+        elif size * (heads := len(positions["b"])) <= AT_ONCE:
+            flat = {p: positions[p].expand(heads, size).flatten() for p in reads}
+            result = self._value(node, flat, tensors).view(heads, size)
+        else:  # a head after another: positions of all would take more memory than the result
+            each = zip(*(positions[p].expand(len(positions["b"]), size) for p in reads), strict=True)
+            result = torch.stack([self._value(node, dict(zip(reads, one, strict=True)), tensors) for one in each])
+        return result.expand(len(positions["b"]), size)
+
+    def _value(self, node: Node, positions: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Tensor:
+        """Return what a node of the graph gives of positions, of as many modes as when it was traced."""
         known: dict[Node, Any] = {}
+        for one in self.before[node]:
+            if one.op == "placeholder":
+                known[one] = positions[one.meta["position"]]
+            elif one.op == "get_attr":
+                known[one] = tensors[self.places[one]] if one in self.places else one.meta["constant"]
+            else:
+                args = map_arg(one.args, known.__getitem__)
+                known[one] = one.target(*args, **one.kwargs)  # type: ignore[operator]
+        return known[node]  # type: ignore[no-any-return]
 
-        def value(one: Any) -> Any:
-            if isinstance(one, Node) and one not in known:
-                if one.op == "placeholder":
-                    known[one] = flat[one.meta["position"]]
-                elif one.op == "get_attr":
-                    known[one] = tensors[self.places[one]] if one in self.places else one.meta["constant"]
-                else:
-                    known[one] = one.target(*map(value, one.args), **one.kwargs)  # type: ignore[operator]
-            if isinstance(one, list | tuple):
-                return [value(each) for each in one]
-            return known[one] if isinstance(one, Node) else one
-
-        result: Tensor = value(node)
-        result = result.view(heads, width) if reads else result.view(1, 1)
-        return result.expand(positions["b"].shape[0], size)
+    @cached_property
+    def before(self) -> dict[Node, list[Node]]:
+        """The nodes that each number is computed by, in order."""
+        order: dict[Node, list[Node]] = {}
+        for node, _ in self.numbers.values():
+            reached, waiting = {node}, [node]
+            while waiting:
+                more = [one for one in waiting.pop().all_input_nodes if one not in reached]
+                reached.update(more)
+                waiting += more
+            order[node] = [one for one in node.graph.nodes if one in reached]
+        return order
 
 
 def taken_apart(function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Score:

@@ -98,9 +98,15 @@ class GATConv(nn.Module):
         of_sources = self._mixed(sources)
         of_targets = of_sources if targets is sources else self._mixed(targets)
         wide = accumulator(of_sources.dtype)
-        by_source = (of_sources.to(wide) * self.of_source).sum(-1).T
-        by_target = (of_targets.to(wide) * self.of_target).sum(-1).T
-        tensors = [of_sources.transpose(0, 1), by_target, by_source]
+        scores = self.of_target, self.of_source
+        if targets is sources:  # one product for both
+            by_target, by_source = torch.bmm(of_sources.to(wide), torch.stack(scores, 2).to(wide)).unbind(2)
+        else:
+            by_target, by_source = (
+                torch.bmm(one.to(wide), score[:, :, None].to(wide)).squeeze(2)
+                for one, score in zip((of_targets, of_sources), scores, strict=True)
+            )
+        tensors = [of_sources, by_target, by_source]
         features = _of_edges(graph, edge_attr, self.edge_dim, "GATConv")
         if features is not None:
             heads = self.edge_linear.weight.unflatten(0, self.of_edge.shape).to(wide) * self.of_edge[:, :, None]
@@ -110,8 +116,8 @@ class GATConv(nn.Module):
         return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
 
     def _mixed(self, x: Tensor) -> Tensor:
-        """Return the (nodes, heads, out_channels) products with the weight."""
-        return self.linear(x).unflatten(1, self.of_source.shape)  # type: ignore[no-any-return]
+        """Return the (heads, nodes, out_channels) products with the weight."""
+        return self.linear(x).view(-1, *self.of_source.shape).transpose(0, 1)  # type: ignore[no-any-return]
 
 
 class GATv2Conv(nn.Module):

@@ -80,7 +80,7 @@ def packed_tiles(format: str, coords: Tensor, shape: Ints, storage: Storage, vie
     order, volume = (*storage.item, *storage.lane, *storage.leaf), view.values.volume
     nnz, blocks = coords.shape[1], words.Nonzeros(coords, view.stored_shape(shape), sides=view.values.sides)
     rows = chain((blocks[m] for m in order), (_places(coords, view) for _ in "p"))
-    key, spread = linear_key(rows, [*(blocks.shape[m] for m in order), volume])
+    key, spread = linear_key(rows, [*[blocks.shape[m] for m in order], volume])
     key = narrowed(key, spread)
     key, by_tile = torch.sort(key, stable=True)
     if bool((key[1:] == key[:-1]).any()):

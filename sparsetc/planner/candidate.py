@@ -76,7 +76,7 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
     order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
     least = min([c.total for c in order if c.total is not None], default=0.0)
     first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), None)
-    return order if first is None else [first, *(c for c in order if c is not first)]
+    return order if first is None else [first, *[c for c in order if c is not first]]
 
 
 def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate | None = None) -> Choice:

@@ -119,10 +119,10 @@ class Search:
             for size in range(1, len(s.terms)):
                 for group in combinations(s.terms, size):
                     rest = outside(s.terms, group)
-                    needed = output.union(*(t.letters for t in rest))
+                    needed = output.union(*[t.letters for t in rest])
                     kept = among(s.sparse, needed)
                     if kept != s.sparse:
-                        width = s.dense.union(*(t.letters for t in group)).difference(s.sparse) & needed
+                        width = s.dense.union(*[t.letters for t in group]).difference(s.sparse) & needed
                         yield Edge(group, State(kept, width, rest), "pass")
         if s.sparse == self.root.sparse:
             yield from self._products(s, output)
@@ -131,7 +131,7 @@ class Search:
         """Yield products of two dense terms that share a letter, or have few rows."""
         for pair in combinations(s.terms, 2):
             rest = outside(s.terms, pair)
-            needed = output.union(s.sparse, s.dense, *(t.letters for t in rest))
+            needed = output.union(s.sparse, s.dense, *[t.letters for t in rest])
             a, b = pair
             letters = sorted(among(dict.fromkeys((*a.letters, *b.letters)), needed), key=lambda c: c not in s.sparse)
             rows, elements = self._size(among(letters, s.sparse)), self._size(letters)
@@ -193,13 +193,14 @@ class Search:
         if after is None and not self.sparse_result:  # rows without nonzeros are zeros
             base += nbytes * constants["path_byte"]
         seconds = self._level(nnz, runs, s.dense, dense_letters)
-        for leaf in s.sparse:  # fibers: one mode is summed first, with the terms that have it
+        # Fibers: one mode is summed first, with the terms that have it; rows of values are a table of entries instead.
+        for leaf in () if s.dense else s.sparse:
             last = [t for t, whole in zip(dense_letters, terms, strict=True) if leaf not in whole]
             if leaf in kept or not last or base >= most:
                 continue
             first = [t for t, whole in zip(dense_letters, terms, strict=True) if leaf in whole]
             rows = self._count(tuple([c for c in s.sparse if c != leaf]))
-            summed = s.dense.union(*first)
+            summed = frozenset[str]().union(*first)
             seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
         return base + seconds * (constants["path_fused"] if after is None and self._outer(edge.taken, s.dense) else 1.0)
 
@@ -391,8 +392,8 @@ def sparse_order(
     @cache
     def kept(members: Ints) -> frozenset[str]:
         """Names of some operands that the output or another operand has too."""
-        read = frozenset(output).union(*(t for n, t in enumerate(letters) if n not in members))
-        return read & frozenset().union(*(letters[n] for n in members))
+        read = frozenset(output).union(*[t for n, t in enumerate(letters) if n not in members])
+        return read & frozenset().union(*[letters[n] for n in members])
 
     def contracted(a: _Estimate, b: _Estimate) -> _Estimate:
         members = tuple(sorted(a.members + b.members))

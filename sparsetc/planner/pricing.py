@@ -103,7 +103,7 @@ def seconds_of(
     if backend == "triton":
         made["arranged"] = 2 * both[0][1].itemsize
     for how, nbytes in made.items():
-        for _, elements in dict.fromkeys(chain(*(part.made[how] for part, _ in both))):  # once, whatever parts read it
+        for _, elements in dict.fromkeys(chain(*[part.made[how] for part, _ in both])):  # once, whatever parts read it
             seconds[first] += profile.launch + nbytes * elements / profile.memory
     output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
     if copies > 1:  # summed once, whatever parts add to them
@@ -187,16 +187,17 @@ COMPILED, CALLS = 0.3, 3000
 
 def natively(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate as native loops, where all parts have them and they save more than compiling them costs."""
-    if any(unprinted(cost.p) for cost in candidate.costs):
+    total, least = candidate.total or 0.0, COMPILED * len(candidate.costs)
+    if total * CALLS <= least or any(unprinted(cost.p) for cost in candidate.costs):
         return candidate
     native = price(replace(candidate, plan=candidate.plan.scheduled(lambda s: replace(s, native=True))), problem)
-    saved = (candidate.total or 0.0) - (native.total or 0.0)
-    return native if saved * CALLS > COMPILED * len(native.costs) else candidate
+    return native if (total - (native.total or 0.0)) * CALLS > least else candidate
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate priced, with `Schedule.slowest_axes` of each part where they are expected to gain."""
-    return tried(_by_passes, price(candidate, problem), problem, by_part=True)
+    without = price(candidate, problem)
+    return tried(_by_passes, without, problem, by_part=True) if problem.backend == "triton" else without  # with a grid
 
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:

@@ -79,7 +79,7 @@ def _keep(key: Hashable, kind: Kind) -> None:
 def _walks(choice: Choice) -> list[Any]:
     """Return what tells plans apart for a kind: the formats of their parts, and how each walks the modes."""
     plan = choice.plan
-    return [plan.name, plan.path, *((p.format, p.storage.levels, p.schedule.precision) for p in plan.parts)]
+    return [plan.name, plan.path, *[(p.format, p.storage.levels, p.schedule.precision) for p in plan.parts]]
 
 
 def _kind_of(problem: Problem) -> Hashable:

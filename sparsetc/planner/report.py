@@ -16,7 +16,8 @@ from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Plan, in_bf16
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import Statistics
-from sparsetc.ir.program.tile import LANES, Product, TileProgram
+from sparsetc.ir.program.text import tile_einsum
+from sparsetc.ir.program.tile import Product, TileProgram
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.packing.stored import counts
 from sparsetc.packing.tiles import tiles_of_nonzeros
@@ -72,7 +73,7 @@ def report(
                 nnz=part.nnz,
                 share=part.nnz / nnz,
                 nbytes=part.nbytes,
-                einsum=tile_einsum(program),
+                einsum=_innermost(program),
                 instruction=instruction,
                 predicted_us=1e6 * seconds[n],
                 roofline_us=1e6 * floor,
@@ -140,11 +141,7 @@ def _tiles(histogram: Tensor) -> tuple[tuple[int, int, int], ...]:
     return tuple(classes)
 
 
-def tile_einsum(program: TileProgram) -> str:
-    """The innermost tile einsum, in letters; n stands for the lanes."""
+def _innermost(program: TileProgram) -> str:
+    """The innermost tile einsum."""
     inner = program.each(Product)
-    if not inner:
-        return "n->n"
-    chosen = next((s for s in inner if s.dot), inner[0])
-    terms = ["".join("n" if a == LANES else a for a in t.axes) for t in chosen.inputs]
-    return f"{','.join(terms)}->{''.join('n' if a == LANES else a for a in chosen.out.axes)}"
+    return tile_einsum(next((s for s in inner if s.dot), inner[0])) if inner else "n->n"

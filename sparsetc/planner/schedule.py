@@ -310,7 +310,7 @@ def fit(
     while prod(block.values()) > limit:
         wide = [c for c in shrink if block[c] > MIN_DOT]
         # Where all are short, one axis after the other goes: the sides of a dot are then spread over the others.
-        short = set[str]().union(*(side for side in apart if volume(block, side) < 2 * MIN_DOT))
+        short = set[str]().union(*[side for side in apart if volume(block, side) < 2 * MIN_DOT])
         free = wide or [c for c in shrink if block[c] > 1 and c not in short]
         if not free:
             break

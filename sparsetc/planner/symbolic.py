@@ -106,7 +106,7 @@ class SymbolicCost(Mapping[str, Any]):
 
     def __str__(self) -> str:
         where = ", ".join(f"{symbol} = {value:.6g}" for symbol, value in self.symbols.items())
-        return "\n".join([*(f"{name:<13} {cost}" for name, cost in self.expressions.items()), f"where {where}"])
+        return "\n".join([*[f"{name:<13} {cost}" for name, cost in self.expressions.items()], f"where {where}"])
 
 
 def symbolic_cost(

@@ -97,10 +97,10 @@ def _options(request: Plan, problem: Problem) -> list[Option]:
         least = min((o.seconds for o in others), default=inf)
         # Of plans that the cost model does not tell apart, the first has no tiles.
         first = replace(first, seconds=min(first.seconds, least))
-        return [first, *others, *(_option(e, problem, False) for e in shared)]
+        return [first, *others, *[_option(e, problem, False) for e in shared]]
     estimate = choose(request, problem)
     named = Candidate(estimate.plan, estimate.expected, estimate.considered[0][0], estimate.seconds or None)
-    return [_option(named, problem, False), *(_option(e, problem, True) for e in shared)]
+    return [_option(named, problem, False), *[_option(e, problem, True) for e in shared]]
 
 
 def _option(candidate: Candidate, problem: Problem, other: bool) -> Option:

@@ -136,7 +136,7 @@ class Compiler:
                     continue
                 try:
                     self.plan = self._fitted(choose(self.settings.plan, prepared.problem).plan)
-                    if self.settings.effective_tune()[0] != "model":
+                    if self.settings.timed:
                         self._tune(coords, values)
                     return
                 except PlanError as error:

@@ -184,7 +184,9 @@ class Arithmetic(Attributes):
     def __xor__(self, other: Any) -> Self:
         return elementwise(self, other, operator.xor, "^")
 
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+    __rand__ = __and__
+    __ror__ = __or__
+    __rxor__ = __xor__
 
     def __invert__(self) -> NoReturn:
         raise DtypeError(

@@ -293,7 +293,8 @@ def _anywhere(
     count = round(share * positions) if nnz is None else nnz
     if positions <= max(PERMUTED, 4 * count):
         key = torch.randperm(positions, generator=generator, device=device)[:count].sort().values
-        coords = torch.stack(torch.unravel_index(key, sizes)) if sizes else key.new_zeros(0, len(key))
+        # torch.unravel_index imports sympy, which takes .4 s
+        coords = torch.stack(crd.decoded(key, sizes)) if sizes else key.new_zeros(0, len(key))
     else:
         coords = torch.zeros((len(sizes), 0), dtype=torch.int64, device=device)
         while coords.shape[1] < count:  # duplicates are dropped, so that it takes another draw at times

@@ -17,7 +17,7 @@ from typing import Any
 
 from sparsetc.device.timing import Timing
 from sparsetc.ir.contraction_tree import parse_tree
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage
+from sparsetc.ir.plan import RECORDS
 from sparsetc.support import Ints, files
 from sparsetc.support.notices import warn_once
 from sparsetc.support.records import Record, fits, from_state, misfit
@@ -32,7 +32,6 @@ MOST_FOUND = 256
 """Lines of one problem, or of problems like it, that are read of a file, at most: the newest."""
 TRIES, WAIT = 50, 0.01
 """Attempts to open a file that another process writes to, and seconds in between; a write takes 1 ms."""
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Plan, Part, Schedule, Storage)}
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,9 @@ def as_data(value: Any) -> Any:
     """Return a plan, or a part of one, as data for JSON; default values are left out."""
     if isinstance(value, Record):
         kind = type(value).__name__
-        if kind not in KINDS:  # a tree
+        if kind not in RECORDS:  # a tree
             return {kind: str(value)}
-        usual = {f.name: f.default for f in fields(KINDS[kind])}
+        usual = {f.name: f.default for f in fields(RECORDS[kind])}
         return {kind: {name: as_data(own) for name, own in value.state.items() if own != usual[name]}}
     return [*map(as_data, value)] if isinstance(value, tuple | list) else value
 
@@ -126,9 +125,9 @@ def plan_of(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     ((kind, state),) = data.items()
-    if kind not in KINDS:
+    if kind not in RECORDS:
         return parse_tree(state)
-    return from_state(KINDS[kind], {name: plan_of(value) for name, value in state.items()})
+    return from_state(RECORDS[kind], {name: plan_of(value) for name, value in state.items()})
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from map_cases import PATTERNS, SMALL, as_if_large, kernels
+from map_cases import CPU, PATTERNS, SMALL, as_if_large, kernels
 
 from sparsetc import masks
 from sparsetc.maps import kernel
-from sparsetc.maps.kernel import WalkKernel
+from sparsetc.maps.fused import walk_of
+from sparsetc.maps.kernel import Heads, WalkKernel
+from sparsetc.maps.native_walk import NativeWalk
+from sparsetc.nn import _gat
+from sparsetc.to_pairs import pairs_of
 
 FOLDER = Path(__file__).parents[1] / "golden" / "maps"
 WHOLE = masks.causal()
@@ -56,13 +61,33 @@ def cut() -> list[WalkKernel]:
         return kernels(SMALL, (150, 150), torch.float32, 16, 16)
 
 
-CASES: dict[str, tuple[Callable[[], list[WalkKernel]], int]] = {
+@cache
+def loops() -> list[Any]:
+    """Graph attention by native loops: the result and the gradients of columns."""
+    pattern = torch.eye(9).to_sparse_csr()
+    pairs = pairs_of(pattern, (2,), (9, 9), CPU, causal=False)
+    body = _gat(0.2)
+    rows = torch.empty(9, 2, 24).transpose(0, 1)
+    numbers = torch.empty(9, 2).T
+    inputs = {"features": rows, "target": numbers, "source": numbers}
+    saved = {"o": rows, "g_o": rows, **dict.fromkeys(("lse", "lse_out", "delta"), torch.empty(2, 9))}
+    outputs = {"grad_features": torch.empty(2, 9, 24), "grad_source": torch.empty(2, 9)}
+    walks = [walk_of(body, 0), walk_of(body, 1, ("features", "source"))]
+    return [
+        NativeWalk(walk, entries, inputs | saved | outputs, Heads(2), None, "gat")
+        for walk, entries in zip(walks, pairs.entries(), strict=True)
+    ]
+
+
+CASES: dict[str, tuple[Callable[[], list[Any]], int]] = {
     **{f"attention_{kind}": (attention, n) for n, kind in enumerate(KINDS)},
     **{f"biased_{kind}": (biased, n) for n, kind in enumerate(KINDS)},
     "gathered_result": (gathered, 0),
     "by_rows_result": (by_rows, 0),
     "by_rows_gradients_columns": (by_rows, 2),
     "cut_result": (cut, 0),
+    "loops_result": (loops, 0),
+    "loops_gradients_columns": (loops, 1),
 }
 
 

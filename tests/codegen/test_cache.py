@@ -10,6 +10,7 @@ import marshal
 import multiprocessing
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import traceback
@@ -18,7 +19,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import processes
 import pytest
 import torch
 from cases import Problem, assert_matches
@@ -246,7 +246,7 @@ def test_without_a_home_the_folder_is_private(tmp_path: Path, monkeypatch: pytes
 def test_importing_the_package_touches_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "SPARSETC_CACHE_DIR": str(tmp_path / "never"), "HOME": str(tmp_path)}
     code = "import sparsetc, sys; sys.exit('triton' in sys.modules)"
-    done = processes.run(["-c", code], env=environment)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"triton was imported, or: {done.stderr}"
     assert not list(tmp_path.iterdir())
 

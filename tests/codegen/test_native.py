@@ -62,6 +62,24 @@ def test_vectors_along_another_axis_than_the_outputs_last(widths: tuple[int, int
     assert "fiber_sum_0 += x * load" in kernel.source
 
 
+def test_sums_lie_as_the_output_does() -> None:
+    """So that rows are stored as vectors, and a row that an inner loop reads again is loaded before it."""
+    sizes = {**SIZES, "r": 4, "s": 6, "t": 8}
+    kernel = check(Problem("ijk,js,krt->irst", sizes), plan="fiber", backend="numba")
+    assert "load8(total" in kernel.source.split("store(A")[-1]
+    assert "* row" in kernel.source
+
+
+@pytest.mark.parametrize(("rows", "together"), [(8, 4), (6, 2), (3, 1)])
+def test_rows_of_blocks_share_the_tables_rows(rows: int, together: int) -> None:
+    coords = torch.tensor([[0, 1, 1], [1, 0, 2]])
+    x = stc.SparseTensor.from_blocks(coords, torch.randn(3, rows, 4), (3 * rows, 12))
+    table = torch.randn(12, 21)
+    kernel = stc.compile("ij,jr->ir", x, table, backend="numba", plan="fiber")
+    assert (f"in range(0, {rows}, {together})" in kernel.source) == (together > 1)
+    torch.testing.assert_close(kernel(table), x.to_dense() @ table)
+
+
 @pytest.mark.parametrize("equation", [MTTKRP, "ij,ir,jr->ij", "ij,jr->ir"])
 def test_rows_longer_than_registers(equation: str) -> None:
     for plan in ("coo", "window" if equation != "ij,ir,jr->ij" else "auto"):

@@ -11,11 +11,13 @@ from map_cases import (
     FORMS,
     MAPPED,
     PATTERNS,
+    READS,
     SMALL,
     as_if_large,
     dense_attention,
     form_of_attention,
     mapped_cases,
+    reading,
     scattered,
 )
 
@@ -53,6 +55,24 @@ def test_attention(
     exact_gradients = torch.autograd.grad(expected, exact, upstream.double())
     for one, other in zip((found, *gradients), (expected, *exact_gradients), strict=True):
         assert float((one.double() - other).norm()) <= TOLERANCE[dtype] * (1 + float(other.norm()))
+
+
+@pytest.mark.parametrize("name", READS)
+def test_functions_of_scores_that_read_a_tensor(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    inputs, function, dense = reading(name, (2, 2), torch.device("cuda"))
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        found = stc.attention(*inputs[:3], SMALL, bias=function)
+    assert "attention runs in one kernel" in caplog.text
+    expected = dense(SMALL)
+    both = [(y, *torch.autograd.grad(y.square().sum(), inputs)) for y in (found, expected)]
+    for one, other in zip(*both, strict=True):
+        assert float((one.double() - other).norm()) <= 1e-4 * (1 + float(other.norm()))
+    graph, plain = torch.cuda.CUDAGraph(), [t.detach() for t in inputs[:3]]
+    with torch.cuda.graph(graph), torch.no_grad():
+        again = stc.attention(*plain, SMALL, bias=function)
+    again.zero_()
+    graph.replay()
+    torch.testing.assert_close(again, found.detach())
 
 
 def test_the_same_bits_in_a_cuda_graph_and_in_a_compiled_function() -> None:

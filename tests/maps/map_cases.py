@@ -283,19 +283,21 @@ READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 """Functions of scores that read a tensor: the tensor, and the function of it."""
 
 
-def reading(name: str, lead: tuple[int, ...]) -> tuple[list[torch.Tensor], Any, Callable[[Any], torch.Tensor]]:
+def reading(
+    name: str, lead: tuple[int, ...], device: torch.device = CPU
+) -> tuple[list[torch.Tensor], Any, Callable[[Any], torch.Tensor]]:
     """Return operands and what the function reads, the function, and attention over all pairs in float64."""
     table, made = READS[name]
     g = torch.Generator().manual_seed(1)
-    inputs = [torch.randn(*lead, 100, 16, generator=g).requires_grad_() for _ in range(3)]
-    read = table()
+    inputs = [torch.randn(*lead, 100, 16, generator=g).to(device).requires_grad_() for _ in range(3)]
+    read = table().to(device)
     if read.is_floating_point():
         inputs.append(read.requires_grad_())
 
     def dense(given: Any) -> torch.Tensor:
         exact = [t.double() for t in inputs]
-        b, h, i, j = (torch.arange(n).view(-1, *[1] * (3 - k)) for k, n in enumerate((*lead, 100, 100)))
+        b, h, i, j = (torch.arange(n, device=device).view(-1, *[1] * (3 - k)) for k, n in enumerate((*lead, 100, 100)))
         scores = made(exact[3] if len(inputs) > 3 else read)(exact[0] @ exact[1].mT / 4, b, h, i, j)
-        return scores.masked_fill(~given.dense(100), -torch.inf).softmax(-1) @ exact[2]
+        return scores.masked_fill(~given.dense(100).to(device), -torch.inf).softmax(-1) @ exact[2]
 
     return inputs, made(read), dense

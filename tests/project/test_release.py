@@ -17,7 +17,6 @@ from email.parser import Parser
 from importlib import metadata
 from pathlib import Path
 
-import processes
 import pytest
 
 import sparsetc as stc
@@ -121,7 +120,8 @@ def test_the_wheel_runs(built: tuple[Path, Path, Path], tmp_path: Path) -> None:
         "assert stc.einsum('ijkl,jr,kr,lr->ir', x, b, c, d).shape == (23, 4)\n"
     )
     settings = {"PYTHONPATH": str(built[2]), "OMP_NUM_THREADS": "1", "SPARSETC_CACHE_DIR": str(tmp_path)}
-    done = processes.run(["-c", code], env=os.environ | settings, cwd=tmp_path)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | settings, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 399_261, size.COMPILER: 287_551, size.FILES: 266, size.CLASSES: 321, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 404_330, size.COMPILER: 292_648, size.FILES: 269, size.CLASSES: 324, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -98,8 +98,8 @@ class WholeLowering(Lowering):
         One that would sum no side, and of which a factor has all axes, sums none: it forms nothing larger than that
         factor.
         """
-        inside = frozenset().union(*(self.factors[t.name] for t in tiles))
-        needed = self.inner.keyed.union(*(axes for name, axes in self.axes.items() if name not in inside))
+        inside = frozenset().union(*[self.factors[t.name] for t in tiles])
+        needed = self.inner.keyed.union(*[axes for name, axes in self.axes.items() if name not in inside])
         axes = self._within(tiles)
         sums = ({*axes} - needed) & self.inner.sides.keys() or not any({*axes} <= {*t.axes} for t in tiles)
         kept = among(axes, needed) if sums else axes
@@ -113,7 +113,7 @@ class WholeLowering(Lowering):
 
     def _separate(self, tiles: Sequence[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
         """Split factors into two sets without a common axis, to be summed by a matrix product; else (all, none)."""
-        groups = [g for g in joined((t.within, t) for t in tiles) if g[0]]
+        groups = [g for g in joined([(t.within, t) for t in tiles]) if g[0]]
         if len(groups) < 2:
             return tuple(tiles), ()
         axes, largest = max(groups, key=lambda g: volume(self.sizes, g[0]))

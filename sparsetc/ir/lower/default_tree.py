@@ -184,8 +184,8 @@ def _matrix_halves(
     if len(sized) < 2:
         return None
     # The largest group is one side; all others, and the values, are multiplied into the other.
-    right, left = sized[0][1], [t for g in (*(g for g in groups if not g[0]), *sized[1:]) for t in g[1]]
-    sides = [prod(map(schedule.block, axes)) for axes in (set().union(*(g[0] for g in sized[1:])), sized[0][0])]
+    right, left = sized[0][1], [t for g in (*[g for g in groups if not g[0]], *sized[1:]) for t in g[1]]
+    sides = [prod(map(schedule.block, axes)) for axes in (set().union(*[g[0] for g in sized[1:]]), sized[0][0])]
     return (left, right) if min(sides) >= MIN_DOT else None
 
 
@@ -374,7 +374,7 @@ class Division:
 
 
 def _subsets(things: Sequence[T], most: int) -> Iterator[tuple[T, ...]]:
-    return chain(*(combinations(things, n) for n in range(1, most + 1)))
+    return chain(*[combinations(things, n) for n in range(1, most + 1)])
 
 
 def by_groups(inner: Inner, schedule: Schedule) -> Schedule:

@@ -20,7 +20,9 @@ from typing import Any, ClassVar
 from sparsetc.ir.nest.values import Values
 from sparsetc.support import Names
 
-ITEM, LANE, LEAF = 0, 1, 2
+ITEM = 0
+LANE = 1
+LEAF = 2
 LEVELS = ("item", "lane", "leaf")
 LANES = "lane"
 """The axis of what lies side by side."""

@@ -145,7 +145,7 @@ def operand_names(bound: Bound) -> tuple[str, Names]:
     """Names of the output and the dense operands: capital letters the equation leaves free (A, then B, C, D, …)."""
     letters = set(bound.einsum.indices)
     free = outside("ABCDEFGHIJKLMNOPQRSTUVW", letters)  # X, Y and Z are sparse ones
-    names = [*free, *(f"operand_{n}" for n in range(len(bound.einsum.inputs) + 1))]
+    names = [*free, *[f"operand_{n}" for n in range(len(bound.einsum.inputs) + 1)]]
     return names[0], tuple(names[1 : 1 + len(bound.einsum.dense)])
 
 

@@ -29,7 +29,7 @@ def lines(p: ir.TileProgram) -> list[str]:
     lines = [head, f"  item over {p.view.items}"]
     if axes:
         lines.append(f"  axes {axes}")
-    return [*lines, *("  " * (depth + 1) + line(p, s) for s, depth in p.statements)]
+    return [*lines, *["  " * (depth + 1) + line(p, s) for s, depth in p.statements]]
 
 
 ir.TileProgram.printed = lines
@@ -79,12 +79,11 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     if isinstance(s, ir.Reduce):
         return f"{s.out} = sum {', '.join(outside(s.source.axes, s.out.axes))} of {s.source.name}"
     if isinstance(s, ir.Product):
-        spec = ",".join("".join(_short(a) for a in t.axes) for t in s.inputs) + "->" + "".join(map(_short, s.out.axes))
         factors = ", ".join(t.name for t in s.inputs)
         over = ", ".join("the lanes" if a == ir.LANES else a for a in s.contracted)
         summed = f"sum over {', '.join(s.summed)}" if s.summed else "multiply"
         how = f"dot over {over}, {p.schedule.precision}" if s.dot else summed
-        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{spec}" {factors}  # {how}'
+        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{tile_einsum(s)}" {factors}  # {how}'
     key = s.key
     if key.kind == "row":
         terms = zip(map(names.at, key.letters), key.strides, strict=True)
@@ -107,6 +106,12 @@ def _coordinate(p: ir.TileProgram, s: ir.Decode) -> str:
     return f"{text}  # {', '.join(notes)}" if notes else text
 
 
+def tile_einsum(s: ir.Product) -> str:
+    """A product in letters; n stands for the lanes."""
+    *inputs, output = ("".join(map(_short, t.axes)) for t in (*s.inputs, s.out))
+    return f"{','.join(inputs)}->{output}"
+
+
 def _short(axis: str) -> str:
     if axis == ir.LANES:
         return "n"
@@ -125,7 +130,7 @@ def header(programs: tuple[ir.TileProgram, ...], backend: str, about: tuple[str,
     lines.append(_pairs(first) if first.terms else _parts(first))
     for p in programs:
         layout = task_list(p) if p.terms else sketch(p.view, p.letters)
-        lines += ["", f"Part {p.number}, {p.format}: {p.view}.", *("    " + line for line in layout)]
+        lines += ["", f"Part {p.number}, {p.format}: {p.view}.", *["    " + line for line in layout]]
         lines += ["    " + line for line in cost_of(p).describe()]
     if any("*w" in line for line in lines):
         lines += ["", LEGEND]
@@ -161,7 +166,7 @@ def _pairs(p: ir.TileProgram) -> str:
 def task_list(p: ir.TileProgram) -> list[str]:
     """Return the lines of a pair of tiles: its coordinates, and where the values of both are stored."""
     lines = ["pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y"]
-    return [*lines, *map(stored_tiles, p.sparse), *(line for o in p.sparse for line in o.values.scaling(o))]
+    return [*lines, *map(stored_tiles, p.sparse), *[line for o in p.sparse for line in o.values.scaling(o)]]
 
 
 def stored_tiles(operand: Stored) -> str:

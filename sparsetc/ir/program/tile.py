@@ -409,6 +409,6 @@ def flow(s: Statement) -> tuple[str, Names, int]:
 
 def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
     """Return the arguments of a launch of several programs; an operand that some have cast goes in both forms."""
-    each = zip(*(p.operands for p in programs), strict=True)
+    each = zip(*[p.operands for p in programs], strict=True)
     by_program = ({t for o in own for t in tables(o)} for own in each)
     return tuple([t for own in by_program for t in sorted(own, key=lambda t: MADE.index(t.made))])

@@ -1,0 +1,269 @@
+"""A walk over the entries of rows -> the text of its native loops, which numba compiles: graphs on a CPU.
+
+In: a `Walk`, and the `Layout` of windows of one row. Out: the text of a module with a function ``walk``, and the names
+of its arguments. Heads and rows are gone through as tables have them in memory, so that what is gathered stays near.
+Rows of tables and of results are vectors in registers. A softmax keeps the scores of a row in an array.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from sparsetc.codegen import Lines
+from sparsetc.codegen.numba import CALLS
+from sparsetc.codegen.numba_nests import pieces
+from sparsetc.codegen.triton import signature
+from sparsetc.maps.body import KEEP, Derivative, Walk
+from sparsetc.maps.elementwise import TEXT, Argument, Elementwise
+from sparsetc.maps.printer import Printed, header
+from sparsetc.maps.text import LOWEST, Layout, Text
+from sparsetc.tensor.sums import LONG
+
+NATIVE = TEXT | {
+    "abs": "abs({0})",
+    "expm1": "expm1({0})",
+    "log1p": "log1p({0})",
+    "pow": "{0} ** {1}",
+    "tanh": "tanh({0})",
+}
+"""Expressions that differ from Triton's."""
+NUMBER = re.compile(r'float\("(-?)(\w+)"\)|(?<![\w.])\d+(?:\.\d*)?(?:e[+-]?\d+)?(?![\w.])')
+SCALARS = re.compile(
+    r"(?<![\w.])(cos|erf|exp|exp2|expm1|floor|log|log1p|log2|maximum|minimum|mixed|rsqrt|sigmoid|sin|sqrt|tanh|where)\("
+)
+"""Functions of `runtime.scalars` that loops call."""
+MOST_WIDE = 512
+"""Elements of a row of a table at most: its vectors' statements stand one after another."""
+
+
+class NativeText(Text, Lines):
+    """The text of one walk."""
+
+    def __init__(self, walk: Walk, layout: Layout) -> None:
+        Lines.__init__(self)
+        Text.__init__(self, walk, layout)
+        self.weights: dict[str, Argument] = {output: walk.function.outputs[output] for output in self.weights}
+        self.factors = dict.fromkeys(self.weights, 1.0)
+        self.score_factor = 1.0
+        self.rows = {name: size for name, size in self.results.items() if size}
+
+    def put(self, *lines: str) -> None:
+        for line in lines:
+            Lines.put(self, line)
+
+    def module(self, name: str, number: str, by_head: bool) -> Printed:
+        """Return the module, and the arguments of its function after the first two.
+
+        Args:
+            name: for a reader.
+            number: numpy's name of the type of tables.
+            by_head: whether a head's rows follow one another in tables, and not a row's heads.
+        """
+        heads, lines = "for part in range(parts):", "for line in range(begin, end):"
+        with self.block(heads if by_head else lines), self.block(lines if by_head else heads):
+            stacked = self.layout.stacked
+            self.put("which, row = line // rows, line % rows" if stacked else "row = line")
+            self.put("start, stop = load(ptr, line), load(ptr, line + 1)")
+            self.put("head = which * pattern_head + part * part_head" if stacked else "head = part")
+            if self.far_head == "shared":
+                self.put(f"shared = head // {self.layout.group}")
+            self.head()
+        numbers = ["rows", "parts", *(["pattern_head", "part_head"] if self.layout.stacked else [])]
+        tables = dict.fromkeys([*self.own, *self.other])
+        numbers += [f"{table}_{kind}" for table in tables for kind in ("head", "row")]
+        others = (*self.vectors, *self.less.values(), *self.shared, *self.targets())
+        numbers += [f"{name}_head" for name in others] + [f"{name}_step" for name in self.vectors]
+        arrays = ["ptr", "far", *(["order"] if self.layout.ordered and self.by_entry else [])]
+        longest = ["longest"] if self.walk.online else []
+        arguments = (*numbers, *longest, *arrays, *self.pointers())
+        local = ["    score = np.empty(longest, lse_out.dtype)"] if self.walk.online else []
+        body = "\n".join(["@native", *signature("def walk", ["begin", "end", *arguments], ":"), *local, *self.out])
+        vectors, scalars = ({*found.findall(body)} for found in (CALLS, SCALARS))
+        head = [f'"""{header(self, name, "numba")}"""', *(["import numpy as np"] if "np." in body else [])]
+        head.append(f"from numba import {number} as number")
+        head.append(f"from sparsetc.runtime.vectors import {', '.join(sorted({'native', *vectors}))}")
+        if scalars:
+            head.append(f"from sparsetc.runtime.scalars import {', '.join(sorted(scalars))}")
+        return Printed("\n\n".join(head) + f"\n\n\n{body}\n", arguments, ())
+
+    def head(self) -> None:
+        """Print what a head of a row computes."""
+        for table in self.own:
+            self.put(f"{table}_own = head * {table}_head + row * {table}_row")
+            self.put_pieces(self.sizes[table], f"{table}_own_{{n}} = {{load}}({table}, {table}_own + {{n}})")
+        for name, side in self.vectors.items():
+            if side == "own":
+                self.put(f"{name}_own = load({name}, {self.number_address(name, 'head', 'row')})")
+        for name, (left, right, less) in self.row_sums.items():
+            products = self.each_piece(self.sizes[left], f"{left}_own_{{n}} * {right}_own_{{n}}")
+            minus = f" - load({less}, head * {less}_head + row)" if less else ""
+            self.put(f"{name}_own = {self.added_up(products)}{minus}")
+            self.put(f"store({name}, head * {name}_head + row, {name}_own)")
+        for name in self.shared:
+            self.put(f"{name}_shared = head * {name}_head")
+        for name, size in self.results.items():
+            if not size:
+                self.put(f"{name}_sum = 0.0")
+                continue
+            self.put(f"{name}_at = head * {name}_head + row * {size}")
+            self.put_zeros(size, name, f"store({name}, {name}_at + {{n}}, {{zero}})")
+        grouped = self.far_head == "reader"
+        with self.block(f"for member in range({self.layout.group}):" if grouped else ""):
+            if grouped:
+                self.put(f"reader = head * {self.layout.group} + member")
+            if self.walk.dropout:
+                self.put(f"salt = mixed(load(seed, 0) + {self.row_head})")
+                self.put("near = mixed(row)" if self.walk.mode else "near = mixed(salt + row)")
+            if self.walk.online:
+                self.softmax()
+            self.pieces_of_row()
+        for name, size in self.results.items():
+            if not size:
+                self.put(f"store({name}, head * {name}_head + row, {name}_sum)")
+
+    def each_piece(self, size: int, text: str) -> list[tuple[int, str]]:
+        """Return a text for each vector of a row, with its length."""
+        cut = pieces(size)
+        each = [(piece.length, piece.first, "" if piece.length == 1 else str(piece.length)) for piece in cut]
+        return [(length, text.format(n=first, load=f"load{kind}")) for length, first, kind in each]
+
+    def put_pieces(self, size: int, text: str) -> None:
+        self.put(*(line for _, line in self.each_piece(size, text)))
+
+    def put_zeros(self, size: int, array: str, text: str) -> None:
+        for piece in pieces(size):
+            zero = "number(0)" if piece.length == 1 else f"{piece.called('zeros')}({array})"
+            self.put(text.format(n=piece.first, zero=zero))
+
+    @staticmethod
+    def added_up(texts: Sequence[tuple[int, str]]) -> str:
+        """The sum of vectors and numbers."""
+        by_length: dict[int, list[str]] = {}
+        for length, text in texts:
+            by_length.setdefault(length, []).append(text)
+        return " + ".join(f"add_up({' + '.join(t)})" if n > 1 else " + ".join(t) for n, t in by_length.items())
+
+    def softmax(self) -> None:
+        """Scores of a row, their weights, and the logarithm of the sum."""
+        self.put(f"top = number({LOWEST})")
+        with self.block("for n in range(start, stop):"):
+            (score,) = self.mapped()
+            self.put(f"z = {score}", "store(score, n - start, z)", "top = maximum(z, top)")
+        self.put("total = 0.0")
+        with self.block("for n in range(stop - start):"):
+            self.put("p = exp2(load(score, n) - top)", "store(score, n, p)", "total += p")
+        self.put("divisor = total if total != 0 else 1.0", "share = number(1 / divisor)")
+        self.put("store(lse_out, head * lse_out_head + row, top + np.log2(divisor))")
+
+    def pieces_of_row(self) -> None:
+        """Go through a row's entries, and put aside what is summed after every `LONG` of them."""
+        with self.block(f"for first in range(start, stop, {LONG}):" if self.rows else ""):
+            for name, size in self.rows.items():
+                self.put_zeros(size, name, f"{name}_sum_{{n}} = {{zero}}")
+            ends = f"first, min(first + {LONG}, stop)" if self.rows else "start, stop"
+            with self.block(f"for n in range({ends}):"):
+                self.entry()
+            for name, size in self.rows.items():
+                sum_of_row = f"{{load}}({name}, {name}_at + {{n}}) + {name}_sum_{{n}}"
+                self.put_pieces(size, f"store({name}, {name}_at + {{n}}, {sum_of_row})")
+
+    def entry(self) -> None:
+        """Print sums of an entry's weights, and stores of its results."""
+        if self.walk.online:
+            self.put("col = load(far, n)")
+            self.keep()
+            texts = [f"load(score, n - start) * share{f' * {KEEP}' if self.walk.dropout else ''}"]
+        else:
+            texts = self.mapped()
+        for output, text in zip(self.weights, texts, strict=True):
+            self.put(f"{output}_weight = {text}")
+        addressed = {own_other[1] for own_other in self.products.values()} if not self.walk.online else set[str]()
+        for output, term, name in self.walk.accumulated:
+            weight = f"{output}_weight"
+            if term is None:
+                self.put(f"{name}_sum += {weight}")
+            elif isinstance(term, Derivative):
+                self.derivative(term, name, weight)
+            else:
+                if term not in addressed:
+                    self.place(term)
+                    addressed.add(term)
+                self.put_pieces(self.sizes[term], f"{name}_sum_{{n}} += {weight} * {{load}}({term}, {term}_at + {{n}})")
+        for output, name in self.walk.stored:
+            self.put(f"store({name}, {self.entry_head} * {name}_head + entry, {output}_weight)")
+
+    def place(self, table: str) -> None:
+        """Print the place of an entry's row of a table of the other mode."""
+        self.put(f"{table}_at = {self.far_head} * {table}_head + col * {table}_row")
+
+    def keep(self) -> None:
+        """Draw whether the weight of an entry is kept."""
+        if self.walk.dropout:
+            share = self.walk.dropout
+            far = "salt + col" if self.walk.mode else "col"
+            factor = 1 / (1 - share) if share < 1 else 0.0
+            dropped = f"mixed(near ^ mixed({far})) < {min(int(share * 2**32), 2**32 - 1)}"
+            self.put(f"{KEEP} = number(0.0) if {dropped} else number({factor!r})")
+
+    def mapped(self) -> list[str]:
+        """Products and numbers of an entry, and what the map gives of them."""
+        self.put("col = load(far, n)")
+        if self.by_entry:
+            self.put(f"entry = {'load(order, n)' if self.layout.ordered else 'n'}")
+        for table in dict.fromkeys(other for _, other in self.products.values()):
+            self.place(table)
+        for name, (own, other) in self.products.items():
+            if name in self.walk.inner:
+                self.put(f"{name} = number(0.0)")
+                with self.block(f"for d in range({self.sizes[own]}):"):
+                    self.put(f"{name} += {self.inner(name, 'value')}")
+                continue
+            text = f"{own}_own_{{n}} * {{load}}({other}, {other}_at + {{n}})"
+            self.put(f"{name} = {self.added_up(self.each_piece(self.sizes[own], text))}")
+        for name, side in self.vectors.items():
+            if side == "other":
+                self.put(f"{name}_far = load({name}, {self.number_address(name, self.far_head, 'col')})")
+            elif side == "entries":
+                self.put(f"{name}_far = load({name}, {self.entry_head} * {name}_head + entry * {name}_step)")
+        if not self.walk.online:
+            self.keep()
+        of_row = {*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")}
+        names = {name: f"{name}_{'own' if name in of_row else 'far'}" for name in (*self.row_sums, *self.vectors)}
+        names |= {name: name for name in (*self.products, KEEP)}
+        return self.statements(self.walk.function, self.weights.values(), names)
+
+    def statements(
+        self, function: Elementwise, arguments: Iterable[Argument], names: Mapping[str, str], prefix: str = "map"
+    ) -> list[str]:
+        """Print what a function computes of an entry, and return the texts of these results."""
+        lines, texts = function.statements(arguments, names, prefix, NATIVE)
+        self.put(*map(native, lines))
+        return [*map(native, texts)]
+
+    def inner(self, name: str, output: str) -> str:
+        """An output of a product's inner function of the elements d of rows."""
+        (own, other), inner = self.products[name], self.walk.inner[name]
+        places = {
+            "own": f"{own}, {own}_own",
+            "other": f"{other}, {other}_at",
+            "shared": f"{inner.shared}, {inner.shared}_shared",
+        }
+        for role, place in places.items():
+            self.put(f"{name}_{role} = load({place} + d)")
+        names = {role: f"{name}_{role}" for role in places}
+        return self.statements(inner.function, [inner.function.outputs[output]], names, name)[0]
+
+    def derivative(self, term: Derivative, name: str, weight: str) -> None:
+        """Add the derivative of an inner function to a row of the result."""
+        with self.block(f"for d in range({self.results[name]}):"):
+            text = self.inner(term.product, f"d_{term.by}")
+            self.put(f"store({name}, {name}_at + d, load({name}, {name}_at + d) + {weight} * {text})")
+
+    def number_address(self, vector: str, head: str, row: str) -> str:
+        return f"{head} * {vector}_head + {row} * {vector}_step"
+
+
+def native(line: str) -> str:
+    """Return a line of Triton's source as numba's: numbers in the type of tensors, functions without their module."""
+    return NUMBER.sub(lambda m: f"number({m[1]}np.{m[2]})" if m[2] else f"number({m[0]})", line).replace("tl.", "")

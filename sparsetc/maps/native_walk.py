@@ -1,0 +1,120 @@
+"""Walks as native loops over the entries of rows, on a CPU: graphs, and patterns that leave most of their tiles empty.
+
+In: a `Walk`, the entries of rows, and tensors. Out: a function of tensors by name, whose rows threads share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetc.codegen import cache
+from sparsetc.codegen.native import RANGES, functions, threads_of_package
+from sparsetc.ir.plan import MOST_THREADS
+from sparsetc.maps.body import Walk
+from sparsetc.maps.kernel import Heads
+from sparsetc.maps.native_text import NativeText
+from sparsetc.maps.printer import sizes_of
+from sparsetc.maps.row_tiles import RowEntries
+from sparsetc.maps.text import Layout
+
+ENOUGH = 1 << 18
+"""Multiplications of a call from which it is worth compiling loops, which takes a second or two once. Not measured."""
+
+
+def row_layout(walk: Walk, tensors: Mapping[str, Tensor], heads: Heads, ordered: bool) -> Layout:
+    """Return the properties of rows of single entries that the text of a walk depends on."""
+    return Layout(
+        height=1,
+        width=1,
+        gathered=True,
+        even=True,
+        full=False,
+        in_runs=False,
+        part=True,
+        numbered=True,
+        ordered=ordered,
+        cut=False,
+        wide=False,
+        sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
+        precision="",
+        stages=1,
+        group=heads.group,
+        stacked=heads.patterns > 1,
+    )
+
+
+class NativeWalk:
+    """A walk over the entries of rows, generated and bound to what does not change between calls.
+
+    Attributes:
+        source: the generated text and its arguments.
+        path: of the text's copy for readers.
+    """
+
+    def __init__(
+        self,
+        walk: Walk,
+        entries: RowEntries,
+        tensors: Mapping[str, Tensor],
+        heads: Heads,
+        cache_dir: Path | None,
+        name: str,
+    ) -> None:
+        """Generate and bind.
+
+        Args:
+            walk: what is computed.
+            entries: of the rows that it goes along.
+            tensors: by name: tables (heads, rows, size), vectors (heads, rows) or (heads, entries), and results, of
+                the sizes and strides of every call.
+            heads: of them.
+            cache_dir: folder of generated sources.
+            name: what the file is named after.
+        """
+        rows, self.ptr, far, order = entries
+        text = NativeText(walk, row_layout(walk, tensors, heads, order is not None))
+        number = str(tensors[walk.targets[-1]].dtype).removeprefix("torch.")
+        by_head = any(tensors[table].stride(0) > tensors[table].stride(1) for table in text.other)
+        self.source = text.module(name, number, by_head)
+        module, self.path = cache.load(self.source.text, cache_dir, name)
+        (self.function,) = functions(module, ["walk"], self.source.text, self.path.parent)
+        names = self.source.arguments
+        known: dict[str, Any] = {"rows": rows, "parts": heads.parts // (heads.group if walk.mode else 1)}
+        known |= {**heads.steps(), "longest": int(self.ptr.diff().max()) if len(self.ptr) > 1 else 0}
+        known |= {"ptr": self.ptr.numpy(), "far": far.numpy(), "order": None if order is None else order.numpy()}
+        for one, tensor in tensors.items():
+            known |= {f"{one}_head": tensor.stride(0), f"{one}_step": tensor.stride(-1)}
+            if tensor.ndim > 2:
+                known[f"{one}_row"] = tensor.stride(1)
+        self.fixed = [known.get(name) for name in names]
+        self.places = [(place, name) for place, name in enumerate(names) if name not in known]
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compute, with inputs and results by name."""
+        arguments = [*self.fixed]
+        for place, name in self.places:
+            arguments[place] = _flat(tensors[name])
+        threads, lines = min(MOST_THREADS, torch.get_num_threads()), len(self.ptr) - 1
+        if threads == 1:
+            self.function(0, lines, *arguments)
+            return
+        ranges = threads * RANGES
+        wanted = self.ptr[-1] * torch.arange(1, ranges) // ranges
+        ends = sorted({0, lines, *torch.searchsorted(self.ptr, wanted).clamp(0, lines).tolist()})
+        jobs = [lambda part=part: self.function(*part, *arguments) for part in pairwise(ends)]
+        threads_of_package.run(threads, jobs)
+
+
+def _flat(tensor: Tensor) -> Any:
+    """Return the elements of a tensor, and those between them, as an array of one mode."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor.view(-1).numpy()
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,)).numpy()

@@ -1,0 +1,96 @@
+"""Functions of one number for generated native loops, by the names that `maps.elementwise.TEXT` has for them."""
+
+from __future__ import annotations
+
+from math import cos, erf, exp, expm1, factorial, log, log1p, log2, sin, sqrt, tanh
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload, register_jitable
+from numpy import floor
+
+__all__ = ["cos", "erf", "exp", "exp2", "expm1", "floor", "log", "log1p", "log2", "maximum", "minimum", "mixed"]
+__all__ += ["rsqrt", "sigmoid", "sin", "sqrt", "tanh", "where"]
+
+POWERS = [log(2) ** n / factorial(n) for n in range(8)]
+"""Taylor's series of 2 ** x, which is right to float32's last digits for x of half a unit."""
+
+
+@intrinsic
+def _exp2(typing: Any, x: Any) -> Any:
+    """Return 2 ** x of float32, without a call, so that loops of it are made of vectors; below 2 ** -126 it is 0."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number, whole = ir.FloatType(), ir.IntType(32)
+
+        def constant(value: float) -> Any:
+            return ir.Constant(number, float(np.float32(value)))
+
+        value = arguments[0]
+        for sign, end in (("<", -127.0), (">", 128.0)):  # NaN stays
+            value = builder.select(builder.fcmp_ordered(sign, value, constant(end)), constant(end), value)
+        rounded = builder.call(
+            builder.module.declare_intrinsic("llvm.floor", [number]), [builder.fadd(value, constant(0.5))]
+        )
+        rest, result = builder.fsub(value, rounded), constant(POWERS[-1])
+        for power in POWERS[-2::-1]:
+            result = builder.fadd(builder.fmul(result, rest, flags=("contract",)), constant(power), flags=("contract",))
+        exponent = builder.shl(builder.fptosi(rounded, whole), whole(23))
+        bits = builder.add(builder.bitcast(result, whole), exponent)
+        small = builder.fcmp_ordered("<", value, constant(-126.0))
+        return builder.select(small, constant(0.0), builder.bitcast(bits, number))
+
+    return x(x), code
+
+
+def exp2(x: Any) -> Any:
+    """Return 2 ** x."""
+    raise NotImplementedError
+
+
+@overload(exp2, strict=False)  # type: ignore[untyped-decorator]
+def _(x: Any) -> Any:
+    if x == types.float32:
+        return lambda x: _exp2(x)  # type: ignore[call-arg]
+    return lambda x: np.exp2(x)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def maximum(x: Any, y: Any) -> Any:
+    """Return the larger number, or NaN if one is."""
+    return x if x > y or x != x else y
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def minimum(x: Any, y: Any) -> Any:
+    """Return the smaller number, or NaN if one is."""
+    return x if x < y or x != x else y
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def where(condition: Any, x: Any, y: Any) -> Any:
+    """Return x where the condition holds, else y."""
+    return x if condition else y
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def sigmoid(x: Any) -> Any:
+    """Return the logistic function."""
+    return 1 / (1 + exp(-x))
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def rsqrt(x: Any) -> Any:
+    """Return the reciprocal of the root."""
+    return 1 / sqrt(x)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def mixed(x: Any) -> Any:
+    """Return a hash of 32 bits (lowbias32, Wellons 2018)."""
+    x = np.uint32(x)
+    x = np.uint32((x ^ (x >> 16)) * 0x7FEB352D)
+    x = np.uint32((x ^ (x >> 15)) * 0x846CA68B)
+    return np.uint32(x ^ (x >> 16))
