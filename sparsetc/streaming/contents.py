@@ -75,14 +75,14 @@ def _as_json(record: Any) -> Any:
     return {"record": type(record).__name__, **named}
 
 
-def _from_json(fields: dict[str, Any]) -> Any:
+def _from_json(named: dict[str, Any]) -> Any:
     """Return the record written by `_as_json`. Raise `ValueError`, `TypeError` or `PlanError` if there is none."""
-    kind = fields.pop("record", None)
+    kind = named.pop("record", None)
     if kind is None:
-        return fields
+        return named
     if kind == "Tree":
-        return parse_tree(fields["text"])
-    record = RECORDS[kind](**{name: _tuples(value) for name, value in fields.items() if name not in MADE_AGAIN})
+        return parse_tree(named["text"])
+    record = RECORDS[kind](**{name: _tuples(value) for name, value in named.items() if name not in MADE_AGAIN})
     if fault := misfit(record):
         raise ValueError(fault)
     return record
