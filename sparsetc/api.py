@@ -234,7 +234,7 @@ def _workload(equations: Sequence[str], x: Any, operands: Sequence[Any]) -> Work
     """Equations with their operands, prepared; only the first of each is sparse."""
     if not isinstance(equations, Sequence) or not isinstance(operands, Sequence):
         kinds = f"{type(equations).__name__} and {type(operands).__name__}"
-        raise EquationError(f"compile_many takes a list of equations and one of their operands, found {kinds}")
+        raise EquationError(f"compile_many takes two lists, equations and the dense operands of each, found {kinds}")
     if isinstance(equations, str) or len(equations) != len(operands) or not equations:
         raise EquationError(
             "compile_many takes a list of equations, and for each of them its dense operands; found "

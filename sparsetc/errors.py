@@ -45,7 +45,7 @@ class KeywordError(SparsetcError, TypeError):
 
 
 class ShapeError(SparsetcError, ValueError):
-    """Raised for two sizes that must be equal and differ.
+    """Raised if sizes, modes or their number do not fit an operation.
 
     Examples:
         >>> stc.ttv(stc.eye(3), torch.ones(4), 1)

@@ -73,11 +73,11 @@ class Mask:
     """A rule for the keys j that each query i attends to. Equal masks made twice compare equal.
 
     Attributes:
-        made: what tells the mask from others.
-        at: whether query i meets key j, of positions that broadcast.
-        some: of rectangles, False only where no query meets a key.
-        full: of rectangles, True only where all queries meet all keys.
-        number: what a graph which torch traces knows the mask by.
+        made: the kind of mask and its arguments; masks are equal if these are.
+        at: function of tensors of queries i and keys j, which broadcast; True where query i attends to key j.
+        some: function of rectangles of pairs; False only where no query attends to a key.
+        full: function of rectangles of pairs; True only where every query attends to every key.
+        number: an integer by which graphs of torch name the mask.
 
     Examples:
         >>> mask = stc.masks.causal() & stc.masks.sliding_window(1)

@@ -33,11 +33,11 @@ def observed(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
         DecompositionError, ShapeError, DeviceError, FormatError: of a mask that is none, that has NaN or that knows
             nothing, and of known values that are not finite.
     """
-    known = x if isinstance(mask, str) and mask == "observed" else _on_mask(x, _positions(x, mask, name))
-    if known.nnz == 0:
+    entries = x if isinstance(mask, str) and mask == "observed" else _on_mask(x, _positions(x, mask, name))
+    if entries.nnz == 0:
         raise FormatError(f"{name}: the mask has no observed entry")
-    checks.check_values(known.values, name)
-    return known
+    checks.check_values(entries.values, name)
+    return entries
 
 
 def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
@@ -68,9 +68,9 @@ def _check_no_nan(tensor: Tensor, name: str) -> None:
 
 def _on_mask(x: SparseTensor, mask: SparseTensor) -> SparseTensor:
     """Return the tensor on the nonzero positions of a mask, found by adding both as two dense modes."""
-    given = torch.stack((x.values, torch.zeros_like(x.values)), 1)
-    known = torch.stack((torch.zeros_like(mask.values), mask.values != 0), 1).to(x.dtype)
-    both = SparseTensor(torch.cat((x.coords, mask.coords), 1), torch.cat((given, known)), (*x.shape, 2), check=False)
+    values = torch.stack((x.values, torch.zeros_like(x.values)), 1)
+    in_mask = torch.stack((torch.zeros_like(mask.values), mask.values != 0), 1).to(x.dtype)
+    both = SparseTensor(torch.cat((x.coords, mask.coords), 1), torch.cat((values, in_mask)), (*x.shape, 2), check=False)
     kept = both.values[:, 1] > 0
     return SparseTensor(both.coords[:, kept], both.values[kept, 0], x.shape, check=False)
 

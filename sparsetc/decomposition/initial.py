@@ -85,13 +85,13 @@ def cp_factors(
             more = drawn(torch.rand, size, rank - count, x, random) / size**0.5
             factors[mode] = torch.cat((vectors, more), 1)
     if weights is not None:  # tensorly has None for ones
-        own = checks.matrix(weights, (rank,), x, f"{name}: init's weights")
-        lengths = torch.where(own == 0, 1, own.abs() ** (1 / len(free)))
+        scales = checks.matrix(weights, (rank,), x, f"{name}: init's weights")
+        lengths = torch.where(scales == 0, 1, scales.abs() ** (1 / len(free)))
         for mode in free:
             factors[mode].mul_(lengths)
         # A component that is 0 in one mode stays as it is in the others, from which a run goes on.
         zero = torch.stack([(factors[mode] == 0).all(0) for mode in free]).any(0)
-        factors[free[0]].mul_(torch.where(zero, 1, own.sign()))
+        factors[free[0]].mul_(torch.where(zero, 1, scales.sign()))
     return factors
 
 

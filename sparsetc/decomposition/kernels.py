@@ -28,30 +28,30 @@ factors of all modes, and with values (nnz,) in the place of the tensor's."""
 
 def mode_kernels(x: SparseTensor, rank: int, modes: Iterable[int], **settings: Any) -> dict[int, ModeKernel]:
     """MTTKRP of each mode, ``"ijk,jr,kr->ir"``: (size of the mode, rank)."""
-    letters, own = letters_of(x.order, 1, "cp")
-    return _together(x, letters, [own] * x.order, [rank] * x.order, dict.fromkeys(modes, own), settings)
+    letters, rank_letter = letters_of(x.order, 1, "cp")
+    return _together(x, letters, [rank_letter] * x.order, [rank] * x.order, dict.fromkeys(modes, rank_letter), settings)
 
 
 def chain_kernels(
     x: SparseTensor, ranks: Sequence[int], modes: Iterable[int], **settings: Any
 ) -> dict[int, ModeKernel]:
     """TTM chain of each mode, ``"ijk,jr,ks->irs"``: (size of the mode, ranks of the others)."""
-    letters, own = letters_of(x.order, x.order, "tucker")
-    kept = {mode: "".join(c for m, c in enumerate(own) if m != mode) for mode in modes}
-    return _together(x, letters, own, ranks, kept, settings)
+    letters, rank_letters = letters_of(x.order, x.order, "tucker")
+    kept = {mode: "".join(c for m, c in enumerate(rank_letters) if m != mode) for mode in modes}
+    return _together(x, letters, rank_letters, ranks, kept, settings)
 
 
 def _together(
     x: SparseTensor,
     letters: str,
-    own: Sequence[str],
+    rank_letters: Sequence[str],
     ranks: Sequence[int],
     kept: Mapping[int, str],
     settings: dict[str, Any],
 ) -> dict[int, ModeKernel]:
     """The einsums of x with a matrix of every mode but one, compiled together; of each mode, the ranks it keeps."""
     others = {mode: [m for m in range(x.order) if m != mode] for mode in kept}
-    texts = [equation(letters, [letters[m] + own[m] for m in others[n]], letters[n] + kept[n]) for n in kept]
+    texts = [equation(letters, [letters[m] + rank_letters[m] for m in others[n]], letters[n] + kept[n]) for n in kept]
     operands: list[Operands] = [[x, *(_table(x, x.shape[m], ranks[m]) for m in others[n])] for n in kept]
     kernels = kept_together(list(zip(texts, operands, strict=True)), of_call(settings), "dense")
     return {mode: partial(_called, Kernel(one, [x]), mode) for mode, one in zip(kept, kernels, strict=True)}

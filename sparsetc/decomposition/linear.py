@@ -53,8 +53,8 @@ def step(factor: Tensor, rhs: Tensor, system: tuple[Tensor, ...]) -> None:
     of stays as it was (a proximal step, of which the exact solution is the fixed point, and which never increases the
     error).
     """
-    own, inverse = system
-    residual = torch.addmm(rhs, factor, own, alpha=-1)
+    matrix, inverse = system
+    residual = torch.addmm(rhs, factor, matrix, alpha=-1)
     factor.addmm_(residual, inverse)
 
 

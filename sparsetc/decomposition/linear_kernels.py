@@ -29,10 +29,10 @@ def invert(gram, inverse, pivots, rank, share, WIDTH: tl.constexpr, LEAST: tl.co
     h = tl.load(gram + at, mask=inside, other=0)
     diagonal = tl.where(row == column, h, 0.0)
     beside, above = tl.sum(diagonal, 1)[:, None], tl.sum(diagonal, 0)[None, :]
-    known = (beside > LEAST) & (above > LEAST)
-    scale = tl.where(known, tl.sqrt(tl.where(known, beside, 1.0)) * tl.sqrt(tl.where(known, above, 1.0)), 1.0)
-    a = tl.where(row == column, 1.0, tl.where(known, h / scale, 0.0))
-    a += tl.where((row == column) & known, share, 0.0)  # in float64, unlike 1 + share
+    valid = (beside > LEAST) & (above > LEAST)
+    scale = tl.where(valid, tl.sqrt(tl.where(valid, beside, 1.0)) * tl.sqrt(tl.where(valid, above, 1.0)), 1.0)
+    a = tl.where(row == column, 1.0, tl.where(valid, h / scale, 0.0))
+    a += tl.where((row == column) & valid, share, 0.0)  # in float64, unlike 1 + share
     tl.store(pivots + row * 0 + column, a, mask=row == 0)
     for k in range(rank):
         tl.debug_barrier()  # the row is there

@@ -69,21 +69,21 @@ def timed(
         for n, (first,) in enumerate(times):
             if ROUND * first <= seconds:
                 times[n] = once(calls[n], ROUND)  # without the first, which is slower
-        least = [min(own) for own in times]
-        running = [n for n, own in enumerate(least) if own <= stop * min(least)]
+        least = [min(runs) for runs in times]
+        running = [n for n, seconds in enumerate(least) if seconds <= stop * min(least)]
         while time.perf_counter() < end:
             for n in running:
                 times[n] += once(calls[n], ROUND)
-        return [Timing.of(own) for own in times]
+        return [Timing.of(runs) for runs in times]
 
 
 def _on_cpu(call: Callable[[], Any], count: int) -> list[float]:
-    taken = []
+    seconds = []
     for _ in range(count):
         start = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - start)
-    return taken
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def _on_gpu(device: torch.device) -> Callable[[Callable[[], Any], int], list[float]]:

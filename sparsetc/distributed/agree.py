@@ -89,10 +89,10 @@ def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[st
 def _led(ranks: Ranks, what: str, make: Callable[[], T]) -> T:
     """Run `make` on every rank with the plans that rank 0 finds fastest."""
     leads = ranks.rank == 0
-    token = leader.set(own := Leader(leads))
+    token = leader.set(leader_here := Leader(leads))
     try:
         first = agreed(ranks, what, lambda: make() if leads else None)
-        own.plans |= ranks.objects(own.plans)[0]
+        leader_here.plans |= ranks.objects(leader_here.plans)[0]
         followed = agreed(ranks, what, lambda: None if leads else make())
     finally:
         leader.reset(token)
@@ -105,9 +105,9 @@ def alike(settings: Mapping[str, Any]) -> dict[str, Any]:
     Where source is kept may differ, and how much memory there is, by the options in force.
     """
     options = current()
-    own = {name: getattr(options, name) for name in ("plan", "path", "deterministic", "backend", "tune")}
-    own["precision"] = options.effective_precision()
-    return {"settings": own | {name: value for name, value in settings.items() if name != "cache_dir"}}
+    printed = {name: getattr(options, name) for name in ("plan", "path", "deterministic", "backend", "tune")}
+    printed["precision"] = options.effective_precision()
+    return {"settings": printed | {name: value for name, value in settings.items() if name != "cache_dir"}}
 
 
 def _printed(arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -119,7 +119,7 @@ def _check_same(what: str, said: Sequence[Mapping[str, str]]) -> None:
         values = [one.get(name, "nothing") for one in said]
         by_value = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
         if len(by_value) > 1:
-            listed = "; ".join(f"{_named(own)} {value:.200}" for value, own in list(by_value.items())[:4])
+            listed = "; ".join(f"{_named(group)} {value:.200}" for value, group in list(by_value.items())[:4])
             raise DistributedError(f"{what}: ranks were given different arguments; {name}: {listed}")
 
 
@@ -128,6 +128,6 @@ def _listed(failed: Mapping[int, str], size: int) -> str:
     return first if len(failed) <= 3 else f"{first}; and {len(failed) - 3} more"
 
 
-def _named(own: list[int]) -> str:
-    few = ", ".join(map(str, own[:4])) + (", …" if len(own) > 4 else "")
-    return f"rank{'s' if len(own) > 1 else ''} {few}:"
+def _named(ranks: list[int]) -> str:
+    few = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {few}:"

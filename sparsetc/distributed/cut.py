@@ -104,8 +104,8 @@ class Cut:
         return "\n".join(lines)
 
     def _box(self, rank: int) -> str:
-        own = self.ranges(rank)
-        said = [f"mode {m} {own[m][0]:,}..{own[m][1]:,}" for m in self.modes]
+        ranges = self.ranges(rank)
+        said = [f"mode {m} {ranges[m][0]:,}..{ranges[m][1]:,}" for m in self.modes]
         if self.grid[-1] > 1:
             said.append(f"piece {self.places[rank][-1]}")
         return ", ".join(said) or "all"

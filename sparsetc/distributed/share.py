@@ -37,8 +37,8 @@ class Share:
     @cached_property
     def modes(self) -> dict[str, int]:
         """The letters that are cut with their mode, and so are cut in dense operands and in the result."""
-        own = self.bound.einsum.inputs[self.position]
-        return {c: m for m, c in enumerate(own) if m in self.cut.modes and own.count(c) == 1}
+        letters = self.bound.einsum.inputs[self.position]
+        return {c: m for m, c in enumerate(letters) if m in self.cut.modes and letters.count(c) == 1}
 
     @cached_property
     def whole(self) -> Ints:

@@ -287,7 +287,9 @@ def by_threshold(coords: Tensor, shape: Ints, *, threshold: int, whole: int = 0,
     """
     unknown = set(sides) - {f"side_{mode}" for mode in range(len(shape))}
     if unknown:
-        raise PlanError(f"partition 'threshold' takes a threshold, whole and a side_m a mode, found {min(unknown)!r}")
+        raise PlanError(
+            f"partition 'threshold' takes threshold=, whole= and a side_m= for each mode m, found {min(unknown)!r}"
+        )
     held = tile_populations(coords, shape, sides_of(shape, tuple(sides.items())))
     bounds = (*((whole,) if whole else ()), threshold)
     part = torch.stack([held < least for least in bounds]).sum(0)

@@ -137,8 +137,8 @@ def _digits(text: Text, start: np.ndarray, length: np.ndarray, valid: np.ndarray
 def coordinates(text: Text, start: np.ndarray, end: np.ndarray, size: int = 2**63 - 1) -> np.ndarray:
     """Tokens of digits, from 1 to ``size``, as int64 from 0; BadToken for anything else."""
     length = end - start
-    known = text.only_digits and int(length.max(initial=0)) <= _MAX_DIGITS
-    valid = None if known else np.ones(start.size, dtype=bool)
+    digits_only = text.only_digits and int(length.max(initial=0)) <= _MAX_DIGITS
+    valid = None if digits_only else np.ones(start.size, dtype=bool)
     number = _digits(text, start, length, valid)
     number -= _U(1)  # of 0 the largest of all
     if valid is not None or int(number.max(initial=0)) >= size:

@@ -199,23 +199,23 @@ def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
         reader, modes, _ = _csv(path, columns)
         labels: Labels = dict.fromkeys(modes)
         texts = [name for name in modes if not arrow.types.is_integer(reader.schema.field(name).type)]
-        known = {name: np.empty(0, "U1") for name in texts}
+        earlier = {name: np.empty(0, "U1") for name in texts}
         fresh: dict[str, list[np.ndarray]] = {name: [] for name in texts}
         for batch in _batches(reader) if texts else ():
             for name in texts:
-                fresh[name].append(_absent(_distinct(batch, name)[0], known[name]))
-                if sum(map(len, fresh[name])) * MERGED >= len(known[name]):  # as all labels are sorted each time
-                    known[name] = np.unique(np.concatenate((known[name], *fresh[name])))
+                fresh[name].append(_absent(_distinct(batch, name)[0], earlier[name]))
+                if sum(map(len, fresh[name])) * MERGED >= len(earlier[name]):  # as all labels are sorted each time
+                    earlier[name] = np.unique(np.concatenate((earlier[name], *fresh[name])))
                     fresh[name].clear()
-                memory.check(path, "its labels", LABEL * sum(of.nbytes for of in known.values()))
-        return {**labels, **{name: np.unique(np.concatenate((known[name], *fresh[name]))) for name in texts}}
+                memory.check(path, "its labels", LABEL * sum(of.nbytes for of in earlier.values()))
+        return {**labels, **{name: np.unique(np.concatenate((earlier[name], *fresh[name]))) for name in texts}}
 
 
-def _absent(labels: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _absent(labels: np.ndarray, sorted_labels: np.ndarray) -> np.ndarray:
     """Return the labels that are not among the sorted known ones."""
-    if not len(known):
+    if not len(sorted_labels):
         return labels
-    return labels[known[np.searchsorted(known, labels).clip(max=len(known) - 1)] != labels]
+    return labels[sorted_labels[np.searchsorted(sorted_labels, labels).clip(max=len(sorted_labels) - 1)] != labels]
 
 
 def csv_blocks(

@@ -149,13 +149,13 @@ def _whole(name: str) -> Callable[[str, torch.dtype | None], SparseTensor] | Non
     return npz.read if name.lower().endswith(".npz") else None
 
 
-def _limit(source: str, given: Any) -> int:
+def _limit(source: str, limit: Any) -> int:
     """Return the bytes that packing may take."""
-    given, least = current().memory_limit if given is None else as_bytes(given), FIXED + THREAD
-    if given is None:
+    limit, least = current().memory_limit if limit is None else as_bytes(limit), FIXED + THREAD
+    if limit is None:
         return max(available_memory(torch.device("cpu")) // SHARE, least)
-    check(f"{source}: packing", least, torch.device("cpu"), given)
-    return given
+    check(f"{source}: packing", least, torch.device("cpu"), limit)
+    return limit
 
 
 def _state(source: str) -> tuple[int, int] | None:

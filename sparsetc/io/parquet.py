@@ -389,7 +389,7 @@ def _of_rows(table: Table, dtype: torch.dtype | None) -> SparseTensor:
 def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:
     """The rows of a file of another program, a row group at a time; IOFormatError where they are no nonzeros."""
     if not table.nnz:
-        raise table.fault("no rows, and no shape that it says")
+        raise table.fault("it has no rows, and does not say its shape")
     for group in range(len(table.starts) - 1):
         *coords, values = table.group(group)
         if not len(values):

@@ -60,7 +60,7 @@ def sparse_of(x: Any, name: str, other: Any = None) -> SparseTensor:
 def matrix_of(a: Any, name: str, other: Any = None) -> SparseTensor:
     sparse = sparse_of(a, name, other)
     if sparse.order != 2:
-        raise ShapeError(f"{name}: a must be a matrix, found order {sparse.order}, shape {sparse.shape}")
+        raise ShapeError(f"{name}: the first operand must be a matrix, found shape {sparse.shape}")
     return sparse
 
 

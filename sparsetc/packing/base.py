@@ -218,7 +218,7 @@ def pack(coords: Tensor, shape: Ints, format: str, storage: Storage, cache: Lru[
     shared = packed.view.levels[0], packed.view.levels[1] if packed.view.blocks else ()
     for level, modes, representative in zip(LEVELS, shared, packed.representatives, strict=False):
         if modes and representative is None:
-            raise FormatError(f"format {format!r} gave no nonzero that stands for each {level}, which shares modes")
+            raise FormatError(f"format {format!r} gave no `representatives` of {level}s, whose nonzeros share modes")
     log_since(start, logging.DEBUG, "packed %d nonzeros as %s, %d bytes", packed.nnz, format, packed.nbytes)
     return packed
 

@@ -65,8 +65,8 @@ def plan_bcb(
             ``"auto"``: whole unless that takes more than a quarter of the memory limit, when the larger operand, or
             both, are bitmaps. A pair names one for each operand, in the equation's order. Integers are read whole, and
             so is everything on the CPU.
-        threshold: nonzeros from which a block of the first operand in the result is multiplied as a block; those of the
-            others are multiplied one by one (``bcb+scalar``). None multiplies all as blocks.
+        threshold: nonzeros that a block of the first operand needs to be multiplied as a block; nonzeros of its other
+            blocks are multiplied one by one (``bcb+scalar``). None multiplies all as blocks.
         formats: ``"bcb"`` or ``"coo"`` for each of the two operands, in the equation's order. A nonzero in ``coo``
             meets blocks that have side 1 along the letters that both operands have, and scales them.
         sides: powers of two; letters that both operands keep have side 1 whatever is given.

@@ -166,12 +166,12 @@ def candidates(clusters: Clusters, least: float, tau: float, seed: int) -> tuple
         order = torch.sort(first << 39 | second << 15 | third >> 9, stable=True).indices
         left, right = order[:-1], order[1:]
         agreed = (hashes[left] == hashes[right]).sum(1)
-        for own, other in ((left, right), (right, left)):  # each cluster is once at most in either
-            better = agreed > agreement[own]
-            agreement[own] = torch.where(better, agreed, agreement[own])
-            nearest[own] = torch.where(better, other, nearest[own])
-    own = torch.arange(n, device=hashes.device)
-    twice = (nearest[nearest.clamp(min=0)] == own) & (nearest < own)
+        for number, other in ((left, right), (right, left)):  # each cluster is once at most in either
+            better = agreed > agreement[number]
+            agreement[number] = torch.where(better, agreed, agreement[number])
+            nearest[number] = torch.where(better, other, nearest[number])
+    number = torch.arange(n, device=hashes.device)
+    twice = (nearest[nearest.clamp(min=0)] == number) & (nearest < number)
     left = torch.nonzero((2 * agreement >= least * HASHES) & (nearest >= 0) & ~twice).flatten()
     sizes = clusters.sizes
     right = nearest[left]

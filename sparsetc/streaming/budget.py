@@ -86,12 +86,12 @@ class StreamOptions:
             KeywordError: an argument that is not known.
         """
         names = [f.name for f in fields(cls)]
-        own = cls(**{name: arguments[name] for name in names if arguments.get(name) is not None})
-        known = list(dict.fromkeys((*names, *Options.__dataclass_fields__)))
-        if unknown := outside(arguments, known):
-            raise KeywordError(refused(unknown, known))
+        stream_options = cls(**{name: arguments[name] for name in names if arguments.get(name) is not None})
+        allowed = list(dict.fromkeys((*names, *Options.__dataclass_fields__)))
+        if unknown := outside(arguments, allowed):
+            raise KeywordError(refused(unknown, allowed))
         settings = of_call({name: value for name, value in arguments.items() if name not in names})
-        return own, replace(settings, precision=settings.effective_precision())
+        return stream_options, replace(settings, precision=settings.effective_precision())
 
     @property
     def chunk(self) -> int:

@@ -75,14 +75,14 @@ def _as_json(record: Any) -> Any:
     return {"record": type(record).__name__, **named}
 
 
-def _from_json(known: dict[str, Any]) -> Any:
+def _from_json(named: dict[str, Any]) -> Any:
     """Return the record written by `_as_json`. Raise `ValueError`, `TypeError` or `PlanError` if there is none."""
-    kind = known.pop("record", None)
+    kind = named.pop("record", None)
     if kind is None:
-        return known
+        return named
     if kind == "Tree":
-        return parse_tree(known["text"])
-    record = RECORDS[kind](**{name: _tuples(value) for name, value in known.items() if name not in MADE_AGAIN})
+        return parse_tree(named["text"])
+    record = RECORDS[kind](**{name: _tuples(value) for name, value in named.items() if name not in MADE_AGAIN})
     if fault := misfit(record):
         raise ValueError(fault)
     return record
@@ -109,14 +109,14 @@ def write(writer: ChunkWriter, recipe: Recipe, compiler: Compiler, made: StreamC
                 f"chunks in format {one.parts[0].format!r} cannot be saved: what its view is depends on the nonzeros"
             )
     writer.put(made.coords.contiguous().reshape(-1).view(torch.uint8))
-    known = {
+    metadata = {
         "recipe": recipe,
         "variants": made.variants,
         "digests": [_digest(one) for one in made.variants],
         "chunks": made.chunks,
         "checksums": writer.checksums,
     }
-    text = json.dumps(known, separators=(",", ":"), default=_as_json)
+    text = json.dumps(metadata, separators=(",", ":"), default=_as_json)
     writer.finish({"__metadata__": {"stream": text, "crc32": str(zlib.crc32(text.encode()))}} | _arrays(made))
 
 
@@ -180,11 +180,11 @@ def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
     What arrays hold is checked when a chunk is first read: programs read nothing outside what is there.
     """
     try:
-        known, output = file.stream, compiler.template.output
-        variants = tuple([_lowered(one, compiler) for one in known["variants"]])
-        if [_digest(one) for one in variants] != known["digests"]:
+        metadata, output = file.stream, compiler.template.output
+        variants = tuple([_lowered(one, compiler) for one in metadata["variants"]])
+        if [_digest(one) for one in variants] != metadata["digests"]:
             raise ValueError("other programs")
-        chunks, end = known["chunks"], 0
+        chunks, end = metadata["chunks"], 0
         for chunk in chunks:
             programs = variants[chunk.variant].programs
             if not all(_reads(compiler, *one) for one in zip(programs, chunk.parts, strict=True)):
@@ -194,7 +194,7 @@ def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
                 raise ValueError("rows of chunks")
             end = chunk.first + chunk.rows
         kept = output.kept_shape
-        file.expect([*(c.nbytes for c in chunks), 8 * len(kept) * end], known["checksums"])
+        file.expect([*(c.nbytes for c in chunks), 8 * len(kept) * end], metadata["checksums"])
         made = StreamCut(tuple(chunks), variants, torch.zeros((len(kept), end), dtype=torch.long, device="cpu"))
         if _arrays(made) != file.arrays:
             raise ValueError("its arrays do not lie one after the other")
@@ -234,10 +234,10 @@ def _check(made: StreamCut, compiler: Compiler, number: int, buffer: torch.Tenso
     """Raise `FormatError` unless programs read nothing outside a chunk's arrays, operands and rows of the result."""
     chunk = made.chunks[number]
     variant, (arrays, values) = made.variants[chunk.variant], chunk.views(buffer)
-    for part, program, own, stored in zip(variant.parts, variant.programs, arrays, values, strict=True):
-        view, named = program.view, own.named(program) | {"values": stored}
+    for part, program, located, stored in zip(variant.parts, variant.programs, arrays, values, strict=True):
+        view, named = program.view, located.named(program) | {"values": stored}
         shape = compiler.template.problem.shape
-        packed = Packed(part.format, part.storage, shape, chunk.nnz, view, named, None, own.stored, own.items)
+        packed = Packed(part.format, part.storage, shape, chunk.nnz, view, named, None, located.stored, located.items)
         check_arrays(packed)
         check_coordinates(packed)
         if "block_full" in named:
@@ -246,7 +246,7 @@ def _check(made: StreamCut, compiler: Compiler, number: int, buffer: torch.Tenso
         key = program.result.key
         if key.kind == "row":  # of coordinates, which were looked at
             continue
-        count = counts(view, named, own.items, own.stored)[view.positions[key.level]]
+        count = counts(view, named, located.items, located.stored)[view.positions[key.level]]
         if key.kind == "slot":
             sides = prod(view.values.sides[program.letters.index(letter)] for letter in key.letters)
             slot, least = named[key.array], -1 if key.letters else 0

@@ -168,8 +168,8 @@ def cut(
         stop = _stop(source, start, int(count))
         packed = compiler.pack(*(t.to(where) for t in source.take(start, stop)))
         if packed is not None:
-            programs, parts, own = packed
-            numbered = 0 if own is None else own.shape[1]
+            programs, parts, coords_of_rows = packed
+            numbered = 0 if coords_of_rows is None else coords_of_rows.shape[1]
             chunk = Chunk(stop - start, 0, numbered, 0, tuple([StoredPart.of(*part) for part in parts]))
             share = max(chunk.nbytes / nbytes, numbered / rows if rows else 0.0)
             count = (stop - start) / share * FULL
@@ -187,10 +187,10 @@ def cut(
                 place.copy_(array)
             sink.put(buffer)
             first = 0
-            if own is not None:  # whose first row may be the last of the chunk before
-                own = own.to("cpu")
-                shared = int(end > 0 and bool((coords[-1][:, -1] == own[:, 0]).all()))
-                coords += [own[:, shared:]] if numbered > shared else []
+            if coords_of_rows is not None:  # whose first row may be the last of the chunk before
+                coords_of_rows = coords_of_rows.to("cpu")
+                shared = int(end > 0 and bool((coords[-1][:, -1] == coords_of_rows[:, 0]).all()))
+                coords += [coords_of_rows[:, shared:]] if numbered > shared else []
                 first, end = end - shared, end - shared + numbered
             chunks.append(replace(chunk, first=first, variant=variants.setdefault(programs, len(variants))))
         start = stop

@@ -142,8 +142,8 @@ class Engine:
         cuda = self.cuda
         for _ in range(0 if self.buffers else self.streams):
             staging = torch.empty(self.largest, dtype=torch.uint8, device=device) if cuda else None
-            own = None if self.resident else torch.empty((self.window, *width), dtype=self.dtype, device=device)
-            self.buffers.append(StreamBuffers(torch.cuda.Stream(device) if cuda else None, staging, own))
+            chunk_rows = None if self.resident else torch.empty((self.window, *width), dtype=self.dtype, device=device)
+            self.buffers.append(StreamBuffers(torch.cuda.Stream(device) if cuda else None, staging, chunk_rows))
         if self.resident:  # a chunk's programs see as many rows as the largest has
             return ResultTarget(torch.zeros((self.copies, rows + self.window, *width), dtype=self.dtype, device=device))
         host, firsts = (
@@ -234,9 +234,9 @@ class Engine:
     # -- chunks -----------------------------------------------------------------------------------------------------
     def _call(self, position: int, buffer: Tensor, held: Tensor) -> tuple[Call, list[Tensor]]:
         """A chunk's programs, bound to its arrays in a buffer; bound once while the buffer is the same."""
-        known = self._bound.get(position)
-        if known is not None and known[0] == buffer.data_ptr():
-            return known[1:]
+        bound = self._bound.get(position)
+        if bound is not None and bound[0] == buffer.data_ptr():
+            return bound[1:]
         chunk = self.chunks[self.order[position]]
         arrays, values = chunk.views(buffer)
         call = self.programs[chunk.variant].bind(arrays, chunk.views(held)[0])
@@ -256,8 +256,8 @@ class Engine:
         """Copy a chunk's rows to the host: the first apart, the others where no other chunk copies any."""
         target.firsts[position].copy_(out[0], non_blocking=True)
         if chunk.rows > 1:
-            own = target.host[chunk.first + 1 : chunk.first + chunk.rows]
-            own.copy_(out[1 : chunk.rows], non_blocking=True)
+            host_rows = target.host[chunk.first + 1 : chunk.first + chunk.rows]
+            host_rows.copy_(out[1 : chunk.rows], non_blocking=True)
 
     # -- evidence ---------------------------------------------------------------------------------------------------
     def times(self) -> list[ChunkTimes]:

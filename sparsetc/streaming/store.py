@@ -174,7 +174,7 @@ class ChunkFile:
 
     def expect(self, sizes: Sequence[int], checksums: Sequence[Sequence[int]]) -> None:
         """Set sizes and checksums of the buffers. Raise `ValueError` unless the file consists of them."""
-        if sum(sizes) != self.nbytes or [len(own) for own in checksums] != [-(-n // BLOCK) for n in sizes]:
+        if sum(sizes) != self.nbytes or [len(sums) for sums in checksums] != [-(-n // BLOCK) for n in sizes]:
             raise ValueError(f"truncated or extended: {self.nbytes:,} bytes, its arrays take {sum(sizes):,}")
         self._sizes, self._checksums = sizes, checksums
         self._begins = list(accumulate(sizes, initial=self._begin))

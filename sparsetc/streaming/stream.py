@@ -240,8 +240,8 @@ class Stream:
             OutOfMemoryError: the memory limit does not allow for a chunk for each stream.
         """
         self._check_open()
-        own = self.options
-        options = replace(own, streams=own.streams if streams is None else streams, order=order or own.order)
+        before = self.options
+        options = replace(before, streams=before.streams if streams is None else streams, order=order or before.order)
         budget = replace(self._budget, streams=options.stream_count(self.device))
         return Stream(self.recipe, self.compiler, self.cut, self._store, budget, options, self._make_other)
 

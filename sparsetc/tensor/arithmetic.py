@@ -65,11 +65,11 @@ class Arithmetic(Attributes):
         x = self.coalesce()
         blocks, values = x._pattern._blocks, x._values
         masks = x._pattern._once("inside", lambda: blocks.masks(x._pattern.coords)) if blocks and blocks.ragged else ()
-        found = function(inside_only(values, masks, 1))  # past the end nothing is infinite, nor a gradient
-        if not isinstance(found, Tensor) or found.shape != values.shape:
-            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        result = function(inside_only(values, masks, 1))  # past the end nothing is infinite, nor a gradient
+        if not isinstance(result, Tensor) or result.shape != values.shape:
+            what = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise ShapeError(f"a function of {tuple(values.shape)} values gave {what}")
-        return self._make(x._pattern, inside_only(found, masks))
+        return self._make(x._pattern, inside_only(result, masks))
 
     def __neg__(self) -> Self:
         negative = partial(attempted, torch.neg)

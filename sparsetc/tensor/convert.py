@@ -212,9 +212,9 @@ def _from_compressed(cls: type[Sparse], tensor: Tensor) -> Sparse:
     return cls._make(coordinates.pattern, coordinates.values(values.flatten(0, batch)))
 
 
-def _compressed_coordinates(own: tuple[Tensor, ...], by_rows: bool) -> Tensor:
+def _compressed_coordinates(arrays: tuple[Tensor, ...], by_rows: bool) -> Tensor:
     """Return (order, nnz) coordinates from the index arrays of compressed rows or columns, batches included."""
-    starts, inner = own
+    starts, inner = arrays
     lines = starts.shape[-1] - 1
     each = starts.diff(dim=-1).flatten().long()
     at = torch.repeat_interleave(torch.arange(each.numel(), device=starts.device), each)

@@ -154,7 +154,7 @@ def sorted_runs(keys: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def on_diagonal(labels: Sequence[Hashable], coords: Tensor) -> Tensor | None:
     """The nonzeros whose coordinates agree in modes of the same label, ascending; None where no two are the same."""
     first = [labels.index(label) for label in labels]
-    again = [mode for mode, own in enumerate(first) if own != mode]
+    again = [mode for mode, earlier in enumerate(first) if earlier != mode]
     if not again:
         return None
     return torch.nonzero((coords[again] == coords[[first[mode] for mode in again]]).all(0)).flatten()
@@ -289,19 +289,19 @@ def linear_key(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor | None
     """
     key = torch.zeros_like(like) if like is not None and not sizes else None
     spread = 1
-    own = False
+    in_place = False
     for row, size in zip(rows, sizes, strict=True):
         if key is None:
             key, spread = row, size
             continue
         if spread * size > INT64_SIZES:
             number, spread = ranked(key, spread)
-            key, own = number.long(), True
+            key, in_place = number.long(), True
         if spread * size > INT64_SIZES:
             number, size = ranked(row, size)
             row = number.long()
-        key = key.mul_(size).add_(row) if own else torch.add(row, key, alpha=size)
-        spread, own = spread * size, True
+        key = key.mul_(size).add_(row) if in_place else torch.add(row, key, alpha=size)
+        spread, in_place = spread * size, True
     assert key is not None
     return key, spread
 

@@ -284,8 +284,10 @@ def _anywhere(
         raise ShapeError("a random tensor takes a density or nnz, not both")
     sizes, share = crd.checked_shape(shape), 0.01 if density is None else density
     positions = prod(sizes)
-    if not 0 <= (share if nnz is None else nnz) <= (1 if nnz is None else positions):
-        raise ShapeError(f"{share if nnz is None else nnz:,} entries for the {positions:,} positions of {sizes}")
+    if not 0 <= share <= 1:
+        raise ShapeError(f"a density is from 0 to 1, found {share}")
+    if nnz is not None and not 0 <= nnz <= positions:
+        raise ShapeError(f"a tensor of shape {sizes} has 0 to {positions:,} nonzeros, found nnz={nnz}")
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise DtypeError(f"random values are floating point or complex, found {dtype}")
     count = round(share * positions) if nnz is None else nnz

@@ -130,9 +130,7 @@ def _linalg_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False
     """Return the norm of vectors, or the Frobenius norm of matrices."""
     vectors = isinstance(dim, int) or (dim is None and x.ndim == 1)
     if not vectors and ord not in (None, "fro"):
-        raise DtypeError(
-            f"linalg.norm of a sparse matrix is 'fro', found {ord!r}: linalg.vector_norm is of its elements"
-        )
+        raise DtypeError(f"linalg.norm of a sparse matrix takes ord='fro', found {ord!r}; take linalg.vector_norm")
     return x.norm(2 if ord is None else ord, dim, keepdim)
 
 

@@ -103,11 +103,11 @@ def indexed(x: Any, keys: list[Any]) -> Any:
     if not rows:
         return values.sum(0, dtype=values.dtype)  # of one, or of none
     whole = copied and all(isinstance(key, slice) and key == slice(None) for key in keys[1:])
-    taken = coords if whole else torch.stack(rows)
+    coords_left = coords if whole else torch.stack(rows)
     if in_order:
-        pattern, order = Pattern(taken, tuple(shape), True), None
+        pattern, order = Pattern(coords_left, tuple(shape), True), None
     else:
-        pattern, order = sorted_pattern(taken, tuple(shape), None)
+        pattern, order = sorted_pattern(coords_left, tuple(shape), None)
     pattern.labels = _labels_at(x._pattern.labels, keys)
     return x._make(pattern, crd.picked(values, order))
 
@@ -127,8 +127,8 @@ def _range(row: Tensor, key: Any, size: int) -> tuple[int, int]:
         key = slice(key, key + 1)
     if not isinstance(key, slice) or key == slice(None):
         return 0, row.numel()
-    taken = range(*key.indices(size))
-    low, high = (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
+    positions = range(*key.indices(size))
+    low, high = (min(positions[0], positions[-1]), max(positions[0], positions[-1]) + 1) if positions else (0, 0)
     first, end = torch.searchsorted(row, row.new_tensor([low, high])).tolist()
     return first, max(first, end)
 
@@ -239,10 +239,10 @@ def _enumerated(kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tens
     lengths = crd.picked(times, kinds)
     count = int(lengths.sum())
     if enumerate_runs := native(loops.runs, first.device, lengths.numel() + count):
-        taken = room(first.device, first.dtype, len(coords), count)
+        new_coords = room(first.device, first.dtype, len(coords), count)
         (entries,) = room(first.device, first.dtype, 1, count)
-        enumerate_runs(torch.arange(len(first)) if kinds is None else kinds, first, times, coords, taken, entries)
-        return taken, entries
+        enumerate_runs(torch.arange(len(first)) if kinds is None else kinds, first, times, coords, new_coords, entries)
+        return new_coords, entries
     run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
     return torch.stack([run, *(row.index_select(0, entries) for row in coords[1:])]), entries
 
@@ -316,10 +316,10 @@ def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
     )
     joined = torch.cat((keys_of.rank[: x._pattern.nnz].unsqueeze(0), x._pattern.coords[len(picked) :]))
     shape = (max(1, keys_of.count), *x.shape[len(picked) :])
-    found = indexed(
+    result = indexed(
         x._make(Pattern(joined, shape, True), x._values), [keys_of.rank[x._pattern.nnz :], *(keys[m] for m in others)]
     )
     if not others:
-        return found.to_dense()
+        return result.to_dense()
     at = picked[0] if picked[-1] - picked[0] == len(picked) - 1 else 0
-    return found.permute(*range(1, at + 1), 0, *range(at + 1, found.ndim))
+    return result.permute(*range(1, at + 1), 0, *range(at + 1, result.ndim))

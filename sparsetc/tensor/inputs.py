@@ -232,8 +232,8 @@ def constructed(
     return pattern, vals if merge is None else merge.values(vals)
 
 
-def _of_coordinates(own: tuple[Tensor, ...]) -> tuple[Tensor, None]:
-    return own[0].to(torch.int64).contiguous(), None
+def _of_coordinates(arrays: tuple[Tensor, ...]) -> tuple[Tensor, None]:
+    return arrays[0].to(torch.int64).contiguous(), None
 
 
 def _as_blocks(shape: Any, order: int, block: Ints) -> Blocks:

@@ -368,9 +368,9 @@ class Pattern:
         """
         key = (key, made._coalesced, *map(weakref.ref, others))
         kept = self._derived.get(key)
-        found = None if kept is None else kept()
-        if found is not None and torch.equal(found.coords, made.coords):
-            return found
+        same = None if kept is None else kept()
+        if same is not None and torch.equal(same.coords, made.coords):
+            return same
         self._derived.pop(key)
         self._derived.put(key, weakref.ref(made), needs=others)
         return made

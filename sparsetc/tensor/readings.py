@@ -139,8 +139,8 @@ def version_of(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _read(given: Sequence[Tensor], shape: Ints, numbered: Numbered, blocks: Blocks | None) -> Reading:
-    versions, indices = _versions(given), tuple(i.detach().clone() for i in given)
+def _read(arrays: Sequence[Tensor], shape: Ints, numbered: Numbered, blocks: Blocks | None) -> Reading:
+    versions, indices = _versions(arrays), tuple(i.detach().clone() for i in arrays)
     coords, number = numbered(indices)
     sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
     crd.check_range(coords, sizes, "nonzero" if blocks is None else "block")

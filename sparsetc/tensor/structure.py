@@ -97,8 +97,8 @@ class Structure(Parts):
             tensor([1., 0., 0., 1.])
         """
         x, sizes = without_blocks(self), flat(shape)
-        count, known = prod(x.shape), prod(n for n in sizes if n != -1)
-        wanted = [count // known if n == -1 and known else n for n in sizes]
+        count, others = prod(x.shape), prod(n for n in sizes if n != -1)
+        wanted = [count // others if n == -1 and others else n for n in sizes]
         if sizes.count(-1) > 1 or not wanted or prod(wanted) != count:
             raise ShapeError(f"a tensor of shape {x.shape} cannot take the shape {tuple(sizes)}")
         wanted = list(crd.checked_shape(wanted))

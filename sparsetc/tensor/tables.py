@@ -164,7 +164,7 @@ def _array(column: Any, name: str) -> np.ndarray:
         raise FormatError(f"column {name!r} has {missing} missing entries; drop these rows, or fill them")
     array = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
     if array.ndim != 1:
-        raise FormatError(f"column {name!r} has shape {array.shape}; it should have an entry a row")
+        raise FormatError(f"column {name!r} has shape {array.shape}; it should have one value a row")
     return np.ascontiguousarray(array)
 
 

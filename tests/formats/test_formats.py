@@ -282,7 +282,7 @@ class Surprising(Broken):
         (Short, "'item_word' has .* words, expected"),
         (Missing, "packed no array word"),
         (Unordered, "the positions are not those of all"),
-        (Nobody, "format 'broken' gave no nonzero that stands for each item, which shares modes"),
+        (Nobody, "format 'broken' gave no `representatives` of items, whose nonzeros share modes"),
         (Whole, "a row has 3 items, and split_rows is not set"),
         (Surprising, r"view\(\) promises"),
     ],

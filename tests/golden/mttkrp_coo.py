@@ -2,9 +2,9 @@
 
 A[i, r] = sum over j, k of X[i, j, k] B[j, r] C[k, r]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, coo: runs of nonzeros, 8 lanes, modes 0 | - | 1,2.
+Part 0, coo: runs of nonzeros, 8 lanes, modes 0 by item, 1,2 by nonzero.
     item_word[item] = | i:16 |  bits a mode
-    word[leaf] = | j:15 | k:16 |  bits a mode
+    word[nonzero] = | j:15 | k:16 |  bits a mode
     values[n] and word[n] belong to nonzero n; a work item has a range of nonzeros
     streams N*w + 4*N + 4*P bytes, writes R*32*w bytes
     gathers N rows of 32*w bytes of B
@@ -19,14 +19,14 @@ import triton
 import triton.language as tl
 
 
-# tile program  "ijk,jr,kr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 | - | 1,2
+# tile program  "ijk,jr,kr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 by item, 1,2 by nonzero
 #   item over item_ptr
 #   axes r = 32
-#   at_i = decode item_word  # 16 bits, item
+#   at_i = decode item_word  # 16 bits of each item
 #   total[lane,r] = 0
 #   loop steps of 8 lanes, 4 at a time
-#     at_j[lane] = decode word  # 15 bits, leaf
-#     at_k[lane] = decode word  # 16 bits, leaf
+#     at_j[lane] = decode word  # 15 bits of each nonzero
+#     at_k[lane] = decode word  # 16 bits of each nonzero
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_kr[lane,r] = gather C[at_k, r]

@@ -2,10 +2,10 @@
 
 A[i, r] = sum over j, k of X[i, j, k] B[j, r] C[k, r]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, fiber: blocks of fibers, 8 lanes, modes 0 | 1 | 2.
+Part 0, fiber: blocks of fibers, 8 lanes, modes 0 by item, 1 by fiber, 2 by nonzero.
     item_word[item] = | i:16 |  bits a mode
-    lane_word[lane] = | j:16 |  bits a mode
-    word[leaf] = | k:16 |  bits a mode
+    lane_word[fiber] = | j:16 |  bits a mode
+    word[nonzero] = | k:16 |  bits a mode
     values and word at [block_ptr[block] + step * 8 + lane]; step < lane_len[lane]
     streams 6*L + N*w + 2*N + 4*P bytes, writes R*32*w bytes
     gathers L rows of 32*w bytes of B
@@ -20,17 +20,17 @@ import triton
 import triton.language as tl
 
 
-# tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 8 lanes, modes 0 | 1 | 2
+# tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 8 lanes, modes 0 by item, 1 by fiber, 2 by nonzero
 #   item over item_ptr
 #   axes r = 32
-#   at_i = decode item_word  # 16 bits, item
+#   at_i = decode item_word  # 16 bits of each item
 #   total[lane,r] = 0
 #   loop blocks of the item
-#     at_j[lane] = decode lane_word  # 16 bits, lane
+#     at_j[lane] = decode lane_word  # 16 bits of each fiber
 #     b_jr[lane,r] = gather B[at_j, r]
 #     fiber_sum[lane,r] = 0
 #     loop steps of 8 lanes, 4 at a time
-#       at_k[lane] = decode word  # 16 bits, leaf
+#       at_k[lane] = decode word  # 16 bits of each nonzero
 #       x[lane] = load X.values
 #       c_kr[lane,r] = gather C[at_k, r]
 #       fiber_sum[lane,r] += einsum "n,nr->nr" x, c_kr  # multiply

@@ -2,9 +2,9 @@
 
 A[i, r] = sum over j, k of X[i, j, k] B[j, r] C[k, r]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, fiber: blocks of fibers, 32 lanes, modes - | 0 | 1,2.
-    lane_word[lane] = | i:16 |  bits a mode
-    word[leaf] = | j:15 | k:16 |  bits a mode
+Part 0, fiber: blocks of fibers, 32 lanes, modes 0 by fiber, 1,2 by nonzero.
+    lane_word[fiber] = | i:16 |  bits a mode
+    word[nonzero] = | j:15 | k:16 |  bits a mode
     values and word at [block_ptr[block] + step * 32 + lane]; step < lane_len[lane]
     streams 6*L + N*w + 4*N bytes, writes R*32*w bytes
     gathers N rows of 32*w bytes of B
@@ -19,15 +19,15 @@ import triton
 import triton.language as tl
 
 
-# tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 32 lanes, modes - | 0 | 1,2
+# tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 32 lanes, modes 0 by fiber, 1,2 by nonzero
 #   item over blocks
 #   axes r = 32
 #   loop blocks of the item
-#     at_i[lane] = decode lane_word  # 16 bits, lane
+#     at_i[lane] = decode lane_word  # 16 bits of each fiber
 #     fiber_sum[lane,r] = 0
 #     loop steps of 32 lanes, 2 at a time
-#       at_j[lane] = decode word  # 15 bits, leaf
-#       at_k[lane] = decode word  # 16 bits, leaf
+#       at_j[lane] = decode word  # 15 bits of each nonzero
+#       at_k[lane] = decode word  # 16 bits of each nonzero
 #       x[lane] = load X.values
 #       b_jr[lane,r] = gather B[at_j, r]
 #       c_kr[lane,r] = gather C[at_k, r]

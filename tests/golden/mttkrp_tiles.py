@@ -4,7 +4,7 @@ A[i, r] = sum over j, k of X[i, j, k] B[j, r] C[k, r]; X is sparse; a part adds 
 
 Part 0, dense_tile: dense tiles of 16x16x16.
     item_word[item] = | i:16 |  bits a mode
-    tile_word[lane] = | j:8 | k:8 |  bits a mode
+    tile_word[tile] = | j:8 | k:8 |  bits a mode
     values at [tile * 4096 + position], row-major over jik = 16x16x16
     streams 4*L + N*w bytes, writes R*32*w bytes
     gathers 16*L rows of 32*w bytes of C
@@ -22,12 +22,12 @@ import triton.language as tl
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, i = 16, j = 16 in blocks of 8, k = 16
-#   tile_i = decode item_word  # 16 bits, item
+#   tile_i = decode item_word  # 16 bits of each item
 #   at_i[i] = tile_i * 16 + place
 #   total[r,i] = 0
 #   loop tiles of the item
-#     tile_j = decode tile_word  # 8 bits, tile
-#     tile_k = decode tile_word  # 8 bits, tile
+#     tile_j = decode tile_word  # 8 bits of each tile
+#     tile_k = decode tile_word  # 8 bits of each tile
 #     at_k[k] = tile_k * 16 + place
 #     c_rk[r,k] = gather C[at_k, r]
 #     loop j in the tile, 8 at a time

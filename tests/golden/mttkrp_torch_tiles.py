@@ -4,7 +4,7 @@ A[i, r] = sum over j, k of X[i, j, k] B[j, r] C[k, r]; X is sparse; a part adds 
 
 Part 0, dense_tile: dense tiles of 16x16x16.
     item_word[item] = | i:16 |  bits a mode
-    tile_word[lane] = | j:8 | k:8 |  bits a mode
+    tile_word[tile] = | j:8 | k:8 |  bits a mode
     values at [tile * 4096 + position], row-major over jik = 16x16x16
     streams 4*L + N*w bytes, writes R*32*w bytes
     gathers 16*L rows of 32*w bytes of B
@@ -23,13 +23,13 @@ from sparsetc.runtime.calls import add_rows, run_sums
 # tile program  "ijk,jr,kr->ir"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, i = 16, j = 16, k = 16
-#   tile_i = decode item_word  # 16 bits, item
+#   tile_i = decode item_word  # 16 bits of each item
 #   at_i[i] = tile_i * 16 + place
 #   total[i,r] = 0
 #   loop tiles of the item
-#     tile_j = decode tile_word  # 8 bits, tile
+#     tile_j = decode tile_word  # 8 bits of each tile
 #     at_j[j] = tile_j * 16 + place
-#     tile_k = decode tile_word  # 8 bits, tile
+#     tile_k = decode tile_word  # 8 bits of each tile
 #     at_k[k] = tile_k * 16 + place
 #     b_rj[j,r] = gather B[at_j, r]
 #     c_rk[k,r] = gather C[at_k, r]

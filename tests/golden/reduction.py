@@ -2,8 +2,8 @@
 
 A[] = sum over i, j, k of X[i, j, k]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, coo: runs of nonzeros, 128 lanes, modes - | - | 0,1,2.
-    word[leaf] = | i:7 | j:8 | k:16 |  bits a mode
+Part 0, coo: runs of nonzeros, 128 lanes, modes 0,1,2 by nonzero.
+    word[nonzero] = | i:7 | j:8 | k:16 |  bits a mode
     values[n] and word[n] belong to nonzero n; a work item has a range of nonzeros
     streams N*w + 4*N bytes, writes R*w bytes
     stores P rows of the result
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 
-# tile program  "ijk->"  part 0: coo, runs of nonzeros, 128 lanes, modes - | - | 0,1,2
+# tile program  "ijk->"  part 0: coo, runs of nonzeros, 128 lanes, modes 0,1,2 by nonzero
 #   item over chunks of 512
 #   total[lane] = 0
 #   loop steps of 128 lanes, 1 at a time

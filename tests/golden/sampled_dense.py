@@ -2,7 +2,7 @@
 
 A[i, j] = sum over r of X[i, j] B[i, r] C[j, r]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, positions: runs of nonzeros, 1 lanes, modes - | - | 0,1.
+Part 0, positions: runs of nonzeros, 1 lanes, modes 0,1 by nonzero.
     i = word[position] // 20 % 100
     j = word[position] // 1 % 20
     values[n] and word[n] belong to nonzero n; a work item has a range of nonzeros

@@ -2,8 +2,8 @@
 
 A[position] = sum over r of X[i, j, k] B[i, r] C[j, r] D[k, r]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, coo: runs of nonzeros, 1 lanes, modes - | - | 0,1,2.
-    word[leaf] = | i:7 | j:8 | k:16 |  bits a mode
+Part 0, coo: runs of nonzeros, 1 lanes, modes 0,1,2 by nonzero.
+    word[nonzero] = | i:7 | j:8 | k:16 |  bits a mode
     values[n] and word[n] belong to nonzero n; a work item has a range of nonzeros
     streams N*w + 4*N bytes, writes rows of w bytes
     gathers N rows of 32*w bytes of B
@@ -18,13 +18,13 @@ N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of th
 from sparsetc.runtime.vectors import add_up, load, load16, native, store, zeros16
 
 
-# tile program  "ijk,ir,jr,kr->ijk"  part 0: coo, runs of nonzeros, 1 lanes, modes - | - | 0,1,2
+# tile program  "ijk,ir,jr,kr->ijk"  part 0: coo, runs of nonzeros, 1 lanes, modes 0,1,2 by nonzero
 #   item over chunks of 512
 #   axes r = 32
 #   loop steps of 1 lanes, 1 at a time
-#     at_i[lane] = decode word  # 7 bits, leaf
-#     at_j[lane] = decode word  # 8 bits, leaf
-#     at_k[lane] = decode word  # 16 bits, leaf
+#     at_i[lane] = decode word  # 7 bits of each nonzero
+#     at_j[lane] = decode word  # 8 bits of each nonzero
+#     at_k[lane] = decode word  # 16 bits of each nonzero
 #     x[lane] = load X.values
 #     b_ir[lane,r] = gather B[at_i, r]
 #     c_jr[lane,r] = gather C[at_j, r]

@@ -2,7 +2,7 @@
 
 A[i, r] = sum over j of X[i, j] B[j, r]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, dense: runs of nonzeros, 1 lanes, modes - | - | 0,1.
+Part 0, dense: runs of nonzeros, 1 lanes, modes 0,1 by nonzero.
     i = position // 200 % 100, not stored
     j = position // 1 % 200, not stored
     values[n] and word[n] belong to nonzero n; a work item has a range of nonzeros

@@ -2,18 +2,18 @@
 
 A[i, r] = sum over j of X[i, j] B[j, r]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, coo: runs of nonzeros, 4 lanes, modes 0 | - | 1.
+Part 0, coo: runs of nonzeros, 4 lanes, modes 0 by item, 1 by nonzero.
     item_word[item] = | i:16 |  bits a mode
-    word[leaf] = | j:16 |  bits a mode
+    word[nonzero] = | j:16 |  bits a mode
     values[n] and word[n] belong to nonzero n; a work item has a range of nonzeros
     streams 4*N*w + 8*N + 16*P bytes, writes R*200*w bytes
     gathers 4*N rows of 64*w bytes of B
     stores 4*P rows of the result
     512*N flops outside dots
 
-Part 1, fiber: blocks of fibers, 32 lanes, modes - | 0 | 1.
-    lane_word[lane] = | i:16 |  bits a mode
-    word[leaf] = | j:16 |  bits a mode
+Part 1, fiber: blocks of fibers, 32 lanes, modes 0 by fiber, 1 by nonzero.
+    lane_word[fiber] = | i:16 |  bits a mode
+    word[nonzero] = | j:16 |  bits a mode
     values and word at [block_ptr[block] + step * 32 + lane]; step < lane_len[lane]
     streams 24*L + 4*N*w + 8*N bytes, writes R*200*w bytes
     gathers 4*N rows of 64*w bytes of B
@@ -27,13 +27,13 @@ import triton
 import triton.language as tl
 
 
-# tile program  "ij,jr->ir"  part 0: coo, runs of nonzeros, 4 lanes, modes 0 | - | 1
+# tile program  "ij,jr->ir"  part 0: coo, runs of nonzeros, 4 lanes, modes 0 by item, 1 by nonzero
 #   item over item_ptr
 #   axes r = 200 in blocks of 64, slowest on the grid
-#   at_i = decode item_word  # 16 bits, item
+#   at_i = decode item_word  # 16 bits of each item
 #   total[lane,r] = 0
 #   loop steps of 4 lanes, 1 at a time
-#     at_j[lane] = decode word  # 16 bits, leaf
+#     at_j[lane] = decode word  # 16 bits of each nonzero
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     total[lane,r] += einsum "n,nr->nr" x, b_jr  # multiply
@@ -71,14 +71,14 @@ def part_0(pid, programs, item_ptr, item_word, word, values, B, A):
     tl.store(A + at_i * 200 + at_r, tl.sum(total, 0), mask=in_r)
 
 
-# tile program  "ij,jr->ir"  part 1: fiber, blocks of fibers, 32 lanes, modes - | 0 | 1
+# tile program  "ij,jr->ir"  part 1: fiber, blocks of fibers, 32 lanes, modes 0 by fiber, 1 by nonzero
 #   item over item_ptr
 #   axes r = 200 in blocks of 64, slowest on the grid
 #   loop blocks of the item
-#     at_i[lane] = decode lane_word  # 16 bits, lane
+#     at_i[lane] = decode lane_word  # 16 bits of each fiber
 #     fiber_sum[lane,r] = 0
 #     loop steps of 32 lanes, 1 at a time
-#       at_j[lane] = decode word  # 16 bits, leaf
+#       at_j[lane] = decode word  # 16 bits of each nonzero
 #       x[lane] = load X.values
 #       b_jr[lane,r] = gather B[at_j, r]
 #       fiber_sum[lane,r] += einsum "n,nr->nr" x, b_jr  # multiply

@@ -2,9 +2,9 @@
 
 A[slot, r] = sum over k of X[i, j, k] B[k, r]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, fiber: blocks of fibers, 8 lanes, modes 0,1 | - | 2.
+Part 0, fiber: blocks of fibers, 8 lanes, modes 0,1 by item, 2 by nonzero.
     item_word[item] = | i:8 | j:8 |  bits a mode
-    word[leaf] = | k:16 |  bits a mode
+    word[nonzero] = | k:16 |  bits a mode
     values and word at [block_ptr[block] + step * 8 + lane]; step < lane_len[lane]
     streams 2*L + N*w + 2*N + 4*P bytes, writes rows of 32*w bytes
     gathers N rows of 32*w bytes of B
@@ -18,14 +18,14 @@ import triton
 import triton.language as tl
 
 
-# tile program  "ijk,kr->ijr"  part 0: fiber, blocks of fibers, 8 lanes, modes 0,1 | - | 2
+# tile program  "ijk,kr->ijr"  part 0: fiber, blocks of fibers, 8 lanes, modes 0,1 by item, 2 by nonzero
 #   item over item_ptr
 #   axes r = 32
 #   total[lane,r] = 0
 #   loop blocks of the item
 #     fiber_sum[lane,r] = 0
 #     loop steps of 8 lanes, 1 at a time
-#       at_k[lane] = decode word  # 16 bits, leaf
+#       at_k[lane] = decode word  # 16 bits of each nonzero
 #       x[lane] = load X.values
 #       b_kr[lane,r] = gather B[at_k, r]
 #       fiber_sum[lane,r] += einsum "n,nr->nr" x, b_kr  # multiply

@@ -2,10 +2,10 @@
 
 A[i, r, s] = sum over j, k of X[i, j, k] B[j, r] C[k, s]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, fiber: blocks of fibers, 1 lanes, modes 0 | 1 | 2.
+Part 0, fiber: blocks of fibers, 1 lanes, modes 0 by item, 1 by fiber, 2 by nonzero.
     item_word[item] = | i:16 |  bits a mode
-    lane_word[lane] = | j:16 |  bits a mode
-    word[leaf] = | k:16 |  bits a mode
+    lane_word[fiber] = | j:16 |  bits a mode
+    word[nonzero] = | k:16 |  bits a mode
     values and word at [block_ptr[block] + step * 1 + lane]; step < lane_len[lane]
     streams 8*L + N*w + 4*N + 4*P bytes, writes R*512*w bytes
     gathers L rows of 32*w bytes of B
@@ -21,17 +21,17 @@ import numpy as np
 from sparsetc.runtime.vectors import load, load16, native, store, zeros16
 
 
-# tile program  "ijk,jr,ks->irs"  part 0: fiber, blocks of fibers, 1 lanes, modes 0 | 1 | 2
+# tile program  "ijk,jr,ks->irs"  part 0: fiber, blocks of fibers, 1 lanes, modes 0 by item, 1 by fiber, 2 by nonzero
 #   item over item_ptr
 #   axes r = 32, s = 16
-#   at_i = decode item_word  # 16 bits, item
+#   at_i = decode item_word  # 16 bits of each item
 #   total[r,s] = 0
 #   loop blocks of the item
-#     at_j[lane] = decode lane_word  # 16 bits, lane
+#     at_j[lane] = decode lane_word  # 16 bits of each fiber
 #     b_jr[lane,r] = gather B[at_j, r]
 #     fiber_sum[lane,s] = 0
 #     loop steps of 1 lanes, 1 at a time
-#       at_k[lane] = decode word  # 16 bits, leaf
+#       at_k[lane] = decode word  # 16 bits of each nonzero
 #       x[lane] = load X.values
 #       c_ks[lane,s] = gather C[at_k, s]
 #       fiber_sum[lane,s] += einsum "n,ns->ns" x, c_ks  # multiply

@@ -2,9 +2,9 @@
 
 A[i, r, s, t] = sum over j, k, l of X[i, j, k, l] B[j, r] C[k, s] D[l, t]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, coo: runs of nonzeros, 32 lanes, modes 0 | - | 1,2,3.
+Part 0, coo: runs of nonzeros, 32 lanes, modes 0 by item, 1,2,3 by nonzero.
     item_word[item] = | i:16 |  bits a mode
-    word[leaf] = | j:11 | k:12 | l:8 |  bits a mode
+    word[nonzero] = | j:11 | k:12 | l:8 |  bits a mode
     values[n] and word[n] belong to nonzero n; a work item has a range of nonzeros
     streams N*w + 4*N + 4*P bytes, writes R*8192*w bytes
     gathers N rows of 32*w bytes of B
@@ -20,15 +20,15 @@ import triton
 import triton.language as tl
 
 
-# tile program  "ijkl,jr,ks,lt->irst"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 | - | 1,2,3
+# tile program  "ijkl,jr,ks,lt->irst"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 by item, 1,2,3 by nonzero
 #   item over item_ptr
 #   axes r = 32, s = 16, t = 16
-#   at_i = decode item_word  # 16 bits, item
+#   at_i = decode item_word  # 16 bits of each item
 #   total[s,t,r] = 0
 #   loop steps of 32 lanes, 1 at a time
-#     at_j[lane] = decode word  # 11 bits, leaf
-#     at_k[lane] = decode word  # 12 bits, leaf
-#     at_l[lane] = decode word  # 8 bits, leaf
+#     at_j[lane] = decode word  # 11 bits of each nonzero
+#     at_k[lane] = decode word  # 12 bits of each nonzero
+#     at_l[lane] = decode word  # 8 bits of each nonzero
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_ks[lane,s] = gather C[at_k, s]

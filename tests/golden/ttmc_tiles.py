@@ -4,7 +4,7 @@ A[i, r, s] = sum over j, k of X[i, j, k] B[j, r] C[k, s]; X is sparse; a part ad
 
 Part 0, dense_tile: dense tiles of 16x16x16.
     item_word[item] = | i:16 |  bits a mode
-    tile_word[lane] = | j:8 | k:8 |  bits a mode
+    tile_word[tile] = | j:8 | k:8 |  bits a mode
     values at [tile * 4096 + position], row-major over jik = 16x16x16
     streams 8*L + N*w bytes, writes R*512*w bytes
     gathers 32*L rows of 32*w bytes of B
@@ -22,13 +22,13 @@ import triton.language as tl
 # tile program  "ijk,jr,ks->irs"  part 0: dense_tile, dense tiles of 16x16x16
 #   item over item_ptr
 #   axes r = 32, s = 16, i = 16 in blocks of 8, j = 16, k = 16
-#   tile_i = decode item_word  # 16 bits, item
+#   tile_i = decode item_word  # 16 bits of each item
 #   at_i[i] = tile_i * 16 + place
 #   total[i,s,r] = 0
 #   loop tiles of the item
-#     tile_j = decode tile_word  # 8 bits, tile
+#     tile_j = decode tile_word  # 8 bits of each tile
 #     at_j[j] = tile_j * 16 + place
-#     tile_k = decode tile_word  # 8 bits, tile
+#     tile_k = decode tile_word  # 8 bits of each tile
 #     at_k[k] = tile_k * 16 + place
 #     b_rj[r,j] = gather B[at_j, r]
 #     c_sk[s,k] = gather C[at_k, s]

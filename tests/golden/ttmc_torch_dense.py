@@ -2,7 +2,7 @@
 
 A[i, r, s] = sum over j, k of X[i, j, k] B[j, r] C[k, s]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, dense: runs of nonzeros, 1 lanes, modes - | - | 0,1,2.
+Part 0, dense: runs of nonzeros, 1 lanes, modes 0,1,2 by nonzero.
     i = position // 600 % 100, not stored
     j = position // 30 % 20, not stored
     k = position // 1 % 30, not stored

@@ -2,9 +2,9 @@
 
 A[slot] = sum over i of X[i, j, k] B[i]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, fiber: blocks of fibers, 128 lanes, modes - | 1,2 | 0.
-    lane_word[lane] = | j:15 | k:16 |  bits a mode
-    word[leaf] = | i:16 |  bits a mode
+Part 0, fiber: blocks of fibers, 128 lanes, modes 1,2 by fiber, 0 by nonzero.
+    lane_word[fiber] = | j:15 | k:16 |  bits a mode
+    word[nonzero] = | i:16 |  bits a mode
     values and word at [block_ptr[block] + step * 128 + lane]; step < lane_len[lane]
     streams 6*L + N*w + 2*N bytes, writes rows of w bytes
     gathers N rows of w bytes of B
@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 
 
-# tile program  "ijk,i->jk"  part 0: fiber, blocks of fibers, 128 lanes, modes - | 1,2 | 0
+# tile program  "ijk,i->jk"  part 0: fiber, blocks of fibers, 128 lanes, modes 1,2 by fiber, 0 by nonzero
 #   item over blocks
 #   loop blocks of the item
 #     fiber_sum[lane] = 0
 #     loop steps of 128 lanes, 1 at a time
-#       at_i[lane] = decode word  # 16 bits, leaf
+#       at_i[lane] = decode word  # 16 bits of each nonzero
 #       x[lane] = load X.values
 #       b_i[lane] = gather B[at_i]
 #       fiber_sum[lane] += einsum "n,n->n" x, b_i  # multiply

@@ -2,10 +2,10 @@
 
 A[i, r] = sum over j, k, l of X[i, j, k, l] B[j, r] C[l, r]; X is sparse; a part adds its nonzeros' share.
 
-Part 0, coo: runs of nonzeros, 8 lanes, modes 0 | - | 2,1,3.
+Part 0, coo: runs of nonzeros, 8 lanes, modes 0 by item, 2,1,3 by nonzero.
     item_word[item] = | i:16 |  bits a mode
-    word[leaf] = | k:63 |  bits a mode
-    word_1[leaf] = | j:8 | l:8 |  bits a mode
+    word[nonzero] = | k:63 |  bits a mode
+    word_1[nonzero] = | j:8 | l:8 |  bits a mode
     values[n] and word[n] belong to nonzero n; a work item has a range of nonzeros
     streams N*w + 10*N + 4*P bytes, writes R*32*w bytes
     gathers N rows of 32*w bytes of B
@@ -20,14 +20,14 @@ import triton
 import triton.language as tl
 
 
-# tile program  "ijkl,jr,lr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 | - | 2,1,3
+# tile program  "ijkl,jr,lr->ir"  part 0: coo, runs of nonzeros, 8 lanes, modes 0 by item, 2,1,3 by nonzero
 #   item over item_ptr
 #   axes r = 32
-#   at_i = decode item_word  # 16 bits, item
+#   at_i = decode item_word  # 16 bits of each item
 #   total[lane,r] = 0
 #   loop steps of 8 lanes, 1 at a time
-#     at_j[lane] = decode word_1  # 8 bits, leaf
-#     at_l[lane] = decode word_1  # 8 bits, leaf
+#     at_j[lane] = decode word_1  # 8 bits of each nonzero
+#     at_l[lane] = decode word_1  # 8 bits of each nonzero
 #     x[lane] = load X.values
 #     b_jr[lane,r] = gather B[at_j, r]
 #     c_lr[lane,r] = gather C[at_l, r]

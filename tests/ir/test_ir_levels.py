@@ -72,17 +72,17 @@ def mttkrp(format: str) -> TileProgram:
 # -- printers ----------------------------------------------------------------------------------------------------------
 
 MTTKRP_FIBER = """\
-tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 4 lanes, modes 0 | 1 | 2
+tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 4 lanes, modes 0 by item, 1 by fiber, 2 by nonzero
   item over item_ptr
   axes r = 32
-  at_i = decode item_word  # 16 bits, item
+  at_i = decode item_word  # 16 bits of each item
   total[lane,r] = 0
   loop blocks of the item
-    at_j[lane] = decode lane_word  # 16 bits, lane
+    at_j[lane] = decode lane_word  # 16 bits of each fiber
     b_jr[lane,r] = gather B[at_j, r]
     fiber_sum[lane,r] = 0
     loop steps of 4 lanes, 1 at a time
-      at_k[lane] = decode word  # 16 bits, leaf
+      at_k[lane] = decode word  # 16 bits of each nonzero
       x[lane] = load X.values
       c_kr[lane,r] = gather C[at_k, r]
       fiber_sum[lane,r] += einsum "n,nr->nr" x, c_kr  # multiply
@@ -90,14 +90,14 @@ tile program  "ijk,jr,kr->ir"  part 0: fiber, blocks of fibers, 4 lanes, modes 0
   add A[at_i, r] total[lane,r]  # lane summed once, here"""
 
 TTMC_COO = """\
-tile program  "ijk,jr,ks->irs"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 | - | 1,2
+tile program  "ijk,jr,ks->irs"  part 0: coo, runs of nonzeros, 32 lanes, modes 0 by item, 1,2 by nonzero
   item over item_ptr
   axes r = 32, s = 64 in blocks of 32
-  at_i = decode item_word  # 16 bits, item
+  at_i = decode item_word  # 16 bits of each item
   total[s,r] = 0
   loop steps of 32 lanes, 1 at a time
-    at_j[lane] = decode word  # 8 bits, leaf
-    at_k[lane] = decode word  # 8 bits, leaf
+    at_j[lane] = decode word  # 8 bits of each nonzero
+    at_k[lane] = decode word  # 8 bits of each nonzero
     x[lane] = load X.values
     b_jr[lane,r] = gather B[at_j, r]
     c_ks[lane,s] = gather C[at_k, s]
@@ -105,13 +105,13 @@ tile program  "ijk,jr,ks->irs"  part 0: coo, runs of nonzeros, 32 lanes, modes 0
   store A[at_i, r, s] total[s,r]"""
 
 SAMPLED_COO = """\
-tile program  "ijk,ir,jr,kr->ijk"  part 0: coo, runs of nonzeros, 32 lanes, modes - | - | 0,1,2
+tile program  "ijk,ir,jr,kr->ijk"  part 0: coo, runs of nonzeros, 32 lanes, modes 0,1,2 by nonzero
   item over chunks of 512
   axes r = 32
   loop steps of 32 lanes, 2 at a time
-    at_i[lane] = decode word  # 4 bits, leaf
-    at_j[lane] = decode word  # 6 bits, leaf
-    at_k[lane] = decode word  # 6 bits, leaf
+    at_i[lane] = decode word  # 4 bits of each nonzero
+    at_j[lane] = decode word  # 6 bits of each nonzero
+    at_k[lane] = decode word  # 6 bits of each nonzero
     x[lane] = load X.values
     b_ir[lane,r] = gather B[at_i, r]
     c_jr[lane,r] = gather C[at_j, r]
@@ -149,7 +149,7 @@ def test_plans_and_views_print_on_one_line_a_part() -> None:
     assert str(Plan("mine", (part,))) == (
         "plan mine\n  part 0: fiber[0 | 1 | 2] (long rows): 1,234,567 nonzeros, 4 lanes, 2 warps"
     )
-    assert str(mttkrp("coo").view) == "runs of nonzeros, 32 lanes, modes 0 | - | 1,2"
+    assert str(mttkrp("coo").view) == "runs of nonzeros, 32 lanes, modes 0 by item, 1,2 by nonzero"
 
 
 # -- views -------------------------------------------------------------------------------------------------------------

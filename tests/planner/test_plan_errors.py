@@ -94,7 +94,7 @@ def test_a_field_that_is_not_of_its_type(plan: Plan, says: str) -> None:
         ({}, r"does not take the options \{\}: missing a required argument: 'threshold'"),
         ({"threshold": "8"}, "partition 'threshold' takes numbers of 64 bits, found threshold='8'"),
         ({"threshold": 10**30}, "takes numbers of 64 bits, found threshold=1000"),
-        ({"threshold": 8, "side_3": 2}, "takes a threshold, whole and a side_m a mode, found 'side_3'"),
+        ({"threshold": 8, "side_3": 2}, "takes threshold=, whole= and a side_m= for each mode m, found 'side_3'"),
         ({"threshold": 8, "side_0": 0}, r"sides of tiles must be 1 or more, found \(0, "),
     ],
 )

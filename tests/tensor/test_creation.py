@@ -74,8 +74,10 @@ def test_what_is_refused() -> None:
     for tensors, dim in (([], 0), ([x, x[:, :3]], 0), ([x, torch.ones(3)], 0), ([x, x[None]], 0), ([x], 5)):
         with pytest.raises(stc.ShapeError):
             stc.cat(tensors, dim)  # type: ignore[arg-type]
-    with pytest.raises(stc.ShapeError, match="entries for"):
+    with pytest.raises(stc.ShapeError, match="has 0 to 4 nonzeros, found nnz=5"):
         stc.rand((2, 2), nnz=5)
+    with pytest.raises(stc.ShapeError, match=r"a density is from 0 to 1, found 1\.5"):
+        stc.rand((2, 2), 1.5)
 
 
 def test_where() -> None:

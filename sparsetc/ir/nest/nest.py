@@ -296,9 +296,10 @@ class Nest:
             return f"pairs of {' and '.join(map(str, self.pairs))}"
         nesting = "blocks of fibers" if self.blocks else "runs of nonzeros"
         values = "" if self.values.held else ", no values"
-        levels = " | ".join([",".join([str(c.mode) for c in coordinates]) or "-" for coordinates in self.levels])
+        read = zip(self.positions, self.levels, strict=True)
+        modes = [f"{','.join([str(c.mode) for c in each])} by {position}" for position, each in read if each]
         steps = f"{self.innermost.lanes} lanes" if self.innermost.lanes else "one at a time"
-        return f"{nesting}, {steps}, modes {levels}{values}"
+        return f"{nesting}, {steps}, modes {', '.join(modes)}{values}"
 
 
 @lru_cache(maxsize=1024)

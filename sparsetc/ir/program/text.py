@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparsetc.ir.nest.axes import ITEM, LEVELS
+from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.coordinates import Readable
 from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.nest.values import HEAD
@@ -99,10 +99,10 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
 
 
 def _coordinate(p: ir.TileProgram, s: ir.Decode) -> str:
-    level = "tile" if p.view.positions[s.level] == "tile" else LEVELS[s.level]
-    notes = [f"{field.width} bits, {level}" for field in s.coordinate.fields]
+    position = p.view.positions[s.level]
+    notes = [f"{field.width} bits of each {position}" for field in s.coordinate.fields]
     notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
-    text = s.coordinate.text(Readable([p.read.get(c, c) for c in p.letters], p.view.positions[s.level]))
+    text = s.coordinate.text(Readable([p.read.get(c, c) for c in p.letters], position))
     return f"{text}  # {', '.join(notes)}" if notes else text
 
 
@@ -180,7 +180,7 @@ def stored_tiles(operand: Stored) -> str:
 def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
     """Return a line for each array, with the bits of its words, most significant first."""
     lines = []
-    for level, axis, coordinates in zip(LEVELS, view.positions, view.levels, strict=True):
+    for axis, coordinates in zip(view.positions, view.levels, strict=True):
         arrays: dict[str, list[str]] = {}
         for c in coordinates:
             letter, value = letters[c.mode], view.coordinates[c.mode]
@@ -190,7 +190,7 @@ def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
             else:
                 along = "".join(f", along {letters[mode]}" for mode in value.sides - {c.mode})
                 lines.append(f"{letter} = {text}{along}{'' if value.lookups else ', not stored'}")
-        lines += [f"{name}[{level}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
+        lines += [f"{name}[{axis}] = | {' | '.join(bits)} |  bits a mode" for name, bits in arrays.items()]
     stored = stored_of(view, letters)
     tiles = [stored_tiles(stored), *stored.values.scaling(stored)] if stored.letters else []
     return [*lines, *view.innermost.where(stored.values, tiles)]

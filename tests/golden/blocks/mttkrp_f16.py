@@ -2,9 +2,9 @@
 
 A[I, i, r] = sum over a, J, K, j, k of X[a, I, J, K] B[J, j, r] C[K, k, r] D[a, i, j, k]; X is sparse, of ones; a part adds its nonzeros' share.
 
-Part 0, coo: runs of nonzeros, one at a time, modes 1 | - | 0,2,3, no values.
+Part 0, coo: runs of nonzeros, one at a time, modes 1 by item, 0,2,3 by nonzero, no values.
     item_word[item] = | I:16 |  bits a mode
-    word[leaf] = | a:8 | J:4 | K:4 |  bits a mode
+    word[nonzero] = | a:8 | J:4 | K:4 |  bits a mode
     streams 4*N + 4*P bytes, writes R*640*w bytes
     gathers N rows of 320*w bytes of B
     gathers N rows of 640*w bytes of C
@@ -19,15 +19,15 @@ import triton
 import triton.language as tl
 
 
-# tile program  "aIJK,Jjr,Kkr,aijk->Iir"  part 0: coo, runs of nonzeros, one at a time, modes 1 | - | 0,2,3, no values
+# tile program  "aIJK,Jjr,Kkr,aijk->Iir"  part 0: coo, runs of nonzeros, one at a time, modes 1 by item, 0,2,3 by nonzero, no values
 #   item over item_ptr
 #   axes i = 16, j = 8, k = 16, r = 40
-#   at_I = decode item_word  # 16 bits, item
+#   at_I = decode item_word  # 16 bits of each item
 #   total[r,i] = 0
 #   loop nonzeros, one at a time
-#     at_a = decode word  # 8 bits, leaf
-#     at_J = decode word  # 4 bits, leaf
-#     at_K = decode word  # 4 bits, leaf
+#     at_a = decode word  # 8 bits of each nonzero
+#     at_J = decode word  # 4 bits of each nonzero
+#     at_K = decode word  # 4 bits of each nonzero
 #     b_Jjr[j,r] = gather B[at_J, j, r]
 #     c_Kkr[k,r] = gather C[at_K, k, r]
 #     d_aijk[j,i,k] = gather D[at_a, i, j, k]

@@ -2,9 +2,9 @@
 
 A[I, i, r] = sum over a, J, j of X[a, I, J] B[J, j, r] C[a, i, j]; X is sparse, of ones; a part adds its nonzeros' share.
 
-Part 0, coo: runs of nonzeros, one at a time, modes 1 | - | 0,2, no values.
+Part 0, coo: runs of nonzeros, one at a time, modes 1 by item, 0,2 by nonzero, no values.
     item_word[item] = | I:16 |  bits a mode
-    word[leaf] = | a:8 | J:8 |  bits a mode
+    word[nonzero] = | a:8 | J:8 |  bits a mode
     streams 8*N + 8*P bytes, writes R*1280*w bytes
     gathers 2*N rows of 1024*w bytes of B
     gathers 2*N rows of 1024*w bytes of C
@@ -56,14 +56,14 @@ def split_C(C, C_high, C_low, most_C):
     tl.store(most_C + pid, most.to(tl.float32, bitcast=True))
 
 
-# tile program  "aIJ,Jjr,aij->Iir"  part 0: coo, runs of nonzeros, one at a time, modes 1 | - | 0,2, no values
+# tile program  "aIJ,Jjr,aij->Iir"  part 0: coo, runs of nonzeros, one at a time, modes 1 by item, 0,2 by nonzero, no values
 #   item over item_ptr
 #   axes i = 32, j = 32, r = 40 in blocks of 32, slowest on the grid
-#   at_I = decode item_word  # 16 bits, item
+#   at_I = decode item_word  # 16 bits of each item
 #   total[i,r] = 0
 #   loop nonzeros, one at a time
-#     at_a = decode word  # 8 bits, leaf
-#     at_J = decode word  # 8 bits, leaf
+#     at_a = decode word  # 8 bits of each nonzero
+#     at_J = decode word  # 8 bits of each nonzero
 #     b_Jjr[j,r] = gather B[at_J, j, r]  # as float16 halves
 #     c_aij[i,j] = gather C[at_a, i, j]  # as float16 halves
 #     part[i,r] = einsum "ij,jr->ir" c_aij, b_Jjr  # dot over j, f16x3

@@ -2,9 +2,9 @@
 
 A[I, i, r] = sum over a, J, j of X[a, I, J] B[J, r, j] C[a, i, j]; X is sparse, of ones; a part adds its nonzeros' share.
 
-Part 0, coo: runs of nonzeros, one at a time, modes 1 | - | 0,2, no values.
+Part 0, coo: runs of nonzeros, one at a time, modes 1 by item, 0,2 by nonzero, no values.
     item_word[item] = | I:16 |  bits a mode
-    word[leaf] = | a:8 | J:8 |  bits a mode
+    word[nonzero] = | a:8 | J:8 |  bits a mode
     streams 4*N + 4*P bytes, writes R*2560*w bytes
     gathers N rows of 2560*w bytes of B
     gathers N rows of 4096*w bytes of C
@@ -18,14 +18,14 @@ import triton
 import triton.language as tl
 
 
-# tile program  "aIJ,Jrj,aij->Iir"  part 0: coo, runs of nonzeros, one at a time, modes 1 | - | 0,2, no values
+# tile program  "aIJ,Jrj,aij->Iir"  part 0: coo, runs of nonzeros, one at a time, modes 1 by item, 0,2 by nonzero, no values
 #   item over item_ptr
 #   axes i = 64, r = 40, j = 64
-#   at_I = decode item_word  # 16 bits, item
+#   at_I = decode item_word  # 16 bits of each item
 #   total[i,r] = 0
 #   loop nonzeros, one at a time
-#     at_a = decode word  # 8 bits, leaf
-#     at_J = decode word  # 8 bits, leaf
+#     at_a = decode word  # 8 bits of each nonzero
+#     at_J = decode word  # 8 bits of each nonzero
 #     b_Jrj[r,j] = gather B[at_J, r, j]
 #     c_aij[i,j] = gather C[at_a, i, j]
 #     total[i,r] += einsum "ij,rj->ir" c_aij, b_Jrj  # dot over j, tf32

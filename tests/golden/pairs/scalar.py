@@ -9,10 +9,10 @@ Sizes are rounded up to powers of two here: the program serves all lists that ar
 
 A[z] = sum over p, q of X[p, q, z] B[p] C[q]; X is sparse, of ones; a part adds its nonzeros' share.
 
-Part 0, tasks: runs of nonzeros, 128 lanes, modes - | - | 0,1,2, no values.
+Part 0, tasks: runs of nonzeros, 128 lanes, modes 0,1,2 by nonzero, no values.
     q = position + y_shift[p]
-    x_word[leaf] = | p:8 + x_word_base |  bits a mode
-    z_word[leaf] = | z:31 |  bits a mode
+    x_word[nonzero] = | p:8 + x_word_base |  bits a mode
+    z_word[nonzero] = | z:31 |  bits a mode
     streams 5*N bytes, writes R*w bytes
     gathers N rows of w bytes of B
     gathers N rows of w bytes of C
@@ -26,12 +26,12 @@ import triton
 import triton.language as tl
 
 
-# tile program  "pqz,p,q->z"  part 0: tasks, runs of nonzeros, 128 lanes, modes - | - | 0,1,2, no values
+# tile program  "pqz,p,q->z"  part 0: tasks, runs of nonzeros, 128 lanes, modes 0,1,2 by nonzero, no values
 #   item over chunks of 2048
 #   loop steps of 128 lanes, 4 at a time
-#     at_p[lane] = decode x_word + x_word_base  # 8 bits, leaf, a base every 256
+#     at_p[lane] = decode x_word + x_word_base  # 8 bits of each nonzero, a base every 256
 #     at_q[lane] = position + y_shift[at_p]
-#     at_z[lane] = decode z_word  # 31 bits, leaf
+#     at_z[lane] = decode z_word  # 31 bits of each nonzero
 #     b_p[lane] = gather B[at_p]
 #     c_q[lane] = gather C[at_q]
 #     term[lane] = einsum "n,n->n" b_p, c_q  # multiply
