@@ -64,6 +64,9 @@ class Script:
             raise subprocess.TimeoutExpired(self.args, timeout, out, err)
         return subprocess.CompletedProcess(self.args, self._process.exitcode, out, err)
 
+    def runs(self) -> bool:
+        return self._process.is_alive()
+
     def kill(self) -> None:
         self._process.kill()
         self._process.join()

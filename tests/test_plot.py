@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import re
-import subprocess
-import sys
 import time
 import zlib
 from dataclasses import replace
 
+import processes
 import pytest
 import torch
 
@@ -232,4 +231,5 @@ def test_nothing_is_shown_and_matplotlib_is_asked_for_where_it_is_needed() -> No
         "except ImportError as error: assert 'sparsetc[plot]' in str(error)\n"
         "else: raise SystemExit(1)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    done = processes.run(["-c", program])
+    assert done.returncode == 0, done.stderr

@@ -25,9 +25,12 @@ from sparsetc.ir.nest.coordinates import word_bits
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words as word_codec
 from sparsetc.packing.base import Packed, get_format, pack
-from sparsetc.packing.stored import check_arrays, positions, read, require
+from sparsetc.packing.stored import Arrays, check_arrays, positions, read, require
 from sparsetc.tensor import coords as crd
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
+
+Nonzeros = tuple[Tensor, Tensor, Tensor, Tensor]
+"""What `nonzeros` returns."""
 
 # -- coordinates worth trying -----------------------------------------------------------------------------------------
 
@@ -93,10 +96,12 @@ def check_format(name: str, coords: Tensor, shape: tuple[int, ...], storage: Sto
         packed = pack(coords, shape, name, storage)
         check_view(packed)
         check_arrays(packed)
-        check_read(packed, coords)
-        check_values(packed)
-        check_representatives(packed, coords)
-        check_splits(packed, coords)
+        nonzeros_read = nonzeros(packed)
+        at = positions(packed.view, packed.arrays, packed.items, packed.stored)
+        check_read(packed, coords, nonzeros_read)
+        check_values(packed, nonzeros_read)
+        check_representatives(packed, coords, nonzeros_read, at)
+        check_splits(packed, coords, nonzeros_read, at)
         check_bytes(packed)
     return packed
 
@@ -124,9 +129,9 @@ def check_view(packed: Packed) -> None:
         require(max(ends) <= word_codec.WORD_BITS, f"the words {array!r} need {max(ends)} bits")
 
 
-def check_read(packed: Packed, coords: Tensor) -> None:
+def check_read(packed: Packed, coords: Tensor, nonzeros_read: Nonzeros) -> None:
     """Check that the view reads every nonzero once, at its packed position."""
-    read_back, _, source, live = nonzeros(packed)
+    read_back, _, source, live = nonzeros_read
     require(packed.padded or bool(live.all()), "there is padding, and padded is not set")
     require(
         read_back.shape == coords.shape,
@@ -138,12 +143,12 @@ def check_read(packed: Packed, coords: Tensor) -> None:
     require(torch.equal(read_back[:, order], coords), "what the view reads: coordinates differ from those packed")
 
 
-def check_values(packed: Packed) -> None:
+def check_values(packed: Packed, nonzeros_read: Nonzeros) -> None:
     """Values are packed to their nonzeros' places, and padding is 0."""
     values = torch.arange(1, packed.nnz + 1, dtype=torch.float64)
     stored = packed.pack_values(values)
     require(stored.shape == (packed.stored,), f"{stored.numel()} values were packed, expected {packed.stored}")
-    _, at, source, _ = nonzeros(packed)
+    _, at, source, _ = nonzeros_read
     require(torch.equal(stored[at], values[source]), "values are not packed with their nonzeros")
     padding = torch.ones_like(stored, dtype=torch.bool).index_fill_(0, at, False)
     require(bool((stored[padding] == 0).all()), "padding holds a value other than 0")
@@ -152,11 +157,10 @@ def check_values(packed: Packed) -> None:
     require(torch.equal(packed.of(half).pack_values(spread), stored), "values of a part of a tensor are misplaced")
 
 
-def check_representatives(packed: Packed, coords: Tensor) -> None:
+def check_representatives(packed: Packed, coords: Tensor, nonzeros_read: Nonzeros, at: Arrays) -> None:
     """Check that the nonzero representing an item or a lane has the coordinates shared by all of it."""
-    view, arrays = packed.view, packed.arrays
-    read_back, _, source, live = nonzeros(packed)
-    at = positions(view, arrays, packed.items, packed.stored)
+    view = packed.view
+    read_back, _, source, live = nonzeros_read
     for level, coordinates in ((ITEM, view.levels[0]), (LANE, view.levels[1])):
         known = packed.representatives[level]
         modes = [c.mode for c in coordinates if not view.coordinates[c.mode].sides]  # lists are read along a side
@@ -172,11 +176,10 @@ def check_representatives(packed: Packed, coords: Tensor) -> None:
     require(read_back.shape[1] == packed.nnz, f"{read_back.shape[1]} nonzeros are read, expected {packed.nnz}")
 
 
-def check_splits(packed: Packed, coords: Tensor) -> None:
+def check_splits(packed: Packed, coords: Tensor, nonzeros_read: Nonzeros, at: Arrays) -> None:
     """Check the flags for rows shared by two items and fibers shared by two lanes, whose results are added."""
     view = packed.view
-    _, _, source, live = nonzeros(packed)
-    at = positions(view, packed.arrays, packed.items, packed.stored)
+    _, _, source, live = nonzeros_read
     rows, fibers = ([c.mode for c in view.levels[0]], [c.mode for c in (*view.levels[0], *view.levels[1])])
     if not packed.split_rows and not (view.items.counts and not view.levels[0]):
         items = _owners(at[view.positions[ITEM]][live], coords[rows][:, source])
@@ -216,7 +219,7 @@ def _needs_64(packed: Packed, name: str) -> bool:
     return listed or packed.index64 or any(word_bits(level, name) > 31 for level in packed.view.levels)
 
 
-def nonzeros(packed: Packed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def nonzeros(packed: Packed) -> Nonzeros:
     """Return (coords, stored places, numbers, mask) of the nonzeros read; the mask is over all reads.
 
     Kernels skip the padding of fibers but not that of runs, which is read as zeros at some coordinate of the shape, and

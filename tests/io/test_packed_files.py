@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import random
 import re
-import subprocess
 import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pyarrow
 import pytest
 import torch
@@ -470,8 +470,7 @@ assert slowest < 2 and grown < 200_000, (slowest, grown)
 @pytest.mark.skipif(os.name != "posix", reason="what a process took")
 def test_mutated_files(path: Path) -> None:
     """Altered bytes are refused or change nothing; in a process of its own, which they must not end."""
-    command = [sys.executable, "-c", MUTATED, str(path), "0", "400"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = processes.run(["-c", MUTATED, path, 0, 400])
     assert done.returncode == 0, done.stderr
 
 

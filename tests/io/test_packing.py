@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import torch
 
@@ -364,8 +365,7 @@ def test_a_full_disk(tmp_path: Path, large: Path, most: int) -> None:
     source, target = large, tmp_path / "x.parquet"
     if most == 100_000:
         source = text(tmp_path / "x.tns", *entries(100_000, (3000, 5000, 40)))
-    command = [sys.executable, "-c", FULL, str(source), str(target), str(most)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = processes.run(["-c", FULL, source, target, most])
     assert done.returncode == 0, done.stderr
     assert str(target) in done.stdout
     assert left(tmp_path) == []

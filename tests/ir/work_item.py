@@ -12,8 +12,9 @@ is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -73,6 +74,14 @@ class Spread(NamedTuple):
     live: torch.Tensor
 
 
+@lru_cache(4096)
+def along(rank: int, dim: int, start: int, count: int, end: int, device: torch.device) -> Spread:
+    """So many positions along one of the dimensions, made once for all items that take them."""
+    shape = [count if n == dim else 1 for n in range(rank)]
+    at = torch.arange(start, start + count, device=device).view(shape)
+    return Spread(at, at < end)
+
+
 class HalvesTile(NamedTuple):
     """Values as sums of two: ``high + low / halves.LOW``."""
 
@@ -97,9 +106,7 @@ class WorkItem:
     # -- positions --------------------------------------------------------------------------------------------------
     def along(self, dim: int, start: int, count: int, end: int) -> Spread:
         """So many positions along a dimension, of which those before `end` are any."""
-        shape = [count if n == dim else 1 for n in range(self.rank)]
-        at = torch.arange(start, start + count, device=self.memory.out.device).view(shape)
-        return Spread(at, at < end)
+        return along(self.rank, dim, start, count, end, self.memory.out.device)
 
     def number(self, n: int) -> Spread:
         """A number that is the same everywhere."""
@@ -217,10 +224,11 @@ class WorkItem:
         """Whole numbers that an array holds."""
         return Spread(self.load(self.memory.arrays[array], at.at, at.live), at.live)
 
-    def row_major(self, parts: Iterable[tuple[Spread, int]]) -> Spread:
+    def row_major(self, parts: Sequence[tuple[Spread, int]]) -> Spread:
         """The place of an element, from its position along each dimension of an array and the sizes of those."""
-        place, live = self.number(0)
-        for part, size in parts:
+        first, *others = parts or [(self.number(0), 1)]
+        place, live = first[0]
+        for part, size in others:
             place, live = place * size + part.at, live & part.live
         return Spread(place, live)
 
@@ -319,7 +327,7 @@ class WorkItem:
     def gather(self, s: Gather, table: str) -> torch.Tensor:
         """Elements of a dense operand, from a table of its own."""
         o = s.operand
-        rows = ((self.coordinates[names.at(letter)], extent) for letter, extent in zip(o.rows, o.extents, strict=True))
+        rows = [(self.coordinates[names.at(letter)], extent) for letter, extent in zip(o.rows, o.extents, strict=True)]
         return self.load(self.memory.tables[table], *self.row_major([*rows, *self.cells(o.axes)]))
 
     def product(self, s: Product) -> torch.Tensor:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 SCRIPT = """
@@ -73,7 +74,8 @@ def test_pyright(folder: Path) -> None:
 
 def test_the_script_runs(folder: Path) -> None:
     (folder / "right.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "right.py"], cwd=folder, check=True, capture_output=True, text=True)
+    done = processes.run(["right.py"], cwd=folder)
+    assert done.returncode == 0, done.stderr
 
 
 def _run(folder: Path, tool: str, *options: str) -> str:

@@ -6,14 +6,13 @@ import contextlib
 import gzip
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 
@@ -542,16 +541,14 @@ def test_two_processes_at_once_and_one_that_is_killed(tmp_path: Path, cache: Pat
     mttkrp("now")
     one, target = tmp_path / "one.jsonl", cache / "tuning" / "other.jsonl"
     one.write_bytes(lines.written(lines.lines(record(cache))[:1]))
-    command = [sys.executable, "-c", APPENDING, str(one), str(target)]
-    writers = [subprocess.Popen(command, env=dict(os.environ)) for _ in range(2)]
-    assert [writer.wait(120) for writer in writers] == [0, 0]
+    writers = [processes.Script(["-c", APPENDING, one, target]) for _ in range(2)]
+    assert [writer.result(120).returncode for writer in writers] == [0, 0]
     assert len(lines.lines(target)) == 400
     assert len(target.read_bytes().splitlines()) == 400
-    killed = subprocess.Popen(command, env=dict(os.environ))
-    while len(lines.lines(target)) == 400 and killed.poll() is None:
+    killed = processes.Script(["-c", APPENDING, one, target])
+    while len(lines.lines(target)) == 400 and killed.runs():
         pass
     killed.kill()
-    killed.wait()
     count = len(lines.lines(target))
     lines.append(target, lines.lines(one))
     assert len(lines.lines(target)) == count + 1
