@@ -24,7 +24,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.blocks import inside_only, without_blocks
 from sparsetc.tensor.inputs import as_dense
-from sparsetc.tensor.pattern import Pattern, check_labels, followed
+from sparsetc.tensor.pattern import Later, Pattern, check_labels, followed
 from sparsetc.tensor.sums import INTEGERS, add_rows, exactly, multiplied
 
 if TYPE_CHECKING:
@@ -441,7 +441,8 @@ def _meeting(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries |
             here, there = places(x, y)
             right = there.nonzero()[:, 0]
             left = here[right]
-        return x.like(x.coords[:, left], True), left, right
+        later = Later(partial(torch.index_select, x.coords, 1, left), len(left), x.device)
+        return x.like(later, True), left, right
 
     return x._again(("meeting", y.number), made)
 
@@ -455,9 +456,9 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | N
         merge, interleave = (native(loop, x.device, x.nnz + y.nnz) for loop in (loops.union, loops.interleave))
         if merge and interleave:
             left, right = x.coords.new_empty(x.nnz), x.coords.new_empty(y.nnz)
-            coords = x.coords.new_empty(x.order, merge(*_ranks(x, y), left, right))
-            interleave(left, right, x.coords, y.coords, coords)
-            return x.like(coords, True), left, right
+            count = merge(*_ranks(x, y), left, right)
+            make = partial(_interleaved, interleave, left, right, x.coords, y.coords, count)
+            return x.like(Later(make, count, x.device), True), left, right
         here, there = places(x, y)
         added = ~there  # an entry comes behind those of x before it, and those of y before it that x has not
         right = here + added.cumsum(0) - added.to(torch.int64)
@@ -469,6 +470,13 @@ def _union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | N
         return x.like(coords, True), left, right
 
     return x._again(("union", y.number), made)
+
+
+def _interleaved(interleave: Callable[..., Any], left: Entries, right: Entries, x: Tensor, y: Tensor, n: int) -> Tensor:
+    """Return the coordinates of a union of n entries."""
+    coords = x.new_empty(len(x), n)
+    interleave(left, right, x, y, coords)
+    return coords
 
 
 def places(x: Pattern, y: Pattern) -> tuple[Entries, Tensor]:
