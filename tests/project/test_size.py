@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 394_880, size.COMPILER: 281_700, size.FILES: 244, size.CLASSES: 316, size.KNOT: 8, size.FOLDERS: 0}
+MOST = {size.TOKENS: 396_240, size.COMPILER: 282_860, size.FILES: 244, size.CLASSES: 317, size.KNOT: 8, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
