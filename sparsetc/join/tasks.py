@@ -345,7 +345,7 @@ class Tasks:
 
     @cached_property
     def by_row(self) -> tuple[Tensor | int, ...]:
-        """What native loops over the tasks of each row read: see `loops.results`."""
+        """The first arguments of native loops over the tasks of each row: see `loops.results`."""
         m = self.join_order
         return m.ends, m.first, m.row, m.column.to(index_dtype(m.join.columns)), m.join.columns
 
