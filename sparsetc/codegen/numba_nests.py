@@ -186,7 +186,7 @@ class Nest:
                 numbers.append(f.element(at, Piece(), self.vector))
             elif f.along and {*f.along} <= at.keys():
                 left.append(replace(f, begin=lines.variable("at", f.begin), along=()))
-            elif axes and f.in_array and f.axes <= {*at, self.vector}:  # which the loops below read again and again
+            elif axes and then != self.summed and f.in_array and f.axes <= {*at, self.vector}:  # read again and again
                 left.append(self.loaded(f, at, group))
             else:
                 left.append(f)

@@ -137,6 +137,7 @@ class Kernel(Inspectable):
 
         Raises:
             EquationError: a kernel of another number of dense operands than one.
+            DtypeError: bfloat16, which scipy lacks.
             ImportError: scipy is not installed.
 
         Examples:
@@ -148,6 +149,8 @@ class Kernel(Inspectable):
         bound = self.contraction.bound
         if len(bound.dense_shapes) != 1:
             raise EquationError(f'"{self.equation}" has {len(bound.dense_shapes)} dense operands, and no one to map')
+        if self.contraction.dtype == torch.bfloat16:
+            raise DtypeError("scipy has no bfloat16: take the linear operator of .to(torch.float32)")
         kernel_of = lru_cache(maxsize=PRODUCTS)(self._of_vectors)
         sizes = prod(bound.output_shape), prod(bound.dense_shapes[0])
         letters = bound.einsum.tables[0]

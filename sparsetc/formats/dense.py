@@ -174,7 +174,8 @@ RATES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium
 class ProductCost(Cost):
     """Bytes and flops of torch's products, one after another.
 
-    Flops are those of products of stored values; forming a right side is counted by its bytes and its call.
+    Flops are those of products of stored values; forming a right side is counted by its bytes and its call, and by its
+    flops where it sums.
 
     Attributes:
         moved: bytes that products read and write.
@@ -192,9 +193,10 @@ class ProductCost(Cost):
         products = program.each(Product)
         *before, last = products
         of_values = [last] if last.right else products
+        multiplied = [last, *(s for s in before if s in of_values or s.summed)]
         self.once = 2 * STORED if program.half else STORED.bytes
         self.output = ONE.bytes * (program.rows * program.width)
-        self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in of_values])
+        self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in multiplied])
         self.multiply = ONE * self.flops
         self.sides = {*program.letters}
         self.turn = 0

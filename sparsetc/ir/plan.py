@@ -376,7 +376,8 @@ def requested(wanted: str | Plan) -> Plan:
         raise PlanError(f"plan must be a name or a Plan, found {type(wanted).__name__}")
     if isinstance(wanted, str):
         return Plan(wanted)
-    verify_fields(wanted)
+    if wanted is not ONE_PASS:  # as for every gradient
+        verify_fields(wanted)
     return wanted
 
 

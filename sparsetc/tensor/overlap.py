@@ -6,6 +6,10 @@ the first pattern, once the two meet again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +17,7 @@ from torch import Tensor
 from sparsetc.support.compiled import native
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import Later, Pattern
 
 MERGED = 8
 """Two sorted runs are merged if the longer has at most this many times the numbers of the other; else searched."""
@@ -35,7 +39,8 @@ def intersection(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entri
             here, there = places(x, y)
             right = there.nonzero()[:, 0]
             left = here[right]
-        return x.like(x.coords[:, left], True), left, right
+        later = Later(partial(torch.index_select, x.coords, 1, left), len(left), x.device)
+        return x.like(later, True), left, right
 
     return x._again(("meeting", y.number), made)
 
@@ -49,9 +54,9 @@ def union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | No
         merge, interleave = (native(loop, x.device, x.nnz + y.nnz) for loop in (loops.union, loops.interleave))
         if merge and interleave:
             left, right = x.coords.new_empty(x.nnz), x.coords.new_empty(y.nnz)
-            coords = x.coords.new_empty(x.order, merge(*_ranks(x, y), left, right))
-            interleave(left, right, x.coords, y.coords, coords)
-            return x.like(coords, True), left, right
+            count = merge(*_ranks(x, y), left, right)
+            make = partial(_interleaved, interleave, left, right, x.coords, y.coords, count)
+            return x.like(Later(make, count, x.device), True), left, right
         here, there = places(x, y)
         added = ~there  # an entry comes behind those of x before it, and those of y before it that x has not
         right = here + added.cumsum(0) - added.to(torch.int64)
@@ -63,6 +68,13 @@ def union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | No
         return x.like(coords, True), left, right
 
     return x._again(("union", y.number), made)
+
+
+def _interleaved(interleave: Callable[..., Any], left: Entries, right: Entries, x: Tensor, y: Tensor, n: int) -> Tensor:
+    """Return the coordinates of a union of n entries."""
+    coords = x.new_empty(len(x), n)
+    interleave(left, right, x, y, coords)
+    return coords
 
 
 def places(x: Pattern, y: Pattern) -> tuple[Entries, Tensor]:

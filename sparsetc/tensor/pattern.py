@@ -347,7 +347,7 @@ class Pattern:
             shape += [-(-size // side), side] if side else [size]
         return Pattern(torch.stack(rows), tuple(shape), self._coalesced)
 
-    def like(self, coords: Tensor, coalesced: bool, labels: Labels | None = None) -> Pattern:
+    def like(self, coords: Tensor | Later, coalesced: bool, labels: Labels | None = None) -> Pattern:
         """A pattern of the same sizes, in the same blocks, with other coordinates."""
         pattern = Pattern(coords, self._shape, coalesced, self._blocks)
         pattern.labels = self.labels if labels is None else labels

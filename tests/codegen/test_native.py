@@ -70,6 +70,13 @@ def test_sums_lie_as_the_output_does() -> None:
     assert "* row" in kernel.source
 
 
+def test_sums_along_vectors_within_loops() -> None:
+    """As the gradient of blocks has them: rows of both tables are longer than a vector, and summed whole."""
+    sizes = {**SIZES, "r": 8, "s": 9, "t": 37}
+    for plan in ("coo", "fiber"):
+        check(Problem("ij,jrt,ist->irs", sizes), plan=plan, backend="numba")
+
+
 @pytest.mark.parametrize(("rows", "together"), [(8, 4), (6, 2), (3, 1)])
 def test_rows_of_blocks_share_the_tables_rows(rows: int, together: int) -> None:
     coords = torch.tensor([[0, 1, 1], [1, 0, 2]])

@@ -486,6 +486,8 @@ def test_a_linear_operator(dtype: torch.dtype) -> None:
     torch.testing.assert_close(torch.as_tensor(b.H @ w.numpy()), (dense.mH @ w.view(12, 2)).flatten())
     with pytest.raises(stc.EquationError, match="dense operands"):
         stc.compile("ij->i", x).as_linear_operator()
+    with pytest.raises(stc.DtypeError, match="no bfloat16"):
+        stc.eye(3, dtype=torch.bfloat16).as_linear_operator()
 
 
 @pytest.mark.parametrize("equation", ["ij,jr->ir", "ij,j->ij", "ij,jj->i", "ij,rj->i", "i,ij,ij->j"])

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import sparsetc as stc
 from sparsetc.tensor import functions
+from sparsetc.tensor.pattern import Later
 
 F64 = torch.float64
 A, B, C = "nonzeros", "others", "the same pattern"
@@ -485,3 +486,14 @@ def test_one_number_is_broadcast_to_more_positions_than_torch_has() -> None:
     assert (x / torch.full((1,), 4.0)).values.tolist() == [0.5]
     assert stc.where(torch.ones(1, 1, dtype=torch.bool), x).values.tolist() == [2.0]
     assert stc.where(x > 1, 9.0, x).values.tolist() == [9.0]
+
+
+def test_coordinates_of_sums_and_products_are_made_when_they_are_read(natively: Callable[[bool], None]) -> None:
+    natively(True)
+    a, b = (torch.rand(30, 40) * (torch.rand(30, 40) < 0.3) for _ in "ab")
+    x, y = stc.SparseTensor.from_dense(a), stc.SparseTensor.from_dense(b)
+    for result, expected in ((x + y, a + b), (x * y, a * b)):
+        assert isinstance(result.pattern._coords, Later)
+        assert result.nnz == int((expected != 0).sum())
+        assert torch.equal(result.coords, expected.nonzero().T)
+        assert torch.equal(result.to_dense(), expected)
