@@ -25,14 +25,13 @@ from sparsetc.errors import ShapeError, TransformError
 from sparsetc.explain import MapReport, device_name, watched
 from sparsetc.maps.body import LOG2E, Body
 from sparsetc.maps.fused import Kernels, Task, flattened, fused, gradients_by, gradients_of_steps, lead_of, result_shape
-from sparsetc.maps.pairs import Pairs
+from sparsetc.maps.pairs import Pairs, single
 from sparsetc.maps.saved import described, read
 from sparsetc.options import Options, Settings, in_force, of_call
 from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes, without_autocast
 from sparsetc.support.lru import Lru
 from sparsetc.support.notices import log
-from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.groups import added, gathered, groups_of
 from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.softmax import log_sums, softmax
@@ -321,14 +320,6 @@ def of_entries(pairs: Pairs) -> Pairs:
     """Return the pairs as a pattern of single entries, whose numbers inputs or results are given by."""
     pattern = entries_of(pairs)
     return pairs if pattern is pairs.given else replace(pairs, given=pattern)
-
-
-def single(pattern: Pattern) -> Pattern:
-    """Return the pattern of single entries, expanded if it is in blocks."""
-    if pattern.blocks is None:
-        return pattern
-    whole = SparseTensor._make(pattern, torch.ones((), device=pattern.device).expand(pattern.values_shape(())))
-    return without_blocks(whole).pattern  # type: ignore[no-any-return]
 
 
 # -- what operators of graphs do --------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from torch import Tensor
 from sparsetc import masks
 from sparsetc.contraction.operands import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError, TransformError
-from sparsetc.maps.pairs import NARROW, SQUARE, Pairs
+from sparsetc.maps.pairs import NARROW, SQUARE, Pairs, single
 from sparsetc.maps.row_tiles import whole_blocks
-from sparsetc.pairwise import single
 from sparsetc.support import Ints
 from sparsetc.support.entry import exporting, traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked

@@ -94,6 +94,7 @@ def test_windows_of_as_many_columns_together(form: str, cached: int, monkeypatch
     monkeypatch.setattr(torch_walk, "CACHED", cached)
     monkeypatch.setitem(pairs.NATIVE_PRICES, 64, 1e9)
     monkeypatch.setattr(pairs, "ENTRY", 1.0)
+    monkeypatch.setattr(pairs, "LOOPED", 1.0)
     sizes, plain = list[int](), torch_walk.TorchWalk._compute
 
     def watched(walk: Any, windows: Any, *tensors: Any) -> None:

@@ -48,6 +48,8 @@ EXACT = 64
 """Largest row size for running scattered float32 entries row by row at "highest", which makes three dots of one; bodies
 without products run so too (GAT of 4 x 32, R-MAT graphs, H100, `benchmarks/results/maps.json`: windows that gather took
 1.2 and 1.1 times as long in float32, 1.5 and 1.1 in float16, and backward, which has a product, .6)."""
+MOST_OF_BLOCKS = 1 << 22
+"""Most entries of a pattern in blocks that go entry by entry in native loops, by lists of 20 bytes an entry."""
 KEPT = 16
 """Sets of gradients and their strides that kernels are kept for. Not measured."""
 
@@ -356,13 +358,16 @@ def _unfit_for_tiles(side: int, body: Body) -> str:
 
 def _fit_for_loops(task: Task, tensors: Tensors) -> bool:
     """Return True if loops over entries may be compiled, and there is enough to do for them."""
-    entries = task.pairs.given
-    if task.backend != "numba" or not isinstance(entries, Pattern) or entries.blocks is not None:
+    given = task.pairs.given
+    if task.backend != "numba" or not isinstance(given, Pattern):
+        return False
+    entries = prod(given.values_shape(()))
+    if given.blocks is not None and entries > MOST_OF_BLOCKS:
         return False
     tables = [t for name, t in zip(task.body.inputs, tensors, strict=True) if name in task.body.tables]
     widest = max([t.numel() // t.shape[-2] for t in tables], default=1)
     longest = max([t.shape[-1] for t in tables], default=1)
-    return entries.nnz * widest >= ENOUGH and longest <= MOST_WIDE
+    return entries * widest >= ENOUGH and longest <= MOST_WIDE
 
 
 def _refusal(pairs: Pairs, body: Body, sides: Sequence[Sides | None]) -> str:

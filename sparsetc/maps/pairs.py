@@ -27,7 +27,9 @@ from sparsetc.maps.row_tiles import (
     of_tiles,
     stacked_shape,
 )
+from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Made = TypeVar("Made")
 SQUARE = 64
@@ -102,7 +104,7 @@ class Pairs:
         """Return the entries of a pattern's rows, and of its columns, made once."""
         given = self.given
         assert isinstance(given, Pattern)
-        return self.kept(("entries by row",), lambda: [entries_by_row(given, mode) for mode in (0, 1)])
+        return self.kept(("entries by row",), lambda: [entries_by_row(single(given), mode) for mode in (0, 1)])
 
     def _row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
         height, width = sides.height, sides.width
@@ -131,6 +133,14 @@ class Pairs:
             return [masks.tiles_of(mask, shape, height, width, self.device) for mask in turned]
 
         return self.kept(("tiles", mode, height, width), made)
+
+
+def single(pattern: Pattern) -> Pattern:
+    """Return the pattern of single entries, expanded if it is in blocks."""
+    if pattern.blocks is None:
+        return pattern
+    whole = SparseTensor._make(pattern, torch.ones((), device=pattern.device).expand(pattern.values_shape(())))
+    return without_blocks(whole).pattern  # type: ignore[no-any-return]
 
 
 def _cheapest_side(pattern: Pattern, entry: float) -> int:

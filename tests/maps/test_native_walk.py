@@ -114,3 +114,12 @@ def test_powers_of_two() -> None:
     out = np.empty_like(x)
     powers(x, out)
     np.testing.assert_allclose(out, np.exp2(x.astype("f8")).astype("f4"), rtol=2e-7)
+
+
+def test_blocks_go_entry_by_entry() -> None:
+    blocks = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    meets = blocks.repeat_interleave(32, 0).repeat_interleave(32, 1)
+    given = stc.SparseTensor.from_blocks(blocks.nonzero().T, torch.ones(int(blocks.sum()), 32, 32), (128, 128))
+    q, k, v = (torch.randn(2, 128, 16, dtype=F64, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    assert "numba on" in str(stc.explain(stc.attention, q, k, v, given))
+    torch.testing.assert_close(stc.attention(q, k, v, given), dense_attention(q, k, v, meets, 0.25, None))
