@@ -239,7 +239,7 @@ class ProductCost(Cost):
         multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * self.summed
         wide = 0.0 if self._narrow(size) else profile.constants["product_wide"]
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
-            copied = self.formed + prod(self.result)
+            copied = self.formed + (0 if in_place(self.p.each(Product)) else prod(self.result))
             forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * copied / profile.memory
         return wide + forming + rounding + multiplied
 
@@ -314,21 +314,36 @@ class DenseProduct(TileProgram):
         views += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
         text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in views]
         text += [f"        {s.out.name} = {_einsum(einsum, s)}" for s in before]
+        if in_place((*before, last)) and not integers:
+            left, right = (t.name.lower() for t in last.inputs)
+            rows, columns = (self.elements(outside(t.axes, last.summed)) for t in last.inputs)
+            summed = self.elements(last.summed)
+            sides = f"{left}.reshape({summed}, {rows}).t(), {right}.reshape({summed}, {columns})"
+            return [*text, f"        multiply({sides}, {out}.view({rows}, {columns}))"]
         if not last.right:
             return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last)})"]
         rows = self.rows
         summed = self.elements(last.summed)
         columns = self.width
-        (other,) = last.right
+        (table,) = last.right
         wide = f".to({out}.dtype)" if before and not self.half else ""  # as wide as the right side
         narrow = ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
         behind = last.summed[:1] == last.left[0].axes[:1]
-        left = f"values.view({summed}, {rows}).t(){wide}" if behind else f"values.view({rows}, {summed}){wide}"
-        right = f"{other.name}.reshape({summed}, {columns}){narrow}"
-        return [*text, f"        multiply({left}, {right}, {out}.view({rows}, {columns}))"]
+        of_values = f"values.view({summed}, {rows}).t(){wide}" if behind else f"values.view({rows}, {summed}){wide}"
+        of_table = f"{table.name}.reshape({summed}, {columns}){narrow}"
+        return [*text, f"        multiply({of_values}, {of_table}, {out}.view({rows}, {columns}))"]
 
     def _shape(self, axes: Names) -> str:
         return ", ".join(str(self.axis(c).size) for c in axes) or "()"
+
+
+def in_place(products: Sequence[Product]) -> bool:
+    """Return True if the last of several products is one of two matrices, the left transposed, and gives the result."""
+    *before, last = products
+    if last.right or not before or len(last.inputs) != 2 or not last.summed:
+        return False
+    (left, right), n = [t.axes for t in last.inputs], len(last.summed)
+    return left[:n] == right[:n] == last.summed and last.out.axes == (*left[n:], *right[n:])
 
 
 def _einsum(called: str, s: Product) -> str:
