@@ -221,7 +221,7 @@ def _attention(
     elif callable(bias):
         body, pairs, vectors = _scored(bias, pairs, tuple(heads), tuple(k.shape[:-2]), numbers)
         whole = accumulator(q.dtype), torch.int64
-        tensors += [one.to(whole[one.dtype in INTEGERS]) for one in vectors]
+        tensors += [one.to(q.device, whole[one.dtype in INTEGERS]) for one in vectors]
     elif bias is not None:
         raise ShapeError(f"attention: bias is a tensor or a function of (score, b, h, i, j), found {bias!r:.80}")
     seed = torch.randint(1 << 31, (1,), device=q.device) if dropout else None
@@ -339,9 +339,7 @@ def _scored(
     key = told_apart(function, read)
     score: Score | str = "it reads a tensor, in a graph or a transform of torch.func"
     if not read or not (transforming() or traced_by_modes()):
-        score = _scores.once(key, lambda: _taken_apart(function, read))
-    if any(one.device != pairs.device for one in read):
-        raise DeviceError(f"attention: the function of scores reads a tensor that is not on {pairs.device}")
+        score = _scores.once((key, pairs.device), lambda: _taken_apart(function, read, pairs.device))
     if not isinstance(score, str):
         body = _of_score(score, heads != fewer, *numbers)
         if "entries" not in body.vectors.values():
@@ -355,11 +353,13 @@ def _scored(
     return body, pairs, [vectors[name] for name in POSITIONS]
 
 
-def _taken_apart(function: Any, read: Sequence[Tensor]) -> Score | str:
+def _taken_apart(function: Any, read: Sequence[Tensor], device: torch.device) -> Score | str:
     check_takes(function, "attention", 1 + len(POSITIONS))
     try:
-        return taken_apart(function, read)
+        return taken_apart(function, read, device)
     except Untraced as error:
+        if "device" in str(error) and any(one.device != device for one in read):
+            raise DeviceError(f"attention: the function of scores reads a tensor that is not on {device}") from None
         return str(error)
 
 

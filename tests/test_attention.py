@@ -558,6 +558,14 @@ def test_what_a_function_of_scores_cannot_read() -> None:
 
 
 META = torch.empty(4, device="meta")
+exp = torch.empty(4, device="meta")
+"""Of the name of a method that a function calls."""
+
+
+def test_a_tensor_elsewhere_that_is_not_read() -> None:
+    q, k, v = four()
+    found = stc.attention(q, k, v, stc.masks.causal(), bias=lambda s, b, h, i, j: s + SLOPES[h].exp())
+    torch.testing.assert_close(found, stc.attention(q, k, v, stc.masks.causal()))
 
 
 # -- graphs -----------------------------------------------------------------------------------------------------------

@@ -103,13 +103,17 @@ class Score:
         return order
 
 
-def taken_apart(function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Score:
+def taken_apart(function: Callable[..., Tensor], tensors: Sequence[Tensor], device: torch.device) -> Score:
     """Take a function apart; the same code that reads other tensors of these types gives the same.
+
+    Args:
+        function: of a user.
+        tensors: that it may read.
+        device: of scores.
 
     Raises:
         Untraced: it cannot be traced, or has an operation on scores that kernels lack.
     """
-    device = tensors[0].device if tensors else torch.device("cpu")
     stand_ins = [torch.full((SIZE,), 0.5, device=device)]
     stand_ins += [torch.zeros(SIZE, dtype=torch.int64, device=device) for _ in POSITIONS]
 
