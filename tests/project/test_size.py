@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 394_520, size.COMPILER: 281_340, size.FILES: 244, size.CLASSES: 316, size.KNOT: 8, size.FOLDERS: 0}
+MOST = {size.TOKENS: 394_517, size.COMPILER: 281_334, size.FILES: 244, size.CLASSES: 316, size.KNOT: 8, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
