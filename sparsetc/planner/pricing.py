@@ -196,8 +196,7 @@ def natively(candidate: Candidate, problem: Problem) -> Candidate:
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate priced, with `Schedule.slowest_axes` of each part where they are expected to gain."""
-    without = price(candidate, problem)
-    return tried(_by_passes, without, problem, by_part=True) if problem.backend == "triton" else without  # with a grid
+    return tried(_by_passes, price(candidate, problem), problem, by_part=True)
 
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
@@ -219,10 +218,11 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
 
 
 def _by_passes(own: Schedule, problem: Problem) -> Schedule:
-    """Make every axis that is split over the grid slowest there, unless the schedule names some."""
+    """Make every axis that is split over the grid slowest there, unless the schedule names some; torch has no grid."""
     sizes = problem.bound.by_index
     slowest_axes = own.slowest_axes or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
-    return own if slowest_axes == own.slowest_axes else replace(own, slowest_axes=slowest_axes)
+    same = problem.backend == "torch" or slowest_axes == own.slowest_axes
+    return own if same else replace(own, slowest_axes=slowest_axes)
 
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:

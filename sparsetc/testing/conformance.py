@@ -161,7 +161,7 @@ def check_representatives(packed: Packed, coords: Tensor, nonzeros_read: Nonzero
     """Check that the nonzero representing an item or a lane has the coordinates shared by all of it."""
     view = packed.view
     read_back, _, source, live = nonzeros_read
-    for level, coordinates in ((ITEM, view.levels[0]), (LANE, view.levels[1])):
+    for level, coordinates in zip((ITEM, LANE), view.levels, strict=False):
         known = packed.representatives[level]
         modes = [c.mode for c in coordinates if not view.coordinates[c.mode].sides]  # lists are read along a side
         if not modes or known is None:
@@ -180,7 +180,8 @@ def check_splits(packed: Packed, coords: Tensor, nonzeros_read: Nonzeros, at: Ar
     """Check the flags for rows shared by two items and fibers shared by two lanes, whose results are added."""
     view = packed.view
     _, _, source, live = nonzeros_read
-    rows, fibers = ([c.mode for c in view.levels[0]], [c.mode for c in (*view.levels[0], *view.levels[1])])
+    rows = [c.mode for c in view.levels[0]]
+    fibers = [*rows, *[c.mode for c in view.levels[1]]]
     if not packed.split_rows and not (view.items.counts and not view.levels[0]):
         items = _owners(at[view.positions[ITEM]][live], coords[rows][:, source])
         require(items <= 1, f"a row has {items} items, and split_rows is not set")
