@@ -24,9 +24,10 @@ from sparsetc.contraction.autograd import following
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.explain import MapReport, device_name, watched
 from sparsetc.maps.body import LOG2E, Body
-from sparsetc.maps.fused import Kernels, Task, flattened, fused, gradients_by, gradients_of_steps, lead_of, result_shape
+from sparsetc.maps.fused import fused, gradients_by, gradients_of_steps
 from sparsetc.maps.pairs import Pairs, single
 from sparsetc.maps.saved import described, read
+from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
 from sparsetc.options import Options, Settings, in_force, of_call
 from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes, without_autocast

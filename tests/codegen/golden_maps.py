@@ -13,9 +13,9 @@ from map_cases import CPU, PATTERNS, SMALL, as_if_large, kernels
 
 from sparsetc import masks
 from sparsetc.maps import kernel
-from sparsetc.maps.fused import walk_of
 from sparsetc.maps.kernel import Heads, WalkKernel
 from sparsetc.maps.native_walk import NativeWalk
+from sparsetc.maps.task import walk_of
 from sparsetc.nn.attention import _gat
 from sparsetc.to_pairs import pairs_of
 

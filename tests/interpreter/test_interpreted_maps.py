@@ -23,7 +23,7 @@ from map_cases import (
 )
 
 import sparsetc as stc
-from sparsetc.maps import fused, kernel
+from sparsetc.maps import kernel, task
 from sparsetc.maps.trace import Untraced
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3}
@@ -295,7 +295,7 @@ def test_a_derivative_that_kernels_do_not_have(
     def refused(*arguments: Any) -> Any:
         raise Untraced("kernels have no such derivative")
 
-    monkeypatch.setattr(fused, "backward", refused)
+    monkeypatch.setattr(task, "backward", refused)
     a = torch.rand(3, 2, requires_grad=True)
     with caplog.at_level(logging.DEBUG, "sparsetc"):
         found = stc.map_entries(lambda s: s * 1.5 + 0.5, stc.eye(3), products={"s": (a, a)})

@@ -11,11 +11,11 @@ import torch
 
 import sparsetc as stc
 from sparsetc import masks
-from sparsetc.maps import fused, kernel, pairs
+from sparsetc.maps import kernel, pairs, task
 from sparsetc.maps.body import Body
-from sparsetc.maps.fused import Task
 from sparsetc.maps.kernel import WalkKernel
 from sparsetc.maps.pairs import Pairs
+from sparsetc.maps.task import Task
 from sparsetc.pairwise import entries_of
 from sparsetc.sparse_attention import _body
 from sparsetc.to_pairs import pairs_of
@@ -58,7 +58,7 @@ def as_if_large(name: str, patch: pytest.MonkeyPatch) -> None:
     """Gather the columns of patterns whose name says so, which are too small for it, and maybe row by row."""
     if "scattered" in name or "by-row" in name:
         patch.setitem(pairs.PRICES, pairs.APART, 0.0)
-        patch.setattr(fused, "EXACT", 0)
+        patch.setattr(task, "EXACT", 0)
     if "by-row" in name:
         patch.setattr(kernel, "GATHERED", {key: {} for key in kernel.GATHERED})
 

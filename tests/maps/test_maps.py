@@ -19,10 +19,10 @@ import sparsetc as stc
 from sparsetc import masks
 from sparsetc.maps.body import Body
 from sparsetc.maps.elementwise import INPUT, Builder, Elementwise, Ref
-from sparsetc.maps.fused import Task
 from sparsetc.maps.kernel import WalkKernel
 from sparsetc.maps.pairs import APART, Pairs
 from sparsetc.maps.row_tiles import RowTiles, gathered, of_pattern, of_tiles
+from sparsetc.maps.task import Task
 from sparsetc.maps.trace import Untraced, trace
 from sparsetc.nn.attention import _gat, _gat2
 from sparsetc.sparse_attention import _body, _scored

@@ -13,7 +13,7 @@ from map_cases import CPU, dense_attention, form_of_attention, mapped_cases
 
 import sparsetc as stc
 from sparsetc import pairwise
-from sparsetc.maps import fused, pairs
+from sparsetc.maps import pairs, task
 
 pytest.importorskip("numba")
 
@@ -22,7 +22,7 @@ F64 = torch.float64
 
 @pytest.fixture(autouse=True)
 def _every_call_is_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "ENOUGH", 0)
+    monkeypatch.setattr(task, "ENOUGH", 0)
     monkeypatch.setattr(pairs, "LOOPED", 0.0)
 
 
