@@ -79,6 +79,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "step": lambda x: (x > 0).float() * x,
     "remainder": lambda x: x % 2,
     "rounded remainder": lambda x: (x * 100).floor() * 41 % 41 + x,
+    "floor of a quotient": lambda x: ((x * 100).floor() * 41 / 41).floor() * 0.01 + x,
+    "compared quotient": lambda x: torch.where(((x * 10).floor() * 41 / 41 == 1) | (x * 10 / 3 < 0.5), x, -x),
     "floor division": lambda x: torch.div((x * 100).floor(), 3, rounding_mode="floor") * x,
     "logaddexp": lambda x: torch.logaddexp(x, x * 2),
     "folded": lambda x: -(2 * (x * 3 + 0) * 1 - 1) / 4,
@@ -111,7 +113,7 @@ def test_functions_and_their_derivatives_are_traced(name: str) -> None:
         (lambda x: x * torch.arange(7), "no (arange|iota)"),
         (lambda x: x.int().float(), "converts"),
         (lambda x: torch.div(x, 2, rounding_mode="trunc"), "rounded by trunc|no trunc"),
-        (lambda x: x % -2, "remainders of positive"),
+        (lambda x: x % -2, "remainders, by positive"),
         (lambda x: undefined, "cannot be traced"),  # type: ignore[name-defined]  # noqa: F821
     ],
 )
