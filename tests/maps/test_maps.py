@@ -296,6 +296,21 @@ def test_functions_of_scores_that_read_whole_numbers_compile_for(target: str) ->
 
 @compiles
 @pytest.mark.parametrize("target", TARGETS)
+def test_extrema_keep_nan_on(target: str) -> None:
+    """Of which the plain instruction returns the other number."""
+    pytest.importorskip("triton")
+    body = Body({}, {"c": "columns"}, lambda c: torch.relu(c) + c.clamp(-0.5, 0.5))
+    pairs = pairs_of(stc.SparseTensor.from_dense(torch.ones(100, 100)), (), (100, 100), CPU, causal=False)
+    (kernel, *_) = kernels_of(body, pairs, [torch.empty(1, 100)])
+    assembly = kernel.assembly(target, TYPES, torch.float32).asm
+    if "ptx" in assembly:
+        extrema = re.findall(r"(?:max|min)(\.NaN)?\.f32", str(assembly["ptx"]))
+        assert extrema
+        assert all(extrema)
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
 def test_other_bodies_compile_for(target: str) -> None:
     pytest.importorskip("triton")
     for name, walks in bodies().items():

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 402_481, size.COMPILER: 289_299, size.FILES: 248, size.CLASSES: 321, size.KNOT: 8, size.FOLDERS: 0}
+MOST = {size.TOKENS: 402_493, size.COMPILER: 289_311, size.FILES: 248, size.CLASSES: 321, size.KNOT: 8, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
