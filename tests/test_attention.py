@@ -463,6 +463,7 @@ SCORES: dict[str, Callable[..., Any]] = {
     "reads by query and key": lambda score, b, h, i, j: score + SLOPES[(i - j) % 4],
     "remainders": lambda score, b, h, i, j: score + (41 * (i - j)) % 41 + (i + j) % 5,  # 1 / 41 is rounded
     "quotients": lambda score, b, h, i, j: torch.where(i // 3 == torch.div(j, 4, rounding_mode="floor"), score, -9.0),
+    "floors": lambda score, b, h, i, j: score + ((i - j) * 41 / 41).floor() + (((i - j) * 41 / 41) == 2) * 0.5,
     "truncated": lambda score, b, h, i, j: score + torch.div(i - j, 4, rounding_mode="trunc"),
     "bits": lambda score, b, h, i, j: torch.where(((i & 1) == (j & 1)) & (i > 2), score, score - 1),
 }

@@ -41,13 +41,13 @@ TEXT = {
     "logical_not": "{0} == 0",
     "logical_or": "{0} | {1}",
     "lt": "{0} < {1}",
-    "maximum": "tl.maximum({0}, {1})",
-    "minimum": "tl.minimum({0}, {1})",
+    "maximum": "tl.maximum({0}, {1}, tl.PropagateNan.ALL)",
+    "minimum": "tl.minimum({0}, {1}, tl.PropagateNan.ALL)",
     "mul": "{0} * {1}",
     "ne": "{0} != {1}",
     "pow": "tl.exp2({1} * tl.log2({0}))",
     "reciprocal": "1.0 / {0}",
-    "relu": "tl.maximum({0}, 0.0)",
+    "relu": "tl.maximum({0}, 0.0, tl.PropagateNan.ALL)",
     "rsqrt": "tl.rsqrt({0})",
     "sigmoid": "tl.sigmoid({0})",
     "sign": "tl.where({0} > 0, 1.0, 0.0) - tl.where({0} < 0, 1.0, 0.0)",
@@ -189,24 +189,50 @@ FOLDED: dict[str, Callable[[float, float], float]] = {
 }
 
 
+COMPARED = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
+
+
 class Builder:
-    """Collects operations: equal ones once, constants folded, a constant factor as the second argument of `mul`."""
+    """Collects operations: equal ones once, constants folded, a constant factor as the second argument of `mul`.
+
+    A division by a constant multiplies by its reciprocal, which is rounded: 41 / 41 may be less than 1. So the floor of
+    a quotient is corrected by what is left, and not the quotient is compared with a number, but what was divided.
+    """
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self._places: dict[Any, Ref] = {}
+        self._quotients: dict[Argument, tuple[Argument, float]] = {}
 
     def add(self, name: str, *arguments: Any) -> Argument:
         """Return the result of an operation, expressed by the kept operations where possible."""
         if name == "neg":
             return self.add("mul", arguments[0], -1.0)
         if name == "div" and not isinstance(arguments[1], Ref):
-            return self.add("mul", arguments[0], 1.0 / arguments[1] if arguments[1] else math.inf)
+            return self._quotient(arguments[0], arguments[1])
+        if name == "floor" and arguments[0] in self._quotients:
+            return self._floor(arguments[0])
+        if name in COMPARED and not isinstance(arguments[1], Ref) and arguments[0] in self._quotients:
+            value, divisor = self._quotients[arguments[0]]
+            return self._kept(name, (value, arguments[1] * divisor))
         if name == "pow" and not isinstance(arguments[1], Ref) and arguments[1] in (1, 2, -1):
             return self._power(arguments[0], int(arguments[1]))
         if name in FOLDED:
             return self._folded(name, arguments[0], arguments[1])
         return self._kept(name, arguments)
+
+    def _quotient(self, value: Argument, divisor: float) -> Argument:
+        quotient = self.add("mul", value, 1.0 / divisor if divisor else math.inf)
+        if divisor > 0 and math.frexp(divisor)[0] != 0.5 and isinstance(quotient, Ref):
+            self._quotients[quotient] = value, divisor
+        return quotient
+
+    def _floor(self, quotient: Argument) -> Argument:
+        value, divisor = self._quotients[quotient]
+        floor = self._kept("floor", (quotient,))
+        rest = self.add("sub", value, self.add("mul", floor, divisor))
+        lower = self.add("where", self.add("lt", rest, 0.0), self.add("sub", floor, 1.0), floor)
+        return self.add("where", self.add("ge", rest, divisor), self.add("add", floor, 1.0), lower)
 
     def _power(self, base: Argument, exponent: int) -> Argument:
         if exponent == 2:

@@ -24,7 +24,10 @@ NATIVE = TEXT | {
     "abs": "abs({0})",
     "expm1": "expm1({0})",
     "log1p": "log1p({0})",
+    "maximum": "maximum({0}, {1})",
+    "minimum": "minimum({0}, {1})",
     "pow": "{0} ** {1}",
+    "relu": "maximum({0}, 0.0)",
     "tanh": "tanh({0})",
 }
 """Expressions that differ from Triton's."""

@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from sparsetc.maps.body import Side
-from sparsetc.maps.elementwise import INPUT, Argument, Elementwise, Ref
+from sparsetc.maps.elementwise import COMPARED, INPUT, Argument, Elementwise, Ref
 from sparsetc.maps.trace import FLOATS, SIZE, Reader, Untraced, graph_of, name_of
 from sparsetc.support.lru import cached_property
 
@@ -29,7 +29,6 @@ EXACT = 1 << 24
 """Whole numbers below are exact in float32."""
 AT_ONCE = 1 << 22
 """Most numbers for which positions of all heads are in memory at once. Not measured."""
-COMPARED = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 WHOLE = frozenset({*COMPARED, "abs", "add", "maximum", "minimum", "mul", "sub", "where"})
 """Operations that kernels have on whole numbers."""
 

@@ -146,8 +146,7 @@ class Reader:
             return self._converted(node, arguments[0])
         rounding = node.kwargs.get("rounding_mode")
         if name == "floor_divide" or rounding == "floor":
-            less = build("sub", arguments[0], self._remainder(*arguments))
-            return build("floor", build("add", build("div", less, arguments[1]), 0.5))
+            return self._floor(*arguments)
         if rounding is not None:
             raise Untraced(f"kernels have no division rounded by {rounding}")
         if name == "clamp":
@@ -155,7 +154,7 @@ class Reader:
             result = arguments[0] if low is None else build("maximum", arguments[0], low)
             return result if high is None else build("minimum", result, high)
         if name == "remainder":
-            return self._remainder(*arguments)
+            return build("sub", arguments[0], build("mul", self._floor(*arguments), arguments[1]))
         whole = not (node.meta["val"].dtype == torch.bool or node.meta["val"].dtype.is_floating_point)
         if (name not in TEXT and name != "neg") or (whole and name_of(node) in (*SAME, "pow")):
             raise Untraced(f"kernels have no {name_of(node)}{' of whole numbers' if whole else ''}")
@@ -163,15 +162,11 @@ class Reader:
             arguments[1] = build("mul", arguments[1], node.kwargs["alpha"])
         return build(name, *arguments)
 
-    def _remainder(self, value: Argument, divisor: Any) -> Argument:
-        """Return a remainder; the quotient may be a rounded number's, so that it is one too many or too few."""
+    def _floor(self, value: Argument, divisor: Any) -> Argument:
+        """Return the floor of a quotient, which a constant makes exact."""
         if isinstance(divisor, Ref) or not divisor > 0:
-            raise Untraced("kernels have remainders of positive constants alone")
-        build = self.builder.add
-        quotient = build("floor", build("div", value, divisor))
-        rest = build("sub", value, build("mul", quotient, divisor))
-        rest = build("where", build("lt", rest, 0), build("add", rest, divisor), rest)
-        return build("where", build("ge", rest, divisor), build("sub", rest, divisor), rest)
+            raise Untraced("kernels divide to whole numbers, and have remainders, by positive constants alone")
+        return self.builder.add("floor", self.builder.add("div", value, divisor))
 
     def _converted(self, node: torch.fx.Node, value: Argument) -> Argument:
         """Return a value in the type of the node: all numbers are float32 as they are, and bool becomes 0 or 1."""

@@ -79,6 +79,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "step": lambda x: (x > 0).float() * x,
     "remainder": lambda x: x % 2,
     "rounded remainder": lambda x: (x * 100).floor() * 41 % 41 + x,
+    "floor of a quotient": lambda x: ((x * 100).floor() * 41 / 41).floor() * 0.01 + x,
+    "compared quotient": lambda x: torch.where(((x * 10).floor() * 41 / 41 == 1) | (x * 10 / 3 < 0.5), x, -x),
     "floor division": lambda x: torch.div((x * 100).floor(), 3, rounding_mode="floor") * x,
     "logaddexp": lambda x: torch.logaddexp(x, x * 2),
     "folded": lambda x: -(2 * (x * 3 + 0) * 1 - 1) / 4,
@@ -111,7 +113,7 @@ def test_functions_and_their_derivatives_are_traced(name: str) -> None:
         (lambda x: x * torch.arange(7), "no (arange|iota)"),
         (lambda x: x.int().float(), "converts"),
         (lambda x: torch.div(x, 2, rounding_mode="trunc"), "rounded by trunc|no trunc"),
-        (lambda x: x % -2, "remainders of positive"),
+        (lambda x: x % -2, "remainders, by positive"),
         (lambda x: undefined, "cannot be traced"),  # type: ignore[name-defined]  # noqa: F821
     ],
 )
@@ -290,6 +292,21 @@ def test_functions_of_scores_that_read_whole_numbers_compile_for(target: str) ->
     half = [t.detach().half().flatten(0, 1) for t in inputs]
     for kernel in kernels_of(body, every, [*half, *vectors]):
         assert kernel.assembly(target, TYPES | types, torch.float16).asm
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_extrema_keep_nan_on(target: str) -> None:
+    """Of which the plain instruction returns the other number."""
+    pytest.importorskip("triton")
+    body = Body({}, {"c": "columns"}, lambda c: torch.relu(c) + c.clamp(-0.5, 0.5))
+    pairs = pairs_of(stc.SparseTensor.from_dense(torch.ones(100, 100)), (), (100, 100), CPU, causal=False)
+    (kernel, *_) = kernels_of(body, pairs, [torch.empty(1, 100)])
+    assembly = kernel.assembly(target, TYPES, torch.float32).asm
+    if "ptx" in assembly:
+        extrema = re.findall(r"(?:max|min)(\.NaN)?\.f32", str(assembly["ptx"]))
+        assert extrema
+        assert all(extrema)
 
 
 @compiles
