@@ -239,7 +239,7 @@ class ProductCost(Cost):
         multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * self.summed
         wide = 0.0 if self._narrow(size) else profile.constants["product_wide"]
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
-            copied = self.formed + (0 if in_place(self.p.each(Product)) else prod(self.result))
+            copied = sum([self.p.elements(s.out.axes) for s in self.p.each(Product) if not in_place(s)])
             forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * copied / profile.memory
         return wide + forming + rounding + multiplied
 
@@ -314,7 +314,7 @@ class DenseProduct(TileProgram):
         views += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
         text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in views]
         text += [f"        {s.out.name} = {_einsum(einsum, s)}" for s in before]
-        if in_place((*before, last)) and not integers:
+        if before and not last.right and in_place(last) and not integers:
             left, right = (t.name.lower() for t in last.inputs)
             rows, columns = (self.elements(outside(t.axes, last.summed)) for t in last.inputs)
             summed = self.elements(last.summed)
@@ -337,13 +337,12 @@ class DenseProduct(TileProgram):
         return ", ".join(str(self.axis(c).size) for c in axes) or "()"
 
 
-def in_place(products: Sequence[Product]) -> bool:
-    """Return True if the last of several products is one of two matrices, the left transposed, and gives the result."""
-    *before, last = products
-    if last.right or not before or len(last.inputs) != 2 or not last.summed:
+def in_place(s: Product) -> bool:
+    """Return True of a product of two matrices, the left transposed, whose result is as it is wanted."""
+    if len(s.inputs) != 2 or not s.summed:
         return False
-    (left, right), n = [t.axes for t in last.inputs], len(last.summed)
-    return left[:n] == right[:n] == last.summed and last.out.axes == (*left[n:], *right[n:])
+    (left, right), n = [t.axes for t in s.inputs], len(s.summed)
+    return left[:n] == right[:n] == s.summed and s.out.axes == (*left[n:], *right[n:])
 
 
 def _einsum(called: str, s: Product) -> str:
