@@ -239,9 +239,7 @@ class ProductCost(Cost):
         multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * self.summed
         wide = 0.0 if self._narrow(size) else profile.constants["product_wide"]
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
-            elements = [(self.p.elements(s.out.axes), in_place(s)) for s in self.p.each(Product)]
-            large = profile.constants["path_large"] / size  # whose pages are new, which takes as long as a copy
-            copied = sum([n for n, in_order in elements if not in_order or n >= large])
+            copied = sum([self.p.elements(s.out.axes) for s in self.p.each(Product) if not in_place(s)])
             forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * copied / profile.memory
         return wide + forming + rounding + multiplied
 
