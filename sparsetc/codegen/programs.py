@@ -37,7 +37,7 @@ from sparsetc.codegen.launch import (
     launch_of,
     triton_type,
 )
-from sparsetc.codegen.torch_rows import FEW, FEW_NATIVE, chunks, few
+from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.values import TYPES
@@ -134,8 +134,7 @@ class Programs:
                 "compile for a GPU without TRITON_INTERPRET"
             )
         parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
-        most = FEW_NATIVE if self.backend == "numba" else FEW
-        alone = not triton and all(few(p, part, most) for p, part in parts)
+        alone = not triton and all(few(*part, self.backend == "numba") for part in parts)
         threads = max(p.schedule.threads for p, _ in parts) or int(alone)
         if self.backend == "numba":
             return native.bind(self.native, self.programs, arrays, known or arrays, threads or MOST_THREADS)

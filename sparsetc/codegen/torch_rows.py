@@ -293,10 +293,10 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
     return [(i0, i1, b0, b1, n0, n1) for (i0, b0, n0), (i1, b1, n1) in pairwise(known)]
 
 
-def few(program: TileProgram, arrays: PartArrays, most: int = FEW) -> bool:
-    """True if a program makes so few elements, `most` at most, that other threads would cost more than they save."""
+def few(program: TileProgram, arrays: PartArrays, native: bool) -> bool:
+    """True if a program makes so few elements that other threads would cost more than they save."""
     read = sum(g.operand.width for *rows, _ in sampled(program).values() for g in rows)
-    return arrays.stored * (sum(elements(program)) + read) <= most
+    return arrays.stored * (sum(elements(program)) + read) <= (FEW_NATIVE if native else FEW)
 
 
 @lru_cache(maxsize=256)
