@@ -31,14 +31,15 @@ def product(
 ) -> Tensor | SparseTensor | None:
     """Return the product of two sparse operands from (order, entries) coordinates and (entries,) values of each.
 
-    Those of the second may be known to be `in_order`. None of an operand with a repeated letter, and where there are
-    too many pairs, or shared coordinates to count.
+    Those of the second may be known to be `in_order`. None of an operand without letters or with a repeated one, and
+    where there are too many pairs, or shared coordinates to count.
     """
     e = bound.einsum
     shape = bound.output_shape
     dtype = values[0].dtype
     places, dense = bound.elements(e.output), not is_sparse(form, e, e.inputs)
-    if places >= (PLACES if dense else INT64_SIZES) or any(len(set(term)) < len(term) for term in e.inputs):
+    distinct = all(term and len(set(term)) == len(term) for term in e.inputs)
+    if not distinct or places >= (PLACES if dense else INT64_SIZES):
         return None
     with lasting():
         made = _pairs(bound, coords, in_order)
