@@ -246,7 +246,7 @@ FEW = 1 << 19
 """Most elements of all intermediate results for one thread: 0.07 to 0.2 ms. A second core saves a tenth if it is free,
 and adds 8 to 80 ms if it is not (SpMM and MTTKRP, 2 busy cores)."""
 FEW_NATIVE = 1 << 23
-"""The same for native loops: SpMM at 8 columns took 127 us by one thread, 169 by two; at 128, 489 and 328 (2 cores)."""
+"""Most of native loops: SpMM at 8 columns took 127 us by one thread, 169 by two; at 128, 489 and 328 (2 cores)."""
 
 Range = tuple[int, int, int, int, int, int]
 

@@ -32,6 +32,7 @@ from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, among, later, required
 from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -178,7 +179,7 @@ class Kernel(Inspectable):
             rmatvec=lambda vector: of_adjoint(vector.reshape(-1)),
             matmat=product,
             rmatmat=of_adjoint,
-            dtype=str(self.contraction.dtype).removeprefix("torch."),
+            dtype=dtype_name(self.contraction.dtype),
         )
 
     def _of_vectors(self, columns: Ints, adjoint: bool = False) -> Kernel:
@@ -205,7 +206,7 @@ class Kernel(Inspectable):
 
     def _of_array(self, operand: Any) -> Any:
         """Return the dense result for the one dense operand, ndarrays of any shape whose elements are in its order."""
-        dtype = str(self.contraction.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.contraction.dtype)
         on_arrays = self._on_arrays()
         if on_arrays is not None:
             plain = operand.dtype == dtype and operand.flags.c_contiguous and operand.flags.writeable

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
+from sparsetc.contraction.passing_pair import product
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
@@ -59,14 +60,14 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     """Return the result of an einsum whose pattern is not worth a kernel yet; None if one is to be compiled."""
     sparse = [number for number, o in enumerate(operands) if isinstance(o, SparseTensor)]
     by_rule = transforming() or forward_ad._current_level >= 0 or torch.are_deterministic_algorithms_enabled()
-    two = len(sparse) == len(operands) == 2
-    if len(sparse) > 1 + two or settings.asks or by_rule:
+    two = len(sparse) == len(operands) == 2 and operands[0].device.type == "cuda"
+    if not (two or len(sparse) == 1) or settings.asks or by_rule:
         return None
     entries = [_entries(o) for o in operands if isinstance(o, SparseTensor)]
     coords, values, uses = min(entries, key=lambda one: one[2].count)
     kind = values.dtype, values.device
-    whole = any(one[1].ndim > 1 for one in entries) or kind[0] in INTEGERS or (two and not values.is_cuda)
-    if whole or any((o.dtype, o.device) != kind for o in operands):
+    rows = any(one[1].ndim > 1 for one in entries)  # of dense modes, or blocks
+    if rows or kind[0] in INTEGERS or any((o.dtype, o.device) != kind for o in operands):
         return None
     if not _comes_and_goes(text, (len(coords), *kind), uses):
         return None
@@ -76,10 +77,9 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     bound = recipe and recipe.bound(operands)
     if not recipe or not bound or is_sparse(form, bound.einsum, [bound.einsum.inputs[sparse[0]]]):
         return None
-    rows = bound.elements(recipe.kept)
     width = bound.elements(recipe.free)
     count = len(values)
-    if count > ENTRIES or max(count, rows) * width > ELEMENTS:
+    if count > ENTRIES or max(count, bound.elements(recipe.kept)) * width > ELEMENTS:
         return None
     uses.count += 1
     dense = [o for o in operands if isinstance(o, Tensor)]
@@ -93,8 +93,6 @@ Entries = tuple[Tensor, Tensor, Uses]
 
 def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Entries]) -> Tensor | SparseTensor | None:
     """Return the product of two sparse operands; None of any with labels, which the result would have too."""
-    from sparsetc.contraction.passing_pair import product  # which few einsums need
-
     patterns = [o._pattern if o._unsorted is None else None for o in operands if isinstance(o, SparseTensor)]
     if any(pattern and pattern.labels for pattern in patterns):
         return None

@@ -42,10 +42,10 @@ def product(
     if not distinct or places >= (PLACES if dense else INT64_SIZES):
         return None
     with lasting():
-        made = _pairs(bound, coords, in_order)
-        if made is None:
+        pairs = _pairs(bound, coords, in_order)
+        if pairs is None:
             return None
-        p, q, place = made
+        p, q, place = pairs
         count = places
         if not dense:
             numbers = numbered([place], [places], len(place), place)

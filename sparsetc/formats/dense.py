@@ -182,6 +182,7 @@ class ProductCost(Cost):
         flops: multiplications and additions; torch pads none.
         tables: elements of dense operands.
         formed: elements of intermediates.
+        copied: elements of results that are not made in the order wanted.
         summed: positions that a product of matrices sums, one after another.
         lengths: elements of the rows of the matrices that are multiplied.
         result: rows and columns of the last product.
@@ -202,6 +203,7 @@ class ProductCost(Cost):
         self.turn = 0
         self.tables = sum([o.nrows * o.width for o in program.operands])
         self.formed = sum([program.elements(s.out.axes) for s in before])
+        self.copied = sum([program.elements(s.out.axes) for s in products if not in_place(s)])
         self.moved = self.once + self.output + ONE.bytes * (self.tables + 2 * self.formed)
         self.calls = len(products)
         self.matrices = bool(last.right)
@@ -239,8 +241,7 @@ class ProductCost(Cost):
         multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * self.summed
         wide = 0.0 if self._narrow(size) else profile.constants["product_wide"]
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
-            copied = sum([self.p.elements(s.out.axes) for s in self.p.each(Product) if not in_place(s)])
-            forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * copied / profile.memory
+            forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * self.copied / profile.memory
         return wide + forming + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:

@@ -22,6 +22,7 @@ from sparsetc.maps.native_text import NativeText
 from sparsetc.maps.printer import sizes_of
 from sparsetc.maps.row_tiles import RowEntries
 from sparsetc.maps.text import Layout
+from sparsetc.tensor.dtypes import dtype_name
 
 ENOUGH = 1 << 18
 """Multiplications of a call from which it is worth compiling loops, which takes a second or two once. Not measured."""
@@ -79,21 +80,21 @@ class NativeWalk:
         """
         rows, self.ptr, far, order = entries
         text = NativeText(walk, row_layout(walk, tensors, heads, order is not None))
-        number = str(tensors[walk.targets[-1]].dtype).removeprefix("torch.")
+        number = dtype_name(tensors[walk.targets[-1]].dtype)
         by_head = any(tensors[table].stride(0) > tensors[table].stride(1) for table in text.other)
         self.source = text.module(name, number, by_head)
         module, self.path = cache.load(self.source.text, cache_dir, name)
         (self.function,) = functions(module, ["walk"], self.source.text, self.path.parent)
         names = self.source.arguments
-        known: dict[str, Any] = {"rows": rows, "parts": heads.parts // (heads.group if walk.mode else 1)}
-        known |= {**heads.steps(), "longest": int(self.ptr.diff().max()) if len(self.ptr) > 1 else 0}
-        known |= {"ptr": self.ptr.numpy(), "far": far.numpy(), "order": None if order is None else order.numpy()}
+        constants: dict[str, Any] = {"rows": rows, "parts": heads.parts // (heads.group if walk.mode else 1)}
+        constants |= {**heads.steps(), "longest": int(self.ptr.diff().max()) if len(self.ptr) > 1 else 0}
+        constants |= {"ptr": self.ptr.numpy(), "far": far.numpy(), "order": None if order is None else order.numpy()}
         for one, tensor in tensors.items():
-            known |= {f"{one}_head": tensor.stride(0), f"{one}_step": tensor.stride(-1)}
+            constants |= {f"{one}_head": tensor.stride(0), f"{one}_step": tensor.stride(-1)}
             if tensor.ndim > 2:
-                known[f"{one}_row"] = tensor.stride(1)
-        self.fixed = [known.get(name) for name in names]
-        self.places = [(place, name) for place, name in enumerate(names) if name not in known]
+                constants[f"{one}_row"] = tensor.stride(1)
+        self.fixed = [constants.get(name) for name in names]
+        self.places = [(place, name) for place, name in enumerate(names) if name not in constants]
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
         """Compute, with inputs and results by name."""

@@ -24,6 +24,7 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Ints
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
+from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.sums import in_pieces
 
 Rows = Tensor | None
@@ -202,7 +203,7 @@ class Executable:
             return None
         call, _ = self._bound_to(arrays, values, ())
         stored: Any = [None if one is None else one.numpy() for one in each(values)]
-        count, dtype = prod(self.shape), str(self.dtype).removeprefix("torch.")
+        count, dtype = prod(self.shape), dtype_name(self.dtype)
         make: Any = np.zeros if zeroed is None and self.zeroes else np.empty
         rows = None if zeroed is None or not zeroed.numel() else zeroed.numpy()
 

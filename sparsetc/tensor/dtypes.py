@@ -18,7 +18,7 @@ SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name that files and the command line have for a dtype: ``float32``."""
+    """Return the name that numpy, files and the command line have for a dtype: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -32,7 +32,7 @@ Numbered = Callable[[tuple[Tensor, ...]], tuple[Tensor, Tensor | None]]
 """A reader of index arrays: (coordinates (order, n) int64, which value each is; None for one after the other)."""
 
 readings: Lru[Any, Reading] = Lru(READINGS)
-"""Those of index arrays that live."""
+"""Readings of index arrays that live."""
 passing: set[tuple[int, torch.dtype, torch.device]] = set()
 """Sparse orders, dtypes and devices of tensors whose patterns come and go, as einsums saw them: coordinates of such a
 tensor are not sorted before somebody asks for its pattern."""

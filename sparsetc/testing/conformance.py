@@ -30,7 +30,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.testing.scatter import SCATTERS, Place, Scatter
 
 Nonzeros = tuple[Tensor, Tensor, Tensor, Tensor]
-"""What `nonzeros` returns."""
+"""Coordinates, stored places and numbers of the nonzeros read, and a mask over all reads."""
 
 # -- coordinates worth trying -----------------------------------------------------------------------------------------
 
