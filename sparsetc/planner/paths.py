@@ -282,7 +282,6 @@ class Search:
         if best_path is None:
             return None
         seconds, order = best_path
-        seconds = max(seconds, len(order) * self.constants["path_host"])  # which a GPU does not wait for
         if seconds >= most:
             return None
         return f"{1e3 * seconds:.3g} ms expected, {1e3 * one:.3g} in one pass", order
@@ -314,13 +313,22 @@ class Search:
                 elif total < reached.get(edge.after, inf):
                     reached[edge.after], before[edge.after] = total, (s, edge)
                     heapq.heappush(waiting, (total, next(number), edge.after))
-        return None if last is None else (most, self._order(last, before))
-
-    def _order(self, last: tuple[State, Edge], before: Mapping[State, tuple[State, Edge]]) -> Order:
-        """The path that ends so."""
+        if last is None:
+            return None
         steps = [last]
         while steps[0][0] in before:
             steps.insert(0, before[steps[0][0]])
+        return max(most, self._launched(steps)), self._order(steps)
+
+    def _launched(self, steps: Sequence[tuple[State, Edge]]) -> float:
+        """Return the seconds at which the steps are launched, which a GPU does not wait for."""
+        passes = sum(edge.kind == "pass" for _, edge in steps)
+        calls = sum(len(self._rest(s)[0]) + bool(s.sparse) for s, edge in steps if edge.kind == "dense")
+        calls += sum(edge.kind == "product" for _, edge in steps)
+        return passes * self.constants["path_host"] + calls * self.constants["path_call_host"]
+
+    def _order(self, steps: Iterable[tuple[State, Edge]]) -> Order:
+        """The contractions of these steps."""
         left: list[Ints] = [(p,) for p in range(len(self.bound.einsum.inputs))]
         order = list[Ints]()
         sparse: Ints = (self.position,)
