@@ -19,6 +19,8 @@ from sparsetc.maps.loop import Loop
 from sparsetc.maps.text import LOWEST, Layout, Text, padded
 from sparsetc.support import NamedInts, Names
 
+AT_ONCE, MOST_AT_ONCE = 2048, 32
+"""Numbers, and slots, that a program adds up at once: 64 registers of a warp at most."""
 MIXED = '''
 @triton.jit
 def mixed(x):
@@ -125,43 +127,51 @@ class Printer(Loop):
             address = f"{name} + head * {name}_head + {at}[:, None] * {size} + {lane}"
             self.put(f"tl.store({address}, {value}, mask=row_ok[:, None]{inside})")
 
-    def slot_address(self, array: str, size: int, slot: str) -> str:
+    def slot_address(self, array: str, size: int, at: str = "at") -> str:
         height, width = self.layout.height, padded(size, self.dots) if size else 1
         within = f"lane_row[:, None] * {width} + tl.arange(0, {width})[None, :]" if size else "lane_row"
-        return f"{array} + {slot} * {height * width} + {within}"
+        return f"{array} + {at} * {height * width} + {within}"
 
     def keep(self) -> None:
         """Write the partial sums of an item to its slot."""
         part = "part" if self.layout.stacked else "head"
         self.put(f"at = slot * (tl.num_programs(0) // item_count) + {part}")
         if self.walk.online:
-            self.put(f"tl.store({self.slot_address('top_slots', 0, 'at')}, top)")
-            self.put(f"tl.store({self.slot_address('sum_slots', 0, 'at')}, total)")
+            self.put(f"tl.store({self.slot_address('top_slots', 0)}, top)")
+            self.put(f"tl.store({self.slot_address('sum_slots', 0)}, total)")
         for name, size in self.results.items():
-            self.put(f"tl.store({self.slot_address(f'{name}_slots', size, 'at')}, {name}_sum)")
+            self.put(f"tl.store({self.slot_address(f'{name}_slots', size)}, {name}_sum)")
 
     def combined(self) -> None:
-        """Add up the slots of a window."""
+        """Add up the slots of a window, as many at once as registers hold: one by one each would wait for memory."""
         part = "part" if self.layout.stacked else "head"
         self.put("program = tl.program_id(0)", "cut = items + program % item_count * 3", "window = tl.load(cut)")
         self.place(self.layout.height)
         self.put("parts = tl.num_programs(0) // item_count")
         self.sums()
-        self.put("for slot in range(tl.load(cut + 1), tl.load(cut + 2)):")
+        elements = self.layout.height * max(padded(size, self.dots) for size in self.results.values())
+        at_once = min(max(AT_ONCE // elements, 1), MOST_AT_ONCE)
+        self.put("first, last = tl.load(cut + 1), tl.load(cut + 2)", f"for begin in range(first, last, {at_once}):")
         self.indent += 1
-        self.put(f"at = slot * parts + {part}")
+        self.put(f"slot = begin + tl.arange(0, {at_once})", f"at = slot * parts + {part}")
+
+        def put_part(array: str, size: int, other: str = "0.0") -> None:
+            several = ":, None, None" if size else ":, None"
+            address = self.slot_address(f"{array}_slots", size, f"at[{several}]")
+            self.put(f"{array}_part = tl.load({address}, mask=(slot < last)[{several}], other={other})")
+
         if self.walk.online:
-            self.put(f"part_top = tl.load({self.slot_address('top_slots', 0, 'at')})")
-            self.put(f"part_total = tl.load({self.slot_address('sum_slots', 0, 'at')})")
-            self.put("most = tl.maximum(top, part_top)", "shrink = tl.exp2(top - most)")
-            self.put("grow = tl.exp2(part_top - most)", "total = total * shrink + part_total * grow", "top = most")
+            put_part("top", 0, LOWEST)
+            put_part("sum", 0)
+            self.put("most = tl.maximum(top, tl.max(top_part, 0))", "shrink = tl.exp2(top - most)", "top = most")
+            self.put("grow = tl.exp2(top_part - top)", "total = total * shrink + tl.sum(sum_part * grow, 0)")
         for name, size in self.results.items():
-            part = f"tl.load({self.slot_address(f'{name}_slots', size, 'at')})"
-            each = "[:, None]" if size else ""
+            put_part(name, size)
             if self.walk.online:
-                self.put(f"{name}_sum = {name}_sum * shrink{each} + {part} * grow{each}")
+                each, grow = ("[:, None]", "grow[:, :, None]") if size else ("", "grow")
+                self.put(f"{name}_sum = {name}_sum * shrink{each} + tl.sum({name}_part * {grow}, 0)")
             else:
-                self.put(f"{name}_sum += {part}")
+                self.put(f"{name}_sum += tl.sum({name}_part, 0)")
         self.indent -= 1
         self.finish()
 

@@ -150,7 +150,8 @@ class Kernels:
         own_modes, native = self._own_modes(name), self.task[0] != "triton"
         if native and tensor.dtype.itemsize < 4:  # it computes nothing in 16 bits, not even sums of a result
             return True
-        by_position = self.body.vectors.get(name) in SIDES  # which kernels read with a step
+        sums = name == RESULT and self.body.table is None and not self.body.stored
+        by_position = sums or self.body.vectors.get(name) in SIDES  # which kernels read with a step
         apart = not by_position and rows_whole(tensor) is not tensor
         return apart or len(_groups(tensor, own_modes)) > (1 if native else own_modes)
 
