@@ -70,7 +70,7 @@ class Printer(Loop):
                 lane, row = self.lane(own), inner.shared
                 inside = [f"{lane} < {self.sizes[own]}"] if self.short(self.sizes[own]) else []
                 loaded = self.load(f"{row} + head * {row}_head + {lane}", inside)
-                self.put(f"{name}_shared = {loaded}[None, None, :].to(tl.float32)")
+                self.put(f"{name}_shared = {loaded}[None, :].to(tl.float32)")
         for name, side in self.vectors.items():
             if side == "own":
                 loaded = self.load(self.number_address(name, "head", "row"), ["row_ok"])
@@ -97,13 +97,23 @@ class Printer(Loop):
             self.put("head = (program // item_count).to(tl.int64)")
         self.put(f"lane_row = tl.arange(0, {height})", f"row = window * {height} + lane_row", "row_ok = row < rows")
 
-    def sums(self) -> None:
-        """Begin the sums of a window."""
-        height = self.layout.height
+    def sums(self, whole: bool) -> None:
+        """Begin the sums of a window, `whole` or one for each column of a tile."""
+        height, apart = self.layout.height, [] if whole else [self.layout.width]
         if self.walk.online:
-            self.put(f"top = tl.full([{height}], {LOWEST}, tl.float32)", f"total = tl.zeros([{height}], tl.float32)")
+            self.put(f"top = tl.full([{height}], {LOWEST}, tl.float32)")
+            self.put(f"total = tl.zeros({[height, *apart]}, tl.float32)")
         for name, size in self.results.items():
-            self.put(f"{name}_sum = tl.zeros([{self.sides(size)}], tl.float32)")
+            rows = [] if apart and size else [height]
+            sides = [*rows, *apart, *([padded(size, self.dots)] if size else [])]
+            self.put(f"{name}_sum = tl.zeros({sides}, tl.float32)")
+
+    def add_columns(self) -> None:
+        """Add up what a window of one row has for each column of a tile."""
+        if self.walk.online:
+            self.put("total = tl.sum(total, 1)")
+        for name, size in self.results.items():
+            self.put(f"{name}_sum = tl.sum({name}_sum, {'0)[None, :]' if size else '1)'}")
 
     def finish(self) -> None:
         """Write the sums of a window."""
@@ -148,7 +158,7 @@ class Printer(Loop):
         self.put("program = tl.program_id(0)", "cut = items + program % item_count * 3", "window = tl.load(cut)")
         self.place(self.layout.height)
         self.put("parts = tl.num_programs(0) // item_count")
-        self.sums()
+        self.sums(whole=True)
         elements = self.layout.height * max(padded(size, self.dots) for size in self.results.values())
         at_once = min(max(AT_ONCE // elements, 1), MOST_AT_ONCE)
         self.put("first, last = tl.load(cut + 1), tl.load(cut + 2)", f"for begin in range(first, last, {at_once}):")
@@ -186,8 +196,10 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     """
     printer = Printer(walk, layout)
     printer.start()
-    printer.sums()
+    printer.sums(whole=printer.dots)
     printer.loops()
+    if not printer.dots:
+        printer.add_columns()
     if layout.cut:
         printer.put("slot = tl.load(item + 5)", "if slot < 0:")
         printer.indent += 1

@@ -164,10 +164,6 @@ class Text:
         """A loaded number in the type in which it is computed with."""
         return loaded if vector in self.layout.whole else f"{loaded}.to(tl.float32)"
 
-    def sides(self, size: int) -> str:
-        """The sides of a sum whose rows have this size, or are single numbers."""
-        return f"{self.layout.height}, {padded(size, self.dots)}" if size else str(self.layout.height)
-
     def numbers(self) -> list[str]:
         """The arguments that are numbers."""
         tables = dict.fromkeys([*self.own, *self.other])
