@@ -131,10 +131,9 @@ class Printer(Loop):
             if not size:
                 self.put(f"tl.store({name} + head * {name}_head + row, {value}, mask=row_ok)")
                 continue
-            lane = f"tl.arange(0, {padded(size, self.dots)})[None, :]"
-            at = "row.to(tl.int64)" if self.layout.wide else "row"
-            inside = f" & ({lane} < {size})" if self.short(size) else ""
-            address = f"{name} + head * {name}_head + {at}[:, None] * {size} + {lane}"
+            lane = f"tl.arange(0, {padded(size, self.dots)})"
+            inside = f" & ({lane} < {size})[None, :]" if self.short(size) else ""
+            address = self.row_address(name, "head", "row", lane)
             self.put(f"tl.store({address}, {value}, mask=row_ok[:, None]{inside})")
 
     def slot_address(self, array: str, size: int, at: str = "at") -> str:
@@ -225,7 +224,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
         online = ["lse_out"] if walk.online else []
         targets = [*online, *printer.results]
         stacked = ["windows", "pattern_head", "part_head"] if layout.stacked else []
-        numbers = ["item_count", "rows", *stacked, *(f"{t}_head" for t in targets)]
+        numbers = ["item_count", "rows", *stacked, *printer.strides(targets)]
         combine = (*numbers, "items", *printer.slots(), *targets)
         lines += ["", "", "@triton.jit", *signature("def combine", [*combine], ":"), *printer.lines]
     return Printed("\n".join(lines) + "\n", arguments, combine)

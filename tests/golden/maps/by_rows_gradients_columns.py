@@ -22,7 +22,8 @@ import triton.language as tl
 @triton.jit
 def walk(
     item_count, rows, columns, k_head, k_row, v_head, v_row, q_head, q_row, g_o_head, g_o_row, lse_head,
-    delta_head, grad_k_head, grad_v_head, items, part_col, bits, k, v, q, g_o, lse, delta, grad_k, grad_v,
+    delta_head, grad_k_head, grad_k_row, grad_v_head, grad_v_row, items, part_col, bits, k, v, q, g_o, lse,
+    delta, grad_k, grad_v,
 ):
     program = tl.program_id(0)
     item = items + program % item_count * 6
@@ -60,5 +61,5 @@ def walk(
         grad_v_sum += p_weight.T * g_o_tile.to(tl.float32)
     grad_k_sum = tl.sum(grad_k_sum, 0)[None, :]
     grad_v_sum = tl.sum(grad_v_sum, 0)[None, :]
-    tl.store(grad_k + head * grad_k_head + row[:, None] * 20 + tl.arange(0, 32)[None, :], (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 32)[None, :] < 20))
-    tl.store(grad_v + head * grad_v_head + row[:, None] * 16 + tl.arange(0, 16)[None, :], (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None])
+    tl.store(grad_k + head * grad_k_head + row[:, None] * grad_k_row + tl.arange(0, 32)[None, :], (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 32) < 20)[None, :])
+    tl.store(grad_v + head * grad_v_head + row[:, None] * grad_v_row + tl.arange(0, 16)[None, :], (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None])
