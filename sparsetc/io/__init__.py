@@ -1,7 +1,7 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
 In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, parquet. Text
-goes through one reader (`lines`, `table`, `digits`), arrays through another (`npy`); `bounds` and `memory` have what a
+goes through one reader (`lines`, `table`, `loops`), arrays through another (`npy`); `bounds` and `memory` have what a
 file may cost. Packed files (`packed`) are Parquet, read by row groups too, and made of the others by `packing`.
 """
 
