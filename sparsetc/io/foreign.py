@@ -29,10 +29,8 @@ CSV = ".csv", ".tsv", ".csv.gz", ".tsv.gz"
 """Text tables."""
 TEXT_BLOCK = 1 << 18
 """Bytes of a text table that pyarrow reads at once; it takes up to 38 times as many (3 M rows of texts and times)."""
-MERGED = 8
-"""New labels of a text table are merged with those before when they are one in so many of them."""
-LABEL = 6
-"""Times the bytes of labels that they take at most: three of them at once, and their text as it is written."""
+LABEL = 128
+"""Bytes that a label takes beside its text, which is there three times: in a set, in an array, and as it is written."""
 TEN_X = "matrix.mtx.gz", "matrix.mtx"
 """The matrix in a folder of 10x Genomics."""
 SAME = [(0, 1, 2, 3), (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2)]
@@ -199,23 +197,15 @@ def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
         reader, modes, _ = _csv(path, columns)
         labels: Labels = dict.fromkeys(modes)
         texts = [name for name in modes if not arrow.types.is_integer(reader.schema.field(name).type)]
-        earlier = {name: np.empty(0, "U1") for name in texts}
-        fresh: dict[str, list[np.ndarray]] = {name: [] for name in texts}
+        seen = {name: set[str]() for name in texts}
+        widths = dict.fromkeys(texts, 1)
         for batch in _batches(reader) if texts else ():
             for name in texts:
-                fresh[name].append(_absent(_distinct(batch, name)[0], earlier[name]))
-                if sum(map(len, fresh[name])) * MERGED >= len(earlier[name]):  # as all labels are sorted each time
-                    earlier[name] = np.unique(np.concatenate((earlier[name], *fresh[name])))
-                    fresh[name].clear()
-                memory.check(path, "its labels", LABEL * sum(of.nbytes for of in earlier.values()))
-        return {**labels, **{name: np.unique(np.concatenate((earlier[name], *fresh[name]))) for name in texts}}
-
-
-def _absent(labels: np.ndarray, sorted_labels: np.ndarray) -> np.ndarray:
-    """Return the labels that are not among the sorted known ones."""
-    if not len(sorted_labels):
-        return labels
-    return labels[sorted_labels[np.searchsorted(sorted_labels, labels).clip(max=len(sorted_labels) - 1)] != labels]
+                distinct = _distinct(batch, name)[0]
+                seen[name].update(distinct.tolist())
+                widths[name] = max(widths[name], distinct.itemsize)
+            memory.check(path, "its labels", sum((LABEL + 3 * widths[name]) * len(seen[name]) for name in texts))
+        return {**labels, **{name: np.array(sorted(seen[name]), str) for name in texts}}
 
 
 def csv_blocks(
