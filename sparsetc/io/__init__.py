@@ -1,8 +1,9 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
 In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, parquet. Text
-goes through one reader (`lines`, `table`, `loops`), arrays through another (`npy`); `bounds` and `memory` have what a
-file may cost. Tables with named columns are read by `columns`. Packed files (`packed`) are Parquet, read by row groups too, and made of the others by `packing`.
+goes through one reader (`lines`, `table`, `loops`), arrays through another (`npy`), tables with named columns through
+`columns`; `bounds` and `memory` have what a file may cost. Packed files (`packed`) are Parquet, read by row groups too,
+and made of the others by `packing`.
 """
 
 from __future__ import annotations
