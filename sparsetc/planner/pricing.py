@@ -182,7 +182,7 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     return replace(best, plan=plan, name=describe(plan, problem), apart=apart)
 
 
-COMPILED, CALLS = 0.3, 3000
+COMPILED, CALLS = 0.3, 10_000
 """Seconds that numba takes to compile a part, and the number of calls that should make up for them."""
 
 
