@@ -32,8 +32,10 @@ from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, among, later, required
 from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.tensor.convert import laid_out
 from sparsetc.tensor.dtypes import dtype_name
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.kept_values import gradient_taken
+from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NewValues = Tensor | Sequence[Tensor | None]
@@ -98,6 +100,24 @@ class Kernel(Inspectable):
                     self._pack()
                     break
         return self._packed
+
+    def whole(self) -> Tensor | None:
+        """Return the sparse operand as the dense tensor that torch multiplies as it does any; None if it does not.
+
+        It is differentiable, and kept while values stay as they are, if these do not learn.
+        """
+        leaf, precision = self.contraction.leaf, self.contraction.settings.precision
+        (values,), device = self._values, leaf.device
+        rounds = leaf.dtype is torch.float32 and precision != torch.get_float32_matmul_precision()
+        followed_otherwise = transforming() or torch.is_autocast_enabled(device.type)
+        if rounds or followed_otherwise or not leaf.whole or leaf.trials is not None:
+            return None
+        if torch.is_grad_enabled() and values.requires_grad:
+            whole = laid_out(self.operand)
+            whole.register_hook(lambda _: gradient_taken(values))
+            return whole
+        packed: Any = self._packed_now()
+        return packed and packed[0].view(self.operand.shape)  # type: ignore[no-any-return]
 
     def _on_arrays(self) -> Callable[[Any], Any] | None:
         """Return the kernel with its current values as `Contraction.on_arrays` gives it; None if it is more."""
