@@ -12,10 +12,10 @@ have no nonzero there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice, permutations
+from itertools import islice, pairwise, permutations
 from math import prod
 from typing import ClassVar
 
@@ -39,6 +39,7 @@ from sparsetc.planner.pricing import ROUNDING
 from sparsetc.planner.registry import register_format
 from sparsetc.support import Ints, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
+from sparsetc.tensor.sums import accumulator
 
 MOST = 2**40
 """Most positions of a dense tensor: no device has memory for more."""
@@ -298,11 +299,10 @@ class DenseProduct(TileProgram):
         """True if values are stored in bfloat16: for a product of two matrices, neither of them a vector."""
         return self.schedule.precision == ROUNDED and bool(self.dots)
 
-    def lines(self, integers: bool) -> list[str]:
-        """Return the text of the function, whose loop runs once, or not at all for a tensor without nonzeros.
-
-        `integers` says whether operands are of integers, which torch.einsum may sum in too few bits.
-        """
+    def lines(self, dtype: torch.dtype) -> list[str]:
+        """Return the text of the function, whose loop runs once, or not at all for a tensor without nonzeros."""
+        sums = accumulator(dtype)
+        integers = sums == torch.int64  # which torch.einsum may sum in too few bits
         out, einsum = self.output, "integer_einsum" if integers else "torch.einsum"
         names = ", ".join(["chunks", *self.arrays, *[o.name for o in self.operands], out])
         text = [
@@ -310,19 +310,27 @@ class DenseProduct(TileProgram):
             f"def part_{self.number}({names}):",
             "    for _ in chunks:",
         ]
-        *before, last = self.each(Product)
-        views = [] if last.right else [("values", (*before, last)[0].inputs[0])]
-        views += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
-        text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in views]
-        text += [f"        {s.out.name} = {_einsum(einsum, s)}" for s in before]
-        if before and not last.right and in_place(last) and not integers:
-            left, right = (t.name.lower() for t in last.inputs)
-            rows, columns = (self.elements(outside(t.axes, last.summed)) for t in last.inputs)
-            summed = self.elements(last.summed)
-            sides = f"{left}.reshape({summed}, {rows}).t(), {right}.reshape({summed}, {columns})"
-            return [*text, f"        multiply({sides}, {out}.view({rows}, {columns}))"]
+        products = self.each(Product)
+        *before, last = products
+        plain = [s for s in products if in_place(s) and not (s.right or integers)]
+        called, as_matrix = {"x": "values"}, {t.name for s in plain for t in s.inputs}
+        views = [] if last.right else [products[0].inputs[0]]
+        views += [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in self.operands if before or not last.right]
+        converted = f".to({out}.dtype)" if sums != dtype or self.half or any(o.rounded for o in self.operands) else ""
+        for t in views:
+            view = converted if t.name in as_matrix else f".view({self._shape(t.axes)}){converted}"
+            if view:
+                text += [f"        {t.name.lower()} = {called.get(t.name, t.name)}{view}"]
+                called[t.name] = t.name.lower()
+        for s, following in pairwise(products):
+            view = "" if following in plain else f".view({self._shape(s.out.axes)})"
+            product = f"torch.mm({self._sides(s, called)[0]}){view}" if s in plain else _einsum(einsum, s, called)
+            text += [f"        {s.out.name} = {product}"]
+        if last in plain:
+            sides, shape = self._sides(last, called)
+            return [*text, f"        multiply({sides}, {out}.view({shape}))"]
         if not last.right:
-            return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last)})"]
+            return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last, called)})"]
         rows = self.rows
         summed = self.elements(last.summed)
         columns = self.width
@@ -333,6 +341,14 @@ class DenseProduct(TileProgram):
         of_values = f"values.view({summed}, {rows}).t(){wide}" if behind else f"values.view({rows}, {summed}){wide}"
         of_table = f"{table.name}.reshape({summed}, {columns}){narrow}"
         return [*text, f"        multiply({of_values}, {of_table}, {out}.view({rows}, {columns}))"]
+
+    def _sides(self, s: Product, called: Mapping[str, str]) -> tuple[str, str]:
+        """Return the text of two matrices, the left transposed, whose product is in place; and of its shape."""
+        first, second = (called.get(t.name, t.name) for t in s.inputs)
+        summed = self.elements(s.summed)
+        rows, columns = (self.elements(outside(t.axes, s.summed)) for t in s.inputs)
+        matrix = "" if len(s.inputs[1].axes) == 2 else f".reshape({summed}, {columns})"
+        return f"{first}.reshape({summed}, {rows}).t(), {second}{matrix}", f"{rows}, {columns}"
 
     def _shape(self, axes: Names) -> str:
         return ", ".join(str(self.axis(c).size) for c in axes) or "()"
@@ -346,12 +362,13 @@ def in_place(s: Product) -> bool:
     return left[:n] == right[:n] == s.summed and s.out.axes == (*left[n:], *right[n:])
 
 
-def _einsum(called: str, s: Product) -> str:
+def _einsum(einsum: str, s: Product, called: Mapping[str, str]) -> str:
     """Return the text of a product; multiply and sum if one operand's axes are the last of the other's."""
+    names = [called.get(t.name, t.name) for t in s.inputs]
     left, *others = (t.axes for t in s.inputs)
     kept = among(left, s.out.axes)
     if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:
         dims = ", ".join(str(left.index(c)) for c in s.summed)
-        return f"({' * '.join(t.name.lower() for t in s.inputs)}).sum(({dims},))"
+        return f"({' * '.join(names)}).sum(({dims},))"
     equation = f"{','.join(''.join(t.axes) for t in s.inputs)}->{''.join(s.out.axes)}"
-    return f'{called}("{equation}", {", ".join(t.name.lower() for t in s.inputs)})'
+    return f'{einsum}("{equation}", {", ".join(names)})'

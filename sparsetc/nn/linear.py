@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,7 +15,7 @@ from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, KeywordError, ShapeError
 from sparsetc.options import Settings, checked_settings, current
-from sparsetc.support.entry import traced_by_modes
+from sparsetc.support.entry import traced, traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
 from sparsetc.tensor.pattern import Pattern
@@ -137,10 +136,14 @@ class SparseLinear(nn.Module):
             raise ShapeError(f"SparseLinear takes (*, {self.in_features}) activations, found {tuple(x.shape)}")
         kernel = self._kernel(x)
         bias = self.bias
-        if kernel is not None and (bias is None or bias.dtype is x.dtype) and (whole := kernel.whole()) is not None:
+        whole = None if kernel is None else kernel.whole()
+        if whole is not None and (bias is None or bias.dtype is x.dtype):
             return linear(x, whole, bias)
-        multiply = kernel or partial(einsum, EQUATION, self.weight, output="dense", **self.settings)
-        product: Any = multiply(self._flat(x))
+        product: Any
+        if kernel is None:
+            product = einsum(EQUATION, self.weight, self._flat(x), output="dense", **self.settings)
+        else:
+            product = kernel._called((self._flat(x),), None)
         product = product if x.ndim == 2 else product.reshape(*x.shape[:-1], self.out_features)
         return product if bias is None else product + bias  # type: ignore[no-any-return]
 
@@ -152,7 +155,7 @@ class SparseLinear(nn.Module):
         values = self.values
         # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
         held = type(values) is nn.Parameter and x.dtype is values.dtype and self._places is self.coords
-        if not held or torch.compiler.is_compiling() or traced_by_modes():
+        if not held or traced():
             return None
         key = x.shape, x.dtype, x.device, x.layout, current(), torch.get_float32_matmul_precision()
         kernel = self._kernels.get(key)
