@@ -77,13 +77,12 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     if two:
         return _of_pair(text, operands, form, entries)
     shapes = tuple([tuple(o.shape) for o in operands])
-    recipe = Recipe.of(text, tuple(map(len, shapes)), *sparse)
-    sized = recipe and recipe.sized(shapes, form)
-    if not sized or count > ENTRIES or max(count, sized.rows) * sized.width > ELEMENTS:
+    recipe = Recipe.of(text, shapes, *sparse, form)
+    if not recipe or count > ENTRIES or max(count, recipe.rows) * recipe.width > ELEMENTS:
         return None
     uses.count += 1
     with without_autocast(device):
-        return sized.result(coords.unbind(), values, others)
+        return recipe.result(coords.unbind(), values, others)
 
 
 Entries = tuple[Tensor, Tensor, Uses]
@@ -123,55 +122,15 @@ def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses
     return last.passed >= IN_A_ROW and uses.count < FEW
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """An einsum in which each entry adds to one row of the result the product of one row of each dense operand.
-
-    Attributes:
-        einsum: the letters of each operand.
-        kept: letters of the result that the sparse operand has.
-        free: letters of the result that only dense operands have.
-    """
-
-    einsum: Einsum
-    kept: str
-    free: str
-
-    @staticmethod
-    @lru_cache
-    def of(text: str, orders: Ints, sparse: int) -> Recipe | None:
-        """Return the recipe of an einsum of operands of these orders; None if it has none."""
-        try:
-            e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum
-        except EquationError:
-            return None
-        if len(orders) == 1 or e.dense_contracted or any(len(set(term)) < len(term) for term in e.inputs):
-            return None
-        return Recipe(e, "".join(e.kept), "".join(e.free))
-
-    @lru_cache(maxsize=256)  # noqa: B019
-    def sized(self, shapes: tuple[Ints, ...], form: str) -> Sized | None:
-        """Return the recipe for operands of these shapes; None if they disagree, broadcast, or the result is sparse."""
-        e, sizes = self.einsum, dict[str, int]()
-        for term, shape in zip(e.inputs, shapes, strict=True):
-            for letter, size in zip(term, shape, strict=True):
-                if sizes.setdefault(letter, size) != size:
-                    return None
-        bound, letters = Bound.of(e, sizes), e.inputs[e.sparse[0]]
-        if is_sparse(form, e, [letters]):
-            return None
-
-        def numbers(of: Sequence[str]) -> Numbers:
-            return tuple([letters.index(c) for c in of]), bound.extents(of)
-
-        tables = []
-        for term in e.tables:
-            shared = outside(term, e.free)
-            width = [sizes[c] if c in term else 1 for c in e.free]
-            order = _order(term, (*shared, *among(e.free, term)))
-            tables.append(Table(numbers(shared), order, (bound.elements(shared), *width)))
-        order = _order((*e.kept, *e.free), e.output)
-        return Sized(numbers(self.kept), bound.extents(self.free), tuple(tables), order)
+@lru_cache
+def _einsum_of(text: str, orders: Ints, sparse: int) -> Einsum | None:
+    """Return the einsum of operands of these orders; None if it is more than products of rows that are added up."""
+    try:
+        e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum
+    except EquationError:
+        return None
+    more = len(orders) == 1 or e.dense_contracted or any(len(set(term)) < len(term) for term in e.inputs)
+    return None if more else e
 
 
 Numbers = tuple[Ints, Ints]
@@ -195,8 +154,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Sized:
-    """A recipe for operands of certain sizes.
+class Recipe:
+    """An einsum in which each entry adds to one row of the result the product of one row of each dense operand.
 
     Attributes:
         kept: what numbers the rows of the result.
@@ -209,6 +168,34 @@ class Sized:
     free: Ints
     tables: tuple[Table, ...]
     order: Ints | None
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of(text: str, shapes: tuple[Ints, ...], sparse: int, form: str) -> Recipe | None:
+        """Return the recipe for operands of these shapes.
+
+        None if there is none, operands disagree or are broadcast, or the result is sparse.
+        """
+        e = _einsum_of(text, tuple(map(len, shapes)), sparse)
+        if e is None or is_sparse(form, e, [e.inputs[sparse]]):
+            return None
+        sizes = dict[str, int]()
+        for term, shape in zip(e.inputs, shapes, strict=True):
+            for letter, size in zip(term, shape, strict=True):
+                if sizes.setdefault(letter, size) != size:
+                    return None
+        bound, letters = Bound.of(e, sizes), e.inputs[sparse]
+
+        def numbers(of: Sequence[str]) -> Numbers:
+            return tuple([letters.index(c) for c in of]), bound.extents(of)
+
+        tables = []
+        for term in e.tables:
+            shared = outside(term, e.free)
+            width = [sizes[c] if c in term else 1 for c in e.free]
+            order = _order(term, (*shared, *among(e.free, term)))
+            tables.append(Table(numbers(shared), order, (bound.elements(shared), *width)))
+        return Recipe(numbers(e.kept), bound.extents(e.free), tuple(tables), _order((*e.kept, *e.free), e.output))
 
     @cached_property
     def rows(self) -> int:

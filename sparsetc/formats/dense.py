@@ -12,7 +12,7 @@ have no nonzero there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, pairwise, permutations
@@ -145,7 +145,7 @@ def _products(bound: Bound, stored: Names, operands: Sequence[Operand], matrices
     """
     output, sizes = bound.einsum.output, printed_sizes(bound)
     kept, free = (tuple([c for c in output if (c in stored) == own]) for own in (True, False))
-    x, dense = Tile("x", stored, ITEM), [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in operands]
+    x, dense = Tile("values", stored, ITEM), [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in operands]
     choices = [_in_turn([x, *order], (*kept, *free)) for order in islice(permutations(dense), MOST_ORDERS)]
     summed, read = outside(stored, kept), {c for t in dense for c in t.axes}
     right, matrix = (*summed, *free), stored in ((*kept, *summed), (*summed, *kept))
@@ -312,43 +312,34 @@ class DenseProduct(TileProgram):
         ]
         products = self.each(Product)
         *before, last = products
-        plain = [s for s in products if in_place(s) and not (s.right or integers)]
-        called, as_matrix = {"x": "values"}, {t.name for s in plain for t in s.inputs}
+        plain = [s for s in products if s.right or (in_place(s) and not integers)]
+        as_matrix = {t.name for s in plain for t in s.inputs}
         views = [] if last.right else [products[0].inputs[0]]
         views += [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in self.operands if before or not last.right]
         converted = f".to({out}.dtype)" if sums != dtype or self.half or any(o.rounded for o in self.operands) else ""
         for t in views:
             view = converted if t.name in as_matrix else f".view({self._shape(t.axes)}){converted}"
-            if view:
-                text += [f"        {t.name.lower()} = {called.get(t.name, t.name)}{view}"]
-                called[t.name] = t.name.lower()
+            text += [f"        {t.name} = {t.name}{view}"] if view else []
         for s, following in pairwise(products):
-            view = "" if following in plain else f".view({self._shape(s.out.axes)})"
-            product = f"torch.mm({self._sides(s, called)[0]}){view}" if s in plain else _einsum(einsum, s, called)
-            text += [f"        {s.out.name} = {product}"]
-        if last in plain:
-            sides, shape = self._sides(last, called)
-            return [*text, f"        multiply({sides}, {out}.view({shape}))"]
-        if not last.right:
-            return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last, called)})"]
-        rows = self.rows
-        summed = self.elements(last.summed)
-        columns = self.width
-        (table,) = last.right
-        wide = f".to({out}.dtype)" if before and not self.half else ""  # as wide as the right side
-        narrow = ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
-        behind = last.summed[:1] == last.left[0].axes[:1]
-        of_values = f"values.view({summed}, {rows}).t(){wide}" if behind else f"values.view({rows}, {summed}){wide}"
-        of_table = f"{table.name}.reshape({summed}, {columns}){narrow}"
-        return [*text, f"        multiply({of_values}, {of_table}, {out}.view({rows}, {columns}))"]
+            product = "torch.mm({}, {})".format(*self._matrices(s)) if s in plain else _einsum(einsum, s)
+            view = f".view({self._shape(s.out.axes)})" if s in plain and following not in plain else ""
+            text += [f"        {s.out.name} = {product}{view}"]
+        if last not in plain:
+            return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last)})"]
+        left, right, shape = self._matrices(last)
+        if last.right:
+            left += converted if before and not self.half else ""  # as wide as the right side
+            right += ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
+        return [*text, f"        multiply({left}, {right}, {out}.view({shape}))"]
 
-    def _sides(self, s: Product, called: Mapping[str, str]) -> tuple[str, str]:
-        """Return the text of two matrices, the left transposed, whose product is in place; and of its shape."""
-        first, second = (called.get(t.name, t.name) for t in s.inputs)
-        summed = self.elements(s.summed)
+    def _matrices(self, s: Product) -> tuple[str, str, str]:
+        """Return the text of two matrices whose product it is, and of the shape of that."""
+        (left, right), summed = s.inputs, self.elements(s.summed)
         rows, columns = (self.elements(outside(t.axes, s.summed)) for t in s.inputs)
-        matrix = "" if len(s.inputs[1].axes) == 2 else f".reshape({summed}, {columns})"
-        return f"{first}.reshape({summed}, {rows}).t(), {second}{matrix}", f"{rows}, {columns}"
+        turned = left.axes[: len(s.summed)] == s.summed
+        first = f"{left.name}.reshape({summed}, {rows}).t()" if turned else f"{left.name}.view({rows}, {summed})"
+        as_it_is = len(s.summed) == 1 and len(right.axes) == 2
+        return first, right.name if as_it_is else f"{right.name}.reshape({summed}, {columns})", f"{rows}, {columns}"
 
     def _shape(self, axes: Names) -> str:
         return ", ".join(str(self.axis(c).size) for c in axes) or "()"
@@ -362,9 +353,9 @@ def in_place(s: Product) -> bool:
     return left[:n] == right[:n] == s.summed and s.out.axes == (*left[n:], *right[n:])
 
 
-def _einsum(einsum: str, s: Product, called: Mapping[str, str]) -> str:
+def _einsum(einsum: str, s: Product) -> str:
     """Return the text of a product; multiply and sum if one operand's axes are the last of the other's."""
-    names = [called.get(t.name, t.name) for t in s.inputs]
+    names = [t.name for t in s.inputs]
     left, *others = (t.axes for t in s.inputs)
     kept = among(left, s.out.axes)
     if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:
