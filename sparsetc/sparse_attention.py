@@ -127,7 +127,8 @@ def attention(
         settings: of `einsum`, for the products of the three steps; kernels use precision and cache_dir.
 
     Returns:
-        (*heads, rows, width), of the operands' dtype; with `return_lse` a pair with the logarithms.
+        (*heads, rows, width), of the operands' dtype; with `return_lse` a pair with the logarithms. Modes of heads
+        and rows lie in memory in the order of those of q where the sizes are q's.
 
     Raises:
         DtypeError: operands are not dense, floating point and of one dtype, or the bias is not floating point.
