@@ -314,13 +314,12 @@ class DenseProduct(TileProgram):
         views = [] if last.right else [("values", (*before, last)[0].inputs[0])]
         views += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
         text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in views]
-        text += [f"        {s.out.name} = {_einsum(einsum, s)}" for s in before]
+        for s in before:
+            matrices = in_place(s) and not integers
+            made = f"product({self._sides(s)}, {self._shape(s.out.axes)})" if matrices else _einsum(einsum, s)
+            text.append(f"        {s.out.name} = {made}")
         if before and not last.right and in_place(last) and not integers:
-            left, right = (t.name.lower() for t in last.inputs)
-            rows, columns = (self.elements(outside(t.axes, last.summed)) for t in last.inputs)
-            summed = self.elements(last.summed)
-            sides = f"{left}.reshape({summed}, {rows}).t(), {right}.reshape({summed}, {columns})"
-            return [*text, f"        multiply({sides}, {out}.view({rows}, {columns}))"]
+            return [*text, f"        multiply({self._sides(last)}, {out}.view({', '.join(self._sizes(last))}))"]
         if not last.right:
             return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last)})"]
         rows = self.rows
@@ -333,6 +332,16 @@ class DenseProduct(TileProgram):
         of_values = f"values.view({summed}, {rows}).t(){wide}" if behind else f"values.view({rows}, {summed}){wide}"
         of_table = f"{table.name}.reshape({summed}, {columns}){narrow}"
         return [*text, f"        multiply({of_values}, {of_table}, {out}.view({rows}, {columns}))"]
+
+    def _sizes(self, s: Product) -> list[str]:
+        """Return the rows and columns of a product of two matrices."""
+        return [str(self.elements(outside(t.axes, s.summed))) for t in s.inputs]
+
+    def _sides(self, s: Product) -> str:
+        """Return the text of the two matrices."""
+        each = zip(s.inputs, self._sizes(s), strict=True)
+        left, right = [f"{t.name.lower()}.reshape({self.elements(s.summed)}, {n})" for t, n in each]
+        return f"{left}.t(), {right}"
 
     def _shape(self, axes: Names) -> str:
         return ", ".join(str(self.axis(c).size) for c in axes) or "()"

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.support import among
+from sparsetc.support.compiled import room
 from sparsetc.support.entry import matmul_precision as matmul_precision
 from sparsetc.tensor import sums
 from sparsetc.tensor.coords import set_bits
@@ -230,6 +231,13 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
     in_pieces = left[:, : pieces * LONG].unflatten(1, (pieces, LONG)).transpose(0, 1)
     torch.sum(torch.bmm(in_pieces, right[: pieces * LONG].unflatten(0, (pieces, LONG))), 0, out=out)
     out.add_(left[:, pieces * LONG :] @ right[pieces * LONG :])
+
+
+def product(left: Tensor, right: Tensor, *shape: int) -> Tensor:
+    """Return the product of two matrices of one dtype, in a shape."""
+    out = room(left.device, left.dtype, left.shape[0], right.shape[1])
+    multiply(left, right, out)
+    return out.view(shape)
 
 
 # -- einsums of integers -----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from sparsetc.codegen.launch import Call, PartArrays, Values, each
 from sparsetc.codegen.programs import Programs
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Ints
+from sparsetc.support.compiled import room
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import dtype_name
@@ -219,7 +220,7 @@ class Executable:
     def empty(self, device: torch.device) -> Tensor:
         """Return an uninitialised result with the strides that programs write."""
         if self.strides is None:
-            return torch.empty(self.shape, dtype=self.dtype, device=device)
+            return room(device, self.dtype, *self.shape)
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def _ordered(

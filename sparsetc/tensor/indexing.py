@@ -224,7 +224,6 @@ def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
         return _enumerated(None, first, end - first, coords)
 
-
     def rows() -> tuple[Tensor, Tensor]:
         begins = torch.searchsorted(row, torch.arange(size + 1, device=row.device))
         return begins[:-1], begins.diff()
