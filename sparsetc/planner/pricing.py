@@ -191,8 +191,11 @@ def natively(candidate: Candidate, problem: Problem) -> Candidate:
     total, least = candidate.total or 0.0, COMPILED * len(candidate.costs)
     if total * CALLS <= least or any(unprinted(cost.p) for cost in candidate.costs):
         return candidate
-    native = price(replace(candidate, plan=candidate.plan.scheduled(lambda s: replace(s, native=True))), problem)
-    return native if (total - (native.total or 0.0)) * CALLS > least else candidate
+    loops = tuple([cost.natively for cost in candidate.costs])
+    plan = candidate.plan.scheduled(lambda s: replace(s, native=True))
+    seconds = seconds_of(plan, loops, candidate.expected, problem.backend, problem.profile)
+    native = replace(candidate, plan=plan, costs=loops, seconds=seconds)
+    return native if (total - sum(seconds)) * CALLS > least else candidate
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:

@@ -233,11 +233,10 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
     out.add_(left[:, pieces * LONG :] @ right[pieces * LONG :])
 
 
-def product(left: Tensor, right: Tensor, *shape: int) -> Tensor:
-    """Return the product of two matrices of one dtype, in a shape."""
-    out = room(left.device, left.dtype, left.shape[0], right.shape[1])
-    multiply(left, right, out)
-    return out.view(shape)
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of two matrices of one dtype."""
+    out = None if left.is_cuda else room(left.device, left.dtype, left.shape[0], right.shape[1])
+    return torch.mm(left, right, out=out)
 
 
 # -- einsums of integers -----------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ Resources, each with the time it alone would take:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -178,6 +179,13 @@ class Cost:
         self.made = {
             how: tuple([(o.name, o.nrows * o.width) for o in p.operands if getattr(o, how)]) for how in self.made
         }
+
+    @property
+    def natively(self) -> Cost:
+        """The cost of the same program as native loops."""
+        other = copy(self)
+        other.p = replace(self.p, schedule=replace(self.p.schedule, native=True))
+        return other
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:
