@@ -331,7 +331,7 @@ class DenseProduct(TileProgram):
             view = converted if t.name in as_matrix else f".view({self._shape(t.axes)}){converted}"
             text += [f"        {t.name} = {t.name}{view}"] if view else []
         for s, following in pairwise(products):
-            product = "torch.mm({}, {})".format(*self._matrices(s)) if s in plain else _einsum(einsum, s)
+            product = "product({}, {})".format(*self._matrices(s)) if s in plain else _einsum(einsum, s)
             view = f".view({self._shape(s.out.axes)})" if s in plain and following not in plain else ""
             text += [f"        {s.out.name} = {product}{view}"]
         if last not in plain:
