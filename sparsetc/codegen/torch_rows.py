@@ -34,7 +34,7 @@ COUNTS = tuple(f"{end} - {first}" for first, end in ENDS)
 
 def rows_of(program: TileProgram, level: int) -> int:
     """Return the level whose positions are the rows of a tile made at `level`; positions along a side make no rows."""
-    return max([axis.level for axis in program.view.loops if axis.level <= level], default=ITEM)
+    return program.view.rows[level]
 
 
 class TorchPrinter(Writer, Lines):
