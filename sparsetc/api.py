@@ -31,7 +31,7 @@ from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse,
 from sparsetc.packing.base import Packed
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.support import later
-from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.support.entry import entry_point, traced
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.inputs import not_sparse
@@ -99,7 +99,7 @@ def einsum(
             raise DistributedError(f"reduce={reduce!r:.80} is for tensors of one process; take it of x.gather()")
         result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
         return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
-    if torch.compiler.is_compiling() or traced_by_modes():
+    if traced():
         return _traced_einsum(_einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
     return _einsum(args, output, drop_zeros, settings)
 
@@ -140,7 +140,7 @@ def _run(contraction: Contraction, operands: Operands, drop_zeros: bool) -> Resu
             dense.append(operand)
     patterns[0].uses.count += 1
     result = contraction.evaluate(patterns, values, dense, contraction.packed(values), checked=True)
-    return wrap(contraction, result, patterns, drop_zeros)
+    return wrap(contraction, result, patterns, drop_zeros) if contraction.sparse else result
 
 
 @entry_point

@@ -288,6 +288,8 @@ class options(contextlib.ContextDecorator):
 
 def of_call(settings: Mapping[str, Any]) -> Options:
     """Return the options in force, overridden by those of a call. Raise an error for options that no call can set."""
+    if not settings:
+        return _current.get() or _DEFAULT
     if settings.get("device") is not None:
         raise DeviceError(
             "device= says where `read` puts tensors (sparsetc.options); an einsum runs where its operands are: move "

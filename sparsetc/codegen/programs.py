@@ -10,7 +10,6 @@ A program over a task list gives blocks of the result, one an item, in the type 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -51,7 +50,6 @@ from sparsetc.support import later
 from sparsetc.support.compiled import usable
 from sparsetc.tensor.sums import accumulator
 
-_HERE = nullcontext()
 _triton_source = later("codegen.triton", "module_source")
 """A call on the CPU needs none of Triton's printers."""
 Split = tuple[Callable[[list[Any]], None], int]
@@ -156,16 +154,17 @@ class Programs:
         }
 
         def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
+            if out.is_cuda and out.device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
+                with torch.cuda.device(out.device):
+                    call(values, dense, out)
+                return
             stored: Any = each(values) if several else values
-            elsewhere = out.is_cuda and out.device.index != torch.cuda.current_device()
-            with torch.cuda.device(out.device) if elsewhere else _HERE:  # Triton launches on the current device
-                tables = dense if plain else _as_read(dense, every, splits)
-                for launch, arguments, places, numbers in launches:
-                    filled = [*arguments]
-                    for place, number in places.items():
-                        filled[place] = stored[number]
-                    filled += [*(dense if plain else [tables[n] for n in numbers]), out]
-                    launch(filled)
+            tables = dense if plain else _as_read(dense, every, splits)
+            for launch, arguments, places, numbers in launches:
+                filled = [*arguments]
+                for place, number in places.items():
+                    filled[place] = stored[number]
+                launch([*filled, *(dense if plain else [tables[n] for n in numbers]), out])
 
         return call if triton or not threads else _by_threads(call, threads)
 
@@ -251,7 +250,7 @@ def _text(
         text = header(programs, backend, about)
         if backend == "numba":
             return numba_source.module_source(programs, text)
-        return torch_source.module_source(programs, text, sums == torch.int64)
+        return torch_source.module_source(programs, text, dtype)
     for program in programs:
         check_sizes(program)
     ported = tuple([_ported(program, machine) for program in programs])

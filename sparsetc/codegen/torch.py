@@ -14,6 +14,8 @@ from collections.abc import Callable
 from string import ascii_letters
 from typing import Any
 
+import torch
+
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, TorchPrinter, rows_of, summed
 from sparsetc.ir.nest.axes import LANE, LEAF
 from sparsetc.ir.nest.values import Bitmap, Ones
@@ -23,10 +25,11 @@ from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.text import comments
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Names, among
+from sparsetc.tensor.sums import accumulator
 
 
 def function(p: TileProgram, integers: bool) -> list[str]:
-    """Return the lines of a program's function over chunks; `integers` as for `module_source`."""
+    """Return the lines of a program's function over chunks; `integers` says if operands are."""
     printer = TorchPrinter(p, integers)
     for s, _ in p.statements:
         if type(s) in STATEMENTS:
@@ -221,9 +224,10 @@ CALLS = "add_rows bag bags dots expanded integer_einsum matmul_precision multipl
 """Names in `runtime.calls` that generated programs may call."""
 
 
-def module_source(programs: tuple[TileProgram, ...], header: str, integers: bool = False) -> str:
-    """The whole file: header and one function a part; `integers` says of what type the operands are."""
-    functions = ["\n".join(p.lines(integers) if p.covers else function(p, integers)) for p in programs]
+def module_source(programs: tuple[TileProgram, ...], header: str, dtype: torch.dtype = torch.float32) -> str:
+    """The whole file, for operands of a type: header and one function a part."""
+    integers = accumulator(dtype) == torch.int64
+    functions = ["\n".join(p.lines(dtype) if p.covers else function(p, integers)) for p in programs]
     body = "\n\n\n".join(functions)
     called = set(re.findall(r"(?<!\.)\b(\w+)\(", body))
     used = ", ".join(among(CALLS.split(), called))

@@ -181,7 +181,7 @@ class Contraction:
         pull = self.pull
         if self.rewrites:
             beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
-            given = given or [*(v for v in values if v is not None and pull.values == ()), *dense]
+            given = given or [*(() if pull.values else [v for v in values if v is not None]), *dense]
             values, dense = pull(values, dense, beside)
         if not self._as_given:
             patterns = [patterns[one] if isinstance(one, int) else one for one in self._inner]
@@ -270,8 +270,8 @@ T = TypeVar("T")
 
 
 def wrap(made: Contraction, values: Tensor, patterns: Patterns, drop_zeros: bool = False) -> Result:
-    """Make the result of a contraction, sparse or dense, from its values."""
-    pattern = made.pattern_on(patterns) if made.sparse else None
+    """Make the sparse result of a contraction from its values; a dense one is these."""
+    pattern = made.pattern_on(patterns)
     if pattern is None:
         return values
     result = SparseTensor._make(pattern, values)
@@ -336,7 +336,8 @@ def key_of(text: str, operands: Operands, settings: Options, form: str) -> tuple
             dims = () if operand.is_contiguous() else repeated_dims(operand)
             kinds.append((operand.shape, operand.dtype, operand.device, dims))
     others = tuple(map(weakref.ref, patterns[1:]))
-    return "kernel", text, tuple(kinds), others, settings, form, settings.effective_precision()
+    precision = settings.precision or torch.get_float32_matmul_precision()
+    return "kernel", text, tuple(kinds), others, settings, form, precision
 
 
 def parsed(text: str, operands: Operands) -> Bound:

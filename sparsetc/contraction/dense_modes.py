@@ -94,7 +94,7 @@ def blocks(r: Request) -> Rewrite | None:
     coordinates, tables = set[str](), False
     for p, operand in enumerate(r.operands):
         letters = e.inputs[p]
-        change: Change
+        change: Change | None
         if isinstance(operand, SparseTensor):
             pattern, rows, columns, change = _cut(operand, letters, bound, cut)
             inputs.append((*rows, *columns))
@@ -106,7 +106,8 @@ def blocks(r: Request) -> Rewrite | None:
             if tf32 and like.dtype == torch.float32 and term == distinct(term):
                 summed = [n for n, c in enumerate(term) if cut.sides.get(c, 0) >= LAST and c not in e.output]
             order = [*outside(range(len(term)), summed), *summed]
-            change = partial(_table, cut.sides_of(letters), bound.shape(p), order if summed else None)
+            sides = cut.sides_of(letters)
+            change = partial(_table, sides, bound.shape(p), order if summed else None) if any(sides) else None
             inputs.append(tuple([term[n] for n in order]))
             inner.append(like.expand([sizes[c] for c in inputs[-1]]))
         take.append(((p,), change))
@@ -150,7 +151,7 @@ def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
     return Letterings(sides, {c: swapped.get(c) or next(others) for c in sides})
 
 
-def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Letterings) -> tuple[Pattern, Names, Names, Change]:
+def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Letterings) -> tuple[Pattern, Names, Names, Change | None]:
     """A sparse operand's pattern in the einsum of blocks, letters of coordinates and of dense modes, and its values."""
     modes, dense = letters[: x.sparse_order], letters[x.sparse_order :]
     sides, sizes = cut.sides_of(dense), bound.extents(dense)
@@ -162,7 +163,9 @@ def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Letterings) -> tupl
         masks = x.pattern.blocks.masks(x.coords)
     positions = among(modes, cut.sides)
     rows = tuple(cut.blocks.get(c, c) for c in modes)
-    return pattern, rows, (*positions, *cut.term(dense)), partial(_cut_values, block_cut, masks, sides, sizes)
+    as_it_is = block_cut.source is None and 1 not in block_cut.blocks.sides and not masks and not any(sides)
+    change = None if as_it_is else partial(_cut_values, block_cut, masks, sides, sizes)
+    return pattern, rows, (*positions, *cut.term(dense)), change
 
 
 def _cut_values(

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction, wrap
@@ -31,9 +30,11 @@ from sparsetc.planner.registry import plan_of_derived
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, among, later, required
-from sparsetc.support.entry import entry_point, traced_by_modes
+from sparsetc.support.entry import entry_point, traced
+from sparsetc.tensor.convert import laid_out
 from sparsetc.tensor.dtypes import dtype_name
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.kept_values import gradient_taken
+from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 NewValues = Tensor | Sequence[Tensor | None]
@@ -77,7 +78,7 @@ class Kernel(Inspectable):
 
     def _pack(self) -> None:
         """Pack the current values; do nothing while a graph is traced."""
-        if is_compiling() or traced_by_modes():
+        if traced():
             return
         self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
         self._settled = self.contraction.settled
@@ -99,6 +100,24 @@ class Kernel(Inspectable):
                     break
         return self._packed
 
+    def whole(self) -> Tensor | None:
+        """Return the sparse operand as the dense tensor that torch multiplies as it does any; None if it does not.
+
+        It is differentiable, and kept while values stay as they are, if these do not learn.
+        """
+        leaf, precision = self.contraction.leaf, self.contraction.settings.precision
+        if not leaf.whole or leaf.trials is not None or transforming() or torch.is_autocast_enabled(leaf.device.type):
+            return None
+        if leaf.dtype is torch.float32 and precision != torch.get_float32_matmul_precision():
+            return None
+        (values,) = self._values
+        if torch.is_grad_enabled() and values.requires_grad:
+            whole = laid_out(self.operand)
+            whole.register_hook(lambda _: gradient_taken(values))
+            return whole
+        packed: Any = self._packed_now()
+        return packed and packed[0].view(self.operand.shape)  # type: ignore[no-any-return]
+
     def _on_arrays(self) -> Callable[[Any], Any] | None:
         """Return the kernel with its current values as `Contraction.on_arrays` gives it; None if it is more."""
         packed = self._packed_now()
@@ -119,7 +138,7 @@ class Kernel(Inspectable):
             A dense tensor, or a `SparseTensor` where the output keeps modes of sparse operands, as `einsum` says.
             Gradients flow to dense operands and to the values of sparse ones.
         """
-        if is_compiling() or traced_by_modes():
+        if traced():
             return _traced(self, dense, values)  # type: ignore[no-any-return]
         return self._called(dense, values)
 
@@ -127,8 +146,9 @@ class Kernel(Inspectable):
     def _called(self, dense: tuple[Tensor, ...], values: NewValues | None) -> Result:
         if values is not None:
             return self.with_values(*(values if isinstance(values, Sequence) else [values]))._called(dense, None)
-        result = self.contraction.evaluate(self._patterns, self._values, dense, self._packed_now())
-        return wrap(self.contraction, result, self._patterns, self.drop_zeros)
+        made = self.contraction
+        result = made.evaluate(self._patterns, self._values, dense, self._packed_now())
+        return wrap(made, result, self._patterns, self.drop_zeros) if made.sparse else result
 
     def as_linear_operator(self) -> Any:
         """Scipy's `LinearOperator` of the kernel as a map of its one dense operand, for scipy's solvers.

@@ -54,6 +54,7 @@ class Leaf(Preparation, Inspectable):
         turned: calls of all steps in which a candidate had its turn.
         trials: the candidates that take turns in calls; None once the plan is decided.
         guard: what says which operands the step takes; None where it takes all.
+        whole: whether packed values are the dense tensor, which torch multiplies once.
         alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
         _empty: whether there is nothing to sum.
         _repacks: whether packed values are a copy; otherwise parts read values where they are given.
@@ -106,6 +107,8 @@ class Leaf(Preparation, Inspectable):
         self._covers = self.programs[0].covers
         as_given = {key[1:] for key in self._value_keys} == {(self.dtype, False)}
         self._repacks = not (as_given and all(p.packed.in_order for p in self.parts))
+        first, order = self.programs[0], self.parts[0].packed.storage.sequence
+        self.whole = first.is_product and as_given and not self.output.sparse and [*order] == sorted(order)
         sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.bound.sizes))
         self._empty = 0 in sizes
         self.alone = (

@@ -55,7 +55,7 @@ def promoted(operands: Sequence[Operand]) -> Sequence[Operand]:
     Autocast makes layers give narrower floats than the tensors that a caller keeps. Outside of autocast nothing is
     converted unasked.
     """
-    if not torch.is_autocast_enabled(operands[0].device.type):
+    if not (torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(operands[0].device.type)):
         return operands
     floats = {o.dtype for o in operands if o.dtype.is_floating_point}
     if len(floats) < 2:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -25,9 +26,9 @@ from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
-from sparsetc.support import Ints, among, outside
+from sparsetc.support import Ints, Names, among, outside
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import Lru
+from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import readings
 from sparsetc.tensor.coords import linear_key, picked
 from sparsetc.tensor.pattern import Uses, transforming
@@ -44,12 +45,12 @@ ENTRIES, ELEMENTS = 1 << 20, 1 << 27
 little beside the run, and kernels do not gather rows into memory."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class LastUse:
     """The pattern that an einsum was last used with, and how many patterns in a row before it were used a few times."""
 
-    uses: Uses
-    passed: int
+    uses: Uses | None = None
+    passed: int = 0
 
 
 last_uses: Lru[Any, LastUse] = Lru(256)
@@ -63,28 +64,25 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     two = len(sparse) == len(operands) == 2 and operands[0].device.type == "cuda"
     if not (two or len(sparse) == 1) or settings.asks or by_rule:
         return None
-    entries = [_entries(o) for o in operands if isinstance(o, SparseTensor)]
-    coords, values, uses = min(entries, key=lambda one: one[2].count)
-    kind = values.dtype, values.device
-    rows = any(one[1].ndim > 1 for one in entries)  # of dense modes, or blocks
-    if rows or kind[0] in INTEGERS or any((o.dtype, o.device) != kind for o in operands):
+    entries = [_entries(operands[number]) for number in sparse]  # type: ignore[arg-type]
+    coords, values, uses = min(entries, key=lambda one: one[2].count) if two else entries[0]
+    count, dtype, device = values.shape[0], values.dtype, values.device
+    others = [entry[1] for entry in entries] if two else [o for o in operands if isinstance(o, Tensor)]
+    if dtype in INTEGERS or values.ndim > 1 or any(o.dtype != dtype or o.device != device for o in others):
         return None
-    if not _comes_and_goes(text, (len(coords), *kind), uses):
+    if two and any(entry[1].ndim > 1 for entry in entries):  # of dense modes, or blocks
+        return None
+    if not _comes_and_goes(text, (coords.shape[0], dtype, device), uses):
         return None
     if two:
         return _of_pair(text, operands, form, entries)
-    recipe = Recipe.of(text, tuple(o.ndim if isinstance(o, Tensor) else o.order for o in operands), *sparse)
-    bound = recipe and recipe.bound(operands)
-    if not recipe or not bound or is_sparse(form, bound.einsum, [bound.einsum.inputs[sparse[0]]]):
-        return None
-    width = bound.elements(recipe.free)
-    count = len(values)
-    if count > ENTRIES or max(count, bound.elements(recipe.kept)) * width > ELEMENTS:
+    shapes = tuple([tuple(o.shape) for o in operands])
+    recipe = Recipe.of(text, shapes, *sparse, form)
+    if not recipe or count > ENTRIES or max(count, recipe.rows) * recipe.width > ELEMENTS:
         return None
     uses.count += 1
-    dense = [o for o in operands if isinstance(o, Tensor)]
-    with without_autocast(values.device):
-        return recipe.result(bound, coords.unbind(), values, dense)
+    with without_autocast(device):
+        return recipe.result(coords.unbind(), values, others)
 
 
 Entries = tuple[Tensor, Tensor, Uses]
@@ -116,13 +114,27 @@ def _entries(x: SparseTensor) -> Entries:
 
 def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
     """Return True if this pattern, and several in a row before it, were used a few times only."""
-    last = last_uses.get((text, kind))
-    if last is None or last.uses is not uses:
-        passed = last.passed + 1 if last and last.uses.count <= FEW else 0
-        last_uses.pop((text, kind))
-        last = last_uses.put((text, kind), LastUse(uses, passed))
-        (readings.passing.add if passed >= IN_A_ROW else readings.passing.discard)(kind)
+    last = last_uses.once((text, kind), LastUse)
+    if last.uses is not uses:
+        last.passed = last.passed + 1 if last.uses and last.uses.count <= FEW else 0
+        last.uses = uses
+        (readings.passing.add if last.passed >= IN_A_ROW else readings.passing.discard)(kind)
     return last.passed >= IN_A_ROW and uses.count < FEW
+
+
+@lru_cache
+def _einsum_of(text: str, orders: Ints, sparse: int) -> Einsum | None:
+    """Return the einsum of operands of these orders; None if it is more than products of rows that are added up."""
+    try:
+        e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum
+    except EquationError:
+        return None
+    more = len(orders) == 1 or e.dense_contracted or any(len(set(term)) < len(term) for term in e.inputs)
+    return None if more else e
+
+
+Numbers = tuple[Ints, Ints]
+"""Modes of the sparse operand, and their sizes, which together number rows."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +142,15 @@ class Table:
     """A dense operand as a table of rows to gather.
 
     Attributes:
-        letters: letters shared with the sparse operand, which number the rows.
-        order: permutation of its dimensions: these letters first, then letters of the result in the result's order.
-        free: for each dense letter of the result, whether the operand has it.
+        numbers: what numbers the rows.
+        order: permutation of its dimensions: those that number rows first, then letters of the result in its order;
+            None where they lie so.
+        shape: (rows, *dense sizes of the result), with size 1 for each letter that the operand lacks.
     """
 
-    letters: str
-    order: Ints
-    free: tuple[bool, ...]
+    numbers: Numbers
+    order: Ints | None
+    shape: Ints
 
 
 @dataclass(frozen=True)
@@ -145,73 +158,77 @@ class Recipe:
     """An einsum in which each entry adds to one row of the result the product of one row of each dense operand.
 
     Attributes:
-        einsum: the letters of each operand.
-        kept: letters of the result that the sparse operand has.
-        free: letters of the result that only dense operands have.
+        kept: what numbers the rows of the result.
+        free: the dense sizes of the result.
         tables: the dense operands.
-        order: position of each letter of the result in `kept` and `free` together.
+        order: position of each letter of the result among those of `kept` and `free`; None where it has this order.
     """
 
-    einsum: Einsum
-    kept: str
-    free: str
+    kept: Numbers
+    free: Ints
     tables: tuple[Table, ...]
-    order: Ints
+    order: Ints | None
 
     @staticmethod
-    @lru_cache
-    def of(text: str, orders: Ints, sparse: int) -> Recipe | None:
-        """Return the recipe of an einsum of operands of these orders; None if it has none."""
-        try:
-            e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum
-        except EquationError:
-            return None
-        if len(orders) == 1 or e.dense_contracted or any(len(set(term)) < len(term) for term in e.inputs):
-            return None
-        tables = []
-        for term in e.tables:
-            letters = outside(term, e.free)
-            order = [term.index(c) for c in (*letters, *among(e.free, term))]
-            tables.append(Table("".join(letters), tuple(order), tuple(c in term for c in e.free)))
-        at_end = (*e.kept, *e.free)
-        order = [at_end.index(c) for c in e.output]
-        return Recipe(e, "".join(e.kept), "".join(e.free), tuple(tables), tuple(order))
+    @lru_cache(maxsize=256)
+    def of(text: str, shapes: tuple[Ints, ...], sparse: int, form: str) -> Recipe | None:
+        """Return the recipe for operands of these shapes.
 
-    def bound(self, operands: Operands) -> Bound | None:
-        """Return the einsum with the size of each letter; None if operands disagree, or one would be broadcast."""
-        sizes: dict[str, int] = {}
-        for term, operand in zip(self.einsum.inputs, operands, strict=True):
-            for letter, size in zip(term, operand.shape, strict=True):
+        None if there is none, operands disagree or are broadcast, or the result is sparse.
+        """
+        e = _einsum_of(text, tuple(map(len, shapes)), sparse)
+        if e is None or is_sparse(form, e, [e.inputs[sparse]]):
+            return None
+        sizes = dict[str, int]()
+        for term, shape in zip(e.inputs, shapes, strict=True):
+            for letter, size in zip(term, shape, strict=True):
                 if sizes.setdefault(letter, size) != size:
                     return None
-        return Bound.of(self.einsum, sizes)
+        bound, letters = Bound.of(e, sizes), e.inputs[sparse]
 
-    def result(self, bound: Bound, coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
+        def numbers(of: Sequence[str]) -> Numbers:
+            return tuple([letters.index(c) for c in of]), bound.extents(of)
+
+        tables = []
+        for term in e.tables:
+            shared = outside(term, e.free)
+            width = [sizes[c] if c in term else 1 for c in e.free]
+            order = _order(term, (*shared, *among(e.free, term)))
+            tables.append(Table(numbers(shared), order, (bound.elements(shared), *width)))
+        return Recipe(numbers(e.kept), bound.extents(e.free), tuple(tables), _order((*e.kept, *e.free), e.output))
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return prod(self.kept[1])
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of a row."""
+        return prod(self.free)
+
+    def result(self, coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
         """Compute the einsum from coordinates, values and dense operands."""
-        wide = accumulator(values.dtype)
-        at = dict(zip(self.einsum.inputs[self.einsum.sparse[0]], coords, strict=True))
-        tables = [self._rows(table, bound, o.to(wide)) for table, o in zip(self.tables, dense, strict=True)]
-        numbers = [_numbers(table.letters, bound, at) for table in self.tables]
-        weights, row = values.to(wide), _numbers(self.kept, bound, at)
-        shape, width = bound.extents((*self.kept, *self.free)), bound.elements(self.free)
+        dtype, wide = values.dtype, accumulator(values.dtype)
+        if dtype != wide:
+            values, dense = values.to(wide), [o.to(wide) for o in dense]
+        tables = [_reordered(o, table.order).reshape(table.shape) for table, o in zip(self.tables, dense, strict=True)]
+        numbers = [_numbers(table.numbers, coords) for table in self.tables]
+        row, count = _numbers(self.kept, coords), values.shape[0]
         if row is None:
-            sums = self._product(weights, tables, numbers).sum(0)
-        elif weights.is_cuda or weights.is_complex():
-            terms = self._product(weights, tables, numbers)
-            sums = add_rows(terms.new_zeros((bound.elements(self.kept), *terms.shape[1:])), row, terms)
+            sums = self._product(values, tables, numbers).sum(0)
+        elif values.is_cuda or values.is_complex():
+            terms = self._product(values, tables, numbers)
+            sums = add_rows(terms.new_zeros((self.rows, *terms.shape[1:])), row, terms)
         else:  # where torch adds rows one element after the other, but multiplies by a sparse matrix well
             column, terms = numbers[0], tables[0]
-            if len(tables) > 1 or column is None or weights.requires_grad:
-                terms = self._product(weights, tables, numbers)
-                weights, column = torch.ones_like(weights), torch.arange(len(weights), device=weights.device)
-            size = bound.elements(self.kept), len(terms)
-            sums = _Multiplied.apply(torch.stack([row, column]), weights, size, terms.reshape(len(terms), width))
-        return sums.view(shape).permute(self.order).to(values.dtype).contiguous()
-
-    def _rows(self, table: Table, bound: Bound, operand: Tensor) -> Tensor:
-        """Return a table as (rows, *dense letters of the result), with size 1 for each letter that it lacks."""
-        free = [bound.by_index[c] if has else 1 for c, has in zip(self.free, table.free, strict=True)]
-        return operand.permute(table.order).reshape(bound.elements(table.letters), *free)
+            if len(tables) > 1 or column is None or values.requires_grad:
+                terms = self._product(values, tables, numbers)
+                values, column = torch.ones_like(values), torch.arange(count, device=values.device)
+            size = self.rows, terms.shape[0]
+            sums = _Multiplied.apply(torch.stack([row, column]), values, size, terms.reshape(size[1], self.width))
+        result = _reordered(sums.view((*self.kept[1], *self.free)), self.order)
+        return result if dtype == wide else result.to(dtype)
 
     def _product(self, weights: Tensor, tables: list[Tensor], numbers: list[Tensor | None]) -> Tensor:
         """Return (entries, *dense sizes of the result): each value times its row of each table."""
@@ -219,6 +236,15 @@ class Recipe:
         for table, number in zip(tables, numbers, strict=True):
             product = product * picked(table, number)
         return product
+
+
+def _order(letters: Names, wanted: Names) -> Ints | None:
+    """Return the permutation that brings letters in a wanted order; None where they are in it."""
+    return None if letters == wanted else tuple(map(letters.index, wanted))
+
+
+def _reordered(tensor: Tensor, order: Ints | None) -> Tensor:
+    return tensor if order is None else tensor.permute(order).contiguous()
 
 
 class _Multiplied(torch.autograd.Function):
@@ -238,6 +264,7 @@ class _Multiplied(torch.autograd.Function):
         return None, None, None, _Multiplied.apply(place.flip(0), weights, ctx.size[::-1], upstream)
 
 
-def _numbers(letters: str, bound: Bound, at: dict[str, Tensor]) -> Tensor | None:
-    """Return (entries,) row-major numbers of the entries' coordinates in these letters; None without letters."""
-    return linear_key([at[c] for c in letters], bound.extents(letters))[0] if letters else None
+def _numbers(numbers: Numbers, coords: Sequence[Tensor]) -> Tensor | None:
+    """Return (entries,) row-major numbers of the entries' coordinates in these modes; None without modes."""
+    modes, sizes = numbers
+    return linear_key([coords[mode] for mode in modes], sizes)[0] if modes else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice, permutations
+from itertools import islice, pairwise, permutations
 from math import prod
 from typing import ClassVar
 
@@ -39,11 +39,15 @@ from sparsetc.planner.pricing import ROUNDING
 from sparsetc.planner.registry import register_format
 from sparsetc.support import Ints, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
+from sparsetc.tensor.sums import accumulator
 
 MOST = 2**40
 """Most positions of a dense tensor: no device has memory for more."""
 MOST_ORDERS = 24
 """Orders of dense operands that are compared, at most."""
+ARRANGED = 64
+"""Multiplications in whose time torch copies an element of an operand, if it cannot multiply it as it lies (one thread:
+3.5 M elements, a mode in the middle summed, 24 ms, the first one .6; a GPU streams 8 bytes in the time of 60)."""
 
 
 @register_format
@@ -144,7 +148,7 @@ def _products(bound: Bound, stored: Names, operands: Sequence[Operand], matrices
     """
     output, sizes = bound.einsum.output, printed_sizes(bound)
     kept, free = (tuple([c for c in output if (c in stored) == own]) for own in (True, False))
-    x, dense = Tile("x", stored, ITEM), [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in operands]
+    x, dense = Tile("values", stored, ITEM), [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in operands]
     choices = [_in_turn([x, *order], (*kept, *free)) for order in islice(permutations(dense), MOST_ORDERS)]
     summed, read = outside(stored, kept), {c for t in dense for c in t.axes}
     right, matrix = (*summed, *free), stored in ((*kept, *summed), (*summed, *kept))
@@ -152,7 +156,11 @@ def _products(bound: Bound, stored: Names, operands: Sequence[Operand], matrices
         right_sides = _in_turn(dense, right) if [t.axes for t in dense] != [right] else ()
         total = Tile("total", (*kept, *free), ITEM, len(kept) if free else 0)
         choices.insert(0, (*right_sides, Product(total, (x,), (right_sides[-1].out if right_sides else dense[0],))))
-    return min(choices, key=lambda own: sum(volume(sizes, (*s.out.axes, *s.summed)) for s in own))
+
+    def work(s: Product) -> int:
+        return volume(sizes, (*s.out.axes, *s.summed)) + ARRANGED * volume(sizes, arranged(s))
+
+    return min(choices, key=lambda own: sum(map(work, own)))
 
 
 def _in_turn(tiles: Sequence[Tile], result: Names) -> tuple[Product, ...]:
@@ -183,6 +191,7 @@ class ProductCost(Cost):
         tables: elements of dense operands.
         formed: elements of intermediates.
         copied: elements of results that are not made in the order wanted.
+        arranged: elements of operands that are copied first.
         summed: positions that a product of matrices sums, one after another.
         lengths: elements of the rows of the matrices that are multiplied.
         result: rows and columns of the last product.
@@ -204,6 +213,7 @@ class ProductCost(Cost):
         self.tables = sum([o.nrows * o.width for o in program.operands])
         self.formed = sum([program.elements(s.out.axes) for s in before])
         self.copied = sum([program.elements(s.out.axes) for s in products if not in_place(s)])
+        self.arranged = sum([program.elements(axes) for s in products if (axes := arranged(s))])
         self.moved = self.once + self.output + ONE.bytes * (self.tables + 2 * self.formed)
         self.calls = len(products)
         self.matrices = bool(last.right)
@@ -242,6 +252,7 @@ class ProductCost(Cost):
         wide = 0.0 if self._narrow(size) else profile.constants["product_wide"]
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
             forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * self.copied / profile.memory
+            forming += 2 * size * self.arranged / profile.moved
         return wide + forming + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
@@ -298,11 +309,10 @@ class DenseProduct(TileProgram):
         """True if values are stored in bfloat16: for a product of two matrices, neither of them a vector."""
         return self.schedule.precision == ROUNDED and bool(self.dots)
 
-    def lines(self, integers: bool) -> list[str]:
-        """Return the text of the function, whose loop runs once, or not at all for a tensor without nonzeros.
-
-        `integers` says whether operands are of integers, which torch.einsum may sum in too few bits.
-        """
+    def lines(self, dtype: torch.dtype) -> list[str]:
+        """Return the text of the function, whose loop runs once, or not at all for a tensor without nonzeros."""
+        sums = accumulator(dtype)
+        integers = sums == torch.int64  # which torch.einsum may sum in too few bits
         out, einsum = self.output, "integer_einsum" if integers else "torch.einsum"
         names = ", ".join(["chunks", *self.arrays, *[o.name for o in self.operands], out])
         text = [
@@ -310,29 +320,36 @@ class DenseProduct(TileProgram):
             f"def part_{self.number}({names}):",
             "    for _ in chunks:",
         ]
-        *before, last = self.each(Product)
-        views = [] if last.right else [("values", (*before, last)[0].inputs[0])]
-        views += [(o.name, Tile(o.name, (*o.rows, *o.axes), ITEM)) for o in self.operands if before or not last.right]
-        text += [f"        {t.name.lower()} = {name}.view({self._shape(t.axes)}).to({out}.dtype)" for name, t in views]
-        text += [f"        {s.out.name} = {_einsum(einsum, s)}" for s in before]
-        if before and not last.right and in_place(last) and not integers:
-            left, right = (t.name.lower() for t in last.inputs)
-            rows, columns = (self.elements(outside(t.axes, last.summed)) for t in last.inputs)
-            summed = self.elements(last.summed)
-            sides = f"{left}.reshape({summed}, {rows}).t(), {right}.reshape({summed}, {columns})"
-            return [*text, f"        multiply({sides}, {out}.view({rows}, {columns}))"]
-        if not last.right:
+        products = self.each(Product)
+        *before, last = products
+        plain = [s for s in products if s.right or (in_place(s) and not integers)]
+        as_matrix = {t.name for s in plain for t in s.inputs}
+        views = [] if last.right else [products[0].inputs[0]]
+        views += [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in self.operands if before or not last.right]
+        converted = f".to({out}.dtype)" if sums != dtype or self.half or any(o.rounded for o in self.operands) else ""
+        for t in views:
+            view = converted if t.name in as_matrix else f".view({self._shape(t.axes)}){converted}"
+            text += [f"        {t.name} = {t.name}{view}"] if view else []
+        for s, following in pairwise(products):
+            product = "torch.mm({}, {})".format(*self._matrices(s)) if s in plain else _einsum(einsum, s)
+            view = f".view({self._shape(s.out.axes)})" if s in plain and following not in plain else ""
+            text += [f"        {s.out.name} = {product}{view}"]
+        if last not in plain:
             return [*text, f"        {out}.view({self._shape(last.out.axes)}).copy_({_einsum(einsum, last)})"]
-        rows = self.rows
-        summed = self.elements(last.summed)
-        columns = self.width
-        (table,) = last.right
-        wide = f".to({out}.dtype)" if before and not self.half else ""  # as wide as the right side
-        narrow = ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
-        behind = last.summed[:1] == last.left[0].axes[:1]
-        of_values = f"values.view({summed}, {rows}).t(){wide}" if behind else f"values.view({rows}, {summed}){wide}"
-        of_table = f"{table.name}.reshape({summed}, {columns}){narrow}"
-        return [*text, f"        multiply({of_values}, {of_table}, {out}.view({rows}, {columns}))"]
+        left, right, shape = self._matrices(last)
+        if last.right:
+            left += converted if before and not self.half else ""  # as wide as the right side
+            right += ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
+        return [*text, f"        multiply({left}, {right}, {out}.view({shape}))"]
+
+    def _matrices(self, s: Product) -> tuple[str, str, str]:
+        """Return the text of two matrices whose product it is, and of the shape of that."""
+        (left, right), summed = s.inputs, self.elements(s.summed)
+        rows, columns = (self.elements(outside(t.axes, s.summed)) for t in s.inputs)
+        turned = left.axes[: len(s.summed)] == s.summed
+        first = f"{left.name}.reshape({summed}, {rows}).t()" if turned else f"{left.name}.view({rows}, {summed})"
+        as_it_is = len(s.summed) == 1 and len(right.axes) == 2
+        return first, right.name if as_it_is else f"{right.name}.reshape({summed}, {columns})", f"{rows}, {columns}"
 
     def _shape(self, axes: Names) -> str:
         return ", ".join(str(self.axis(c).size) for c in axes) or "()"
@@ -346,12 +363,22 @@ def in_place(s: Product) -> bool:
     return left[:n] == right[:n] == s.summed and s.out.axes == (*left[n:], *right[n:])
 
 
-def _einsum(called: str, s: Product) -> str:
+def arranged(s: Product) -> Names:
+    """Return the axes of the left operand if torch copies it: shared ones are not first, or summed ones in between."""
+    left, *others = [t.axes for t in s.inputs]
+    shared = tuple([c for c in left if c in s.out.axes and any(c in axes for axes in others)])
+    rest, summed = left[len(shared) :], among(left, s.summed)
+    as_it_lies = left[: len(shared)] == shared and summed in (rest[: len(summed)], rest[len(rest) - len(summed) :])
+    return left if others and not as_it_lies else ()
+
+
+def _einsum(einsum: str, s: Product) -> str:
     """Return the text of a product; multiply and sum if one operand's axes are the last of the other's."""
+    names = [t.name for t in s.inputs]
     left, *others = (t.axes for t in s.inputs)
     kept = among(left, s.out.axes)
     if s.summed and others and left[-len(others[0]) :] == others[0] and kept == s.out.axes:
         dims = ", ".join(str(left.index(c)) for c in s.summed)
-        return f"({' * '.join(t.name.lower() for t in s.inputs)}).sum(({dims},))"
+        return f"({' * '.join(names)}).sum(({dims},))"
     equation = f"{','.join(''.join(t.axes) for t in s.inputs)}->{''.join(s.out.axes)}"
-    return f'{called}("{equation}", {", ".join(t.name.lower() for t in s.inputs)})'
+    return f'{einsum}("{equation}", {", ".join(names)})'

@@ -162,7 +162,7 @@ class SampledProduct(DenseProduct):
         """False: values are stored in their own dtype."""
         return False
 
-    def lines(self, integers: bool) -> list[str]:
+    def lines(self, dtype: torch.dtype) -> list[str]:
         """Return the text of the function, whose loop runs once, or not at all for a tensor without nonzeros."""
         left, right = self.sides
         out = self.output

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from typing_extensions import Unpack
 
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, KeywordError, ShapeError
 from sparsetc.options import Settings, checked_settings, current
-from sparsetc.support.entry import traced_by_modes
+from sparsetc.support.entry import traced, traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
 from sparsetc.tensor.pattern import Pattern
@@ -133,25 +134,37 @@ class SparseLinear(nn.Module):
         """Multiply (*, in_features) activations to (*, out_features)."""
         if x.shape[-1:] != (self.in_features,):
             raise ShapeError(f"SparseLinear takes (*, {self.in_features}) activations, found {tuple(x.shape)}")
-        flat = x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), self.in_features)
-        product = self._product(flat)
+        kernel = self._kernel(x)
+        bias = self.bias
+        whole = None if kernel is None else kernel.whole()
+        if whole is not None and (bias is None or bias.dtype is x.dtype):
+            return linear(x, whole, bias)
+        product: Any
+        if kernel is None:
+            product = einsum(EQUATION, self.weight, self._flat(x), output="dense", **self.settings)
+        else:
+            product = kernel._called((self._flat(x),), None)
         product = product if x.ndim == 2 else product.reshape(*x.shape[:-1], self.out_features)
-        return product if self.bias is None else product + self.bias
+        return product if bias is None else product + bias  # type: ignore[no-any-return]
 
-    def _product(self, flat: Tensor) -> Any:
-        """Return the product with (rows, in_features) activations, by a kernel that is held for their shape."""
-        values, weight = self.values, self._weight
+    def _flat(self, x: Tensor) -> Tensor:
+        return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), self.in_features)
+
+    def _kernel(self, x: Tensor) -> Kernel | None:
+        """Return the kernel that is held for activations of this shape; None where a call looks for one."""
+        values = self.values
         # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
-        held = type(values) is nn.Parameter and flat.dtype is values.dtype and self._places is self.coords
-        if not held or torch.compiler.is_compiling() or traced_by_modes():
-            return einsum(EQUATION, self.weight, flat, output="dense", **self.settings)
-        key = flat.shape, flat.dtype, current(), torch.get_float32_matmul_precision()
+        held = type(values) is nn.Parameter and x.dtype is values.dtype and self._places is self.coords
+        if not held or traced():
+            return None
+        key = x.shape, x.dtype, x.device, x.layout, current(), torch.get_float32_matmul_precision()
         kernel = self._kernels.get(key)
-        if kernel is None or kernel.operand._values is not values or kernel.operand._pattern is not weight._pattern:
+        if kernel is None or kernel._values[0] is not values or kernel._patterns[0] is not self._weight._pattern:
             if kernel is not None or len(self._kernels) >= KERNELS:
                 self._kernels.clear()
-            kernel = self._kernels[key] = compile(EQUATION, self.weight, flat, output="dense", **self.settings)
-        return kernel(flat)
+            kernel = compile(EQUATION, self.weight, self._flat(x), output="dense", **self.settings)
+            self._kernels[key] = kernel
+        return kernel
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave kernels behind, which are compiled again where the layer is loaded."""

@@ -171,7 +171,8 @@ class Executable:
         apart = self.copies > 1 or (self.stores if second is None else second.stored)  # what is stored would overwrite
         if out is not None and accumulate and apart:
             return out.add_(self.run(arrays, values, dense))
-        call, device = self._bound_to(arrays, values, dense)
+        bound = self._bound
+        _, call, device = self._bind(arrays, values, dense) if bound is None or bound[0] is not arrays else bound
         if second is not None:
             return self._ordered(partial(call, values, dense), second, zeroed, out, accumulate)
         if self.copies > 1:
@@ -180,15 +181,11 @@ class Executable:
             return torch.sum(every, 0, out=out)
         zeroes = zeroed is None and self.zeroes
         if out is None:
-            out = self.empty(device) if self.strides or not zeroes else None
-            if out is None:
-                out = torch.zeros(self.shape, dtype=self.dtype, device=device)
-            elif zeroes:
-                out.zero_()
+            out = self.empty(device, zeroes)
         elif zeroes and not accumulate:
             out.zero_()
-        if zeroed is not None:
-            _zero(out, zeroed)
+        if zeroed is not None and zeroed.numel():
+            out.index_fill_(0, zeroed, 0)
         call(values, dense, out)
         return out
 
@@ -201,7 +198,7 @@ class Executable:
         zeroed = arrays.zeroed
         if self.programs.backend != "numba" or arrays.second is not None:
             return None
-        call, _ = self._bound_to(arrays, values, ())
+        _, call, _ = self._bind(arrays, values, ())
         stored: Any = [None if one is None else one.numpy() for one in each(values)]
         count, dtype = prod(self.shape), dtype_name(self.dtype)
         make: Any = np.zeros if zeroed is None and self.zeroes else np.empty
@@ -216,11 +213,12 @@ class Executable:
 
         return run
 
-    def empty(self, device: torch.device) -> Tensor:
-        """Return an uninitialised result with the strides that programs write."""
+    def empty(self, device: torch.device, zeroed: bool = False) -> Tensor:
+        """Return a result with the strides that programs write, uninitialised if not `zeroed`."""
         if self.strides is None:
-            return torch.empty(self.shape, dtype=self.dtype, device=device)
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+            return (torch.zeros if zeroed else torch.empty)(self.shape, dtype=self.dtype, device=device)
+        out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+        return out.zero_() if zeroed else out
 
     def _ordered(
         self, write: Callable[[Tensor], None], second: SecondPass, zeroed: Rows, out: Rows, accumulate: bool
@@ -234,7 +232,7 @@ class Executable:
         rows = make((count, *self.shape[1:]), dtype=self.dtype, device=second.rows.device)
         if zeroed is not None:
             rows[second.stored :].zero_()
-            _zero(rows, zeroed)
+            rows.index_fill_(0, zeroed, 0)
         write(rows)
         stored, added = rows[: second.stored], rows[second.stored :]
         if second.stored:
@@ -247,18 +245,10 @@ class Executable:
         second(added, out, accumulate)
         return out
 
-    def _bound_to(self, arrays: Arrays, values: Values, dense: Sequence[Tensor]) -> tuple[Call, torch.device]:
-        """Return the programs bound to these arrays, and the device; bound again only for other arrays."""
-        if self._bound is not None and self._bound[0] is arrays:
-            return self._bound[1:]
+    def _bind(self, arrays: Arrays, values: Values, dense: Sequence[Tensor]) -> tuple[Arrays, Call, torch.device]:
+        """Return these arrays, the programs bound to them, and the device; and keep them for the next run."""
         # A storage whose coordinates are all computed has no arrays.
         read = (*(a for part in arrays.parts for a in part.index), *dense, *each(values))
         call, device = self.programs.bind(arrays.parts), next(t.device for t in read if t is not None)
         self._bound = arrays, call, device
-        return call, device
-
-
-def _zero(out: Tensor, rows: Tensor | None) -> None:
-    """Set these rows to zero."""
-    if rows is not None and rows.numel():
-        out.index_fill_(0, rows, 0)
+        return self._bound

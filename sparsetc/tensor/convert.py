@@ -45,13 +45,17 @@ def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     memory.check(what, math.prod(whole) * x.dtype.itemsize + scratch, x.device, limit)
     if 0 in x.shape:
         return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
-    x = x.coalesce()  # so that float16 duplicates are summed in float32
-    sizes, values = x.pattern.shape, x.values
-    key = crd.linear_key(x.coords, sizes)[0]
-    flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
-    with without_autocast(x.device):
-        dense = flat.index_put_((key,), values).reshape(*sizes, *values.shape[1:])
+    dense = laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
     return dense if blocks is None else blocks.laid_out(dense)
+
+
+def laid_out(x: Attributes) -> Tensor:
+    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes), or of its blocks."""
+    sizes, values = x._pattern.shape, x._values
+    flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
+    with without_autocast(values.device):
+        flat.index_put_((crd.linear_key(x.coords, sizes)[0],), values)
+    return flat.view(*sizes, *values.shape[1:])
 
 
 def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> Tensor:

@@ -87,7 +87,9 @@ def check_range(coords: Tensor, shape: Sequence[int], what: str = "nonzero") -> 
     """CoordinateError naming mode, `what`, value and size unless 0 <= coords[m] < shape[m] for every mode m."""
     if coords.shape[1] == 0:
         return
-    lows, highs = torch.stack(torch.aminmax(coords, dim=1)).tolist()  # one transfer from the device
+    both = coords.new_empty((2, coords.shape[0]))  # one transfer from the device
+    torch.aminmax(coords, dim=1, out=both.unbind())
+    lows, highs = both.tolist()
     for mode, (low, high, size) in enumerate(zip(lows, highs, shape, strict=True)):
         if low < 0 or high >= size:
             row = coords[mode]

@@ -140,9 +140,9 @@ def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
 
 def _without_subclass(coords: ArrayLike) -> ArrayLike:
     """A subclass of torch.Tensor, as PyG's EdgeIndex, copied to a tensor; all else as it is."""
-    check_plain(coords, "coords")
     if not isinstance(coords, Tensor) or type(coords) is Tensor:
         return coords
+    check_plain(coords, "coords")
     plain = torch.empty(coords.shape, dtype=coords.dtype, device=coords.device)
     plain.copy_(coords)  # what it returns may be of the subclass
     return plain

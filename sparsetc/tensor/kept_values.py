@@ -36,7 +36,7 @@ class _Seen:
     Attributes:
         tensor: that they were seen in.
         storage: their memory on a GPU; assigning ``.data`` gives a tensor another one.
-        changes: on a GPU, torch's count of changes of the tensor, and how many gradients were taken of it.
+        changes: on a GPU, torch's count of changes of the tensor, and the number of gradients of what no leaf is.
         copy: their bits on a CPU.
     """
 
@@ -66,8 +66,6 @@ _seen: dict[int, _Seen] = {}
 """Values that were packed, by their tensors' ids, which are found faster than tensors."""
 _captured = WeakTensorKeyDictionary()
 """Packed values that CUDA graphs read: they stay as long as the values live, also when these change."""
-_gradients = WeakTensorKeyDictionary()
-"""The number of gradients taken of each leaf."""
 _others = 0
 """Gradients of tensors that are views of leaves, or computed from some."""
 
@@ -100,14 +98,14 @@ def counted(values: Tensor) -> bool:
 def gradient_taken(values: Tensor) -> None:
     """Take values that learn for changed from here on: an optimiser may write to them without torch's count."""
     global _others
-    if values.is_leaf:
-        _gradients[values] = _gradients.get(values, 0) + 1
-    else:  # of a view of the values, or of what becomes them
+    if not values.is_leaf:  # a view of the values, or what becomes them
         _others += 1
+    elif counted(values):
+        _seen.pop(id(values), None)
 
 
 def _changes(values: Tensor) -> tuple[int, int]:
-    return values._version, _others + _gradients.get(values, 0) if values.requires_grad else 0
+    return values._version, _others if values.requires_grad else 0
 
 
 def _bits(values: Tensor) -> np.ndarray:

@@ -53,9 +53,13 @@ def check_labels(name: str, ours: np.ndarray | None, theirs: np.ndarray | None) 
 @contextmanager
 def lasting() -> Iterator[None]:
     """Make tensors in this block that outlive the call: not traced, not transformed, without gradients."""
-    recorded = torch.is_grad_enabled() or torch.is_inference_mode_enabled() or transforming()
-    if not (recorded or traced_by_modes() or exporting()):
-        yield  # within another such block, mostly
+    if not (torch.is_inference_mode_enabled() or transforming() or traced_by_modes() or exporting()):
+        recorded = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # as `torch.no_grad` does, in a fifth of the time
+        try:
+            yield
+        finally:
+            torch._C._set_grad_enabled(recorded)
         return
     no_trace = _disable_current_modes if traced_by_modes() else nullcontext
     no_record = torch._C.DisableTorchFunction if exporting() else nullcontext  # of the settings below, in a program

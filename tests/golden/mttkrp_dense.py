@@ -22,7 +22,7 @@ from sparsetc.runtime.calls import matmul_precision, multiply
 @matmul_precision("high")
 def part_0(chunks, item_ptr, values, B, C, A):
     for _ in chunks:
-        b = B.view(20, 32).to(A.dtype)
-        c = C.view(30, 32).to(A.dtype)
-        made = torch.einsum("jr,kr->jkr", b, c)
-        multiply(values.view(100, 600).to(A.dtype), made.reshape(600, 32), A.view(100, 32))
+        B = B.view(20, 32)
+        C = C.view(30, 32)
+        made = torch.einsum("jr,kr->jkr", B, C)
+        multiply(values.view(100, 600), made.reshape(600, 32), A.view(100, 32))

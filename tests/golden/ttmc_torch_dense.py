@@ -22,8 +22,8 @@ from sparsetc.runtime.calls import matmul_precision
 @matmul_precision("highest")
 def part_0(chunks, item_ptr, values, B, C, A):
     for _ in chunks:
-        x = values.view(100, 20, 30).to(A.dtype)
-        b = B.view(20, 32).to(A.dtype)
-        c = C.view(30, 16).to(A.dtype)
-        made = torch.einsum("ijk,ks->ijs", x, c)
-        A.view(100, 32, 16).copy_(torch.einsum("ijs,jr->irs", made, b))
+        values = values.view(100, 20, 30)
+        B = B.view(20, 32)
+        C = C.view(30, 16)
+        made = torch.einsum("ijk,ks->ijs", values, C)
+        A.view(100, 32, 16).copy_(torch.einsum("ijs,jr->irs", made, B))

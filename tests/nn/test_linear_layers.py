@@ -260,6 +260,68 @@ def test_a_layer_follows_what_changes() -> None:
     torch.testing.assert_close(layer(x), 3 * x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_layer_whose_plan_is_the_dense_product_is_torchs(dtype: torch.dtype) -> None:
+    """It multiplies by a dense weight, kept while nothing learns, and learns, transforms and is traced as any layer."""
+    torch.manual_seed(0)
+    weight, bias = torch.randn(12, 20, dtype=dtype) * (torch.rand(12, 20) < 0.5), torch.randn(12, dtype=dtype)
+    layer, x = stc.nn.SparseLinear.from_dense(weight, bias, plan="dense"), torch.randn(2, 5, 20, dtype=dtype)
+    mask, whole = weight != 0, weight.clone().requires_grad_()
+    below = x.clone().requires_grad_()
+
+    def expected(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, whole * mask, layer.bias)
+
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(layer(x), expected(x))
+            layer.values.mul_(2)
+            whole.mul_(2)
+        (kernel,) = layer._kernels.values()
+        assert kernel.whole().data_ptr() == kernel.whole().data_ptr()  # type: ignore[union-attr]
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), expected(x))
+    for x_learns, values_learn in ((True, True), (True, False), (False, True)):
+        below.requires_grad_(x_learns)
+        layer.values.requires_grad_(values_learn)
+        whole.requires_grad_(values_learn)
+        own, other = ([t for t in ts if t.requires_grad] for ts in ((below, layer.values), (below, whole)))
+        found = torch.autograd.grad(layer(below).pow(3).sum(), own, create_graph=True)
+        wanted = torch.autograd.grad(expected(below).pow(3).sum(), other, create_graph=True)
+        again = torch.autograd.grad(sum(one.square().sum() for one in found), own)
+        for one, two in zip(
+            (*found, *again), (*wanted, *torch.autograd.grad(_squares(wanted, mask), other)), strict=True
+        ):
+            torch.testing.assert_close(one, two[mask] if two.shape == mask.shape else two, rtol=1e-4, atol=1e-3)
+    one = x[0, 0].clone()
+    torch.testing.assert_close(torch.func.vmap(layer)(x), expected(x))
+    torch.testing.assert_close(torch.func.jacrev(layer)(one), whole * mask)
+    torch.testing.assert_close(torch.func.jvp(layer, (one,), (one,))[1], (whole * mask) @ one)
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(x), expected(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype == dtype
+
+
+def _squares(gradients: Any, mask: torch.Tensor) -> torch.Tensor:
+    """The sum of squares of gradients, of a weight at the places that are kept."""
+    return sum(((g * mask if g.shape == mask.shape else g).square().sum() for g in gradients), torch.zeros(()))
+
+
+def test_precision_that_is_asked_for_holds_in_a_layer_of_the_dense_product() -> None:
+    layer = stc.nn.SparseLinear.from_dense(torch.eye(4), plan="dense", precision="high")
+    x = torch.rand(3, 4)
+    layer(x)
+    (kernel,) = layer._kernels.values()
+    assert kernel.whole() is None
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        torch.testing.assert_close(layer(x), x)
+        assert kernel.whole() is not None
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class Twice(torch.nn.Module):
     """A model with layers in layers, attention that reads the weight of one, and a layer that stands in two places."""
 

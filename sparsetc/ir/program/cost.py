@@ -99,6 +99,8 @@ class GatherTerm:
         held = table * self.held_width
         whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
+        if len(self.letters) == 1 and self.letters[0] in dict(statistics.near):
+            far = 0.0  # a panel's rows are near
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
         return far * self.passes ** -profile.constants["slab_power"], missed
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal, TypeVar
 
+import torch
+
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.axes import ITEM, LANES, Axis
 from sparsetc.ir.nest.coordinates import Expression
@@ -254,8 +256,8 @@ class TileProgram:
         """True if torch makes it by one product of two matrices, whose sums it keeps wide and rounds once."""
         return False
 
-    def lines(self, integers: bool) -> list[str]:
-        """Return the text of the torch function of a program that covers the result, of integers if `integers`."""
+    def lines(self, dtype: torch.dtype) -> list[str]:
+        """Return the text of the torch function of a program that covers the result, for operands of a type."""
         raise NotImplementedError
 
     @cached_property
