@@ -25,6 +25,7 @@ from sparsetc.contraction.rewrites import rewrites_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.coordinates import Field
 from sparsetc.ir.plan import Part, Plan, without_halves
 from sparsetc.ir.program.operands import in_runs
 from sparsetc.ir.program.tile import TileProgram
@@ -118,6 +119,8 @@ class Preparation:
         chosen = [plan.parts[n] for n in filled]
         second = None
         zeroed = self._zeroed(parts)
+        if zeroed is not None and zeroed.numel():
+            zeroed, parts = self._with_all_rows(zeroed, parts)
         dtype, backend = self.dtype, self.problem.backend
         schedules = [p.program.schedule for p in parts]  # with trees, where the default rule gave them
         if self._needs_second_pass(plan, parts):
@@ -363,6 +366,25 @@ class Preparation:
         constants = self.problem.profile.constants
         listed = zeroed.numel() * (constants["listed_row"] + constants["listed_byte"] * row)
         return zeroed if listed <= count * row else None
+
+    def _with_all_rows(self, zeroed: Tensor, parts: list[BoundPart]) -> tuple[Tensor, list[BoundPart]]:
+        """Give rows that are to be zeroed an item without nonzeros each, which stores zeros; return those left.
+
+        It saves a launch. Only kernels of one part whose items are rows, by number, can have such items.
+        """
+        part, *others = parts
+        packed, items = part.packed, part.packed.view.items.arrays
+        rows = [at for at in part.packed.view.levels[0] if isinstance(at, Field) and at.top and not at.shift]
+        by_rows = [at.mode for at in rows] == [*self.problem.kept] and len(rows) == 1 == len(items)
+        if others or not by_rows or zeroed.numel() > packed.items or self.problem.backend != "triton":
+            return zeroed, parts
+        pointers, numbers = packed.arrays[items[0]], packed.arrays[rows[0].array]
+        arrays = packed.arrays | {
+            items[0]: torch.cat([pointers, pointers[-1:].expand(zeroed.numel())]),
+            rows[0].array: torch.cat([numbers, zeroed.to(numbers.dtype)]),
+        }
+        whole = replace(packed, arrays=arrays, items=packed.items + zeroed.numel())
+        return zeroed[:0], [replace(part, packed=whole, arrays=PartArrays.of(part.program, whole))]
 
 
 def problem_of(request: Request) -> Problem:
