@@ -376,7 +376,7 @@ def run_gradients(
             with following():  # a formula of its own hides the operator's steps from autograd
                 steps_gradients = gradients_of_steps(steps, detached, wanted, (of_result, of_lse))
             gradients = [g if g is None else g.clone(memory_format=torch.contiguous_format) for g in steps_gradients]
-    return [g.to(t.dtype) for g, t in zip(gradients, tensors, strict=True) if g is not None]
+    return [g.to(t.dtype).contiguous() for g, t in zip(gradients, tensors, strict=True) if g is not None]
 
 
 def second_gradients(

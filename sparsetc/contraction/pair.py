@@ -105,7 +105,7 @@ class Pair(Inspectable):
 
     def take(self, choice: Choice, ready: Pair | None = None) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""
-        make = JOINS[choice.plan.name].run
+        make = JOINS[choice.plan.name]
         self.choice: Choice = choice
         self.numeric = self.task_sums if make is TaskSums else make(self.problem, choice.plan)
         self.inner = (self.numeric,)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -39,7 +40,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
 from sparsetc.join.join import JoinOperand, prepared
 from sparsetc.planner.candidate import Choice
-from sparsetc.planner.paths import Order, Search, checked_order, sparse_order
+from sparsetc.planner.paths import Edge, Order, Search, checked_order, sparse_order
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
@@ -91,7 +92,8 @@ def in_steps(request: Request) -> Path | Choice | None:
             limit=settings.memory_on(x.device),
             sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
         )
-        picked = search.picked(asked, sum(one_pass.seconds) if one_pass else None)
+        one, planned = (sum(one_pass.seconds), partial(_seconds_of_pass, request)) if one_pass else (None, None)
+        picked = search.picked(asked, one, planned)
         return picked and Choice(replace(STEPS, reason=picked[0], path=picked[1]))
 
     if backend == "torch" or asked or x.dense_order:
@@ -106,6 +108,22 @@ def in_steps(request: Request) -> Path | Choice | None:
     if asked:
         raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": no steps fit the memory limit')
     return choice
+
+
+def _seconds_of_pass(request: Request, edge: Edge) -> float:
+    """Return the seconds of a first pass over the nonzeros as a plan of its own."""
+    (x,), e = request.sparse, request.bound.einsum
+    assert edge.after is not None
+    inputs = e.inputs[e.sparse[0]], *(term.letters for term in edge.taken)
+    output = *edge.after.sparse, *sorted(edge.after.dense)
+    bound = Bound.of(Einsum(inputs, output, (0,), _text(inputs, output)), request.bound.by_index)
+    dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]
+    form, settings = "sparse" if edge.after.sparse else "dense", replace(request.settings, plan=ONE_PASS)
+    return sum(choose(ONE_PASS, problem_of(Request(bound, [x, *dense], settings, form))).seconds)
+
+
+def _text(inputs: Sequence[Names], output: Names) -> str:
+    return ",".join(map("".join, inputs)) + "->" + "".join(output)
 
 
 def _fault(request: Request, asked: bool) -> str:
@@ -292,7 +310,7 @@ class Path(Inspectable):
         # Coordinates come first, so that rows need not be moved.
         output = (*among(kept, rows), *outside(kept, rows))
         output = output if rest else self.bound.einsum.output
-        e = Einsum(inputs, output, sparse, ",".join(map("".join, inputs)) + "->" + "".join(output))
+        e = Einsum(inputs, output, sparse, _text(inputs, output))
         bound = Bound.of(e, self.bound.by_index)
         summed = any(term.summed for term in chosen)
         if not sparse:

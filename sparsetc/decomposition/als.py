@@ -22,8 +22,8 @@ class Equations:
 
     B is an MTTKRP, H the Hadamard product of the other factors' Gram matrices. Of several ranks each has a box of X,
     and in *blocks* the rows of all factors that its box meets; of these it updates a share, which are its factors here.
-    B is summed over the ranks that have the same rows, and updated rows go back to these, beside which the Gram matrix
-    is made. Gram matrices and inner products are sums over all ranks.
+    B is summed over the ranks that have the same rows, and updated rows go back to these. Gram matrices and inner
+    products are sums over all ranks.
 
     Attributes:
         norm: float64 scalar: ``|X|``, or that of its observed entries.
@@ -38,7 +38,7 @@ class Equations:
         blocks: Sequence[Tensor] | None = None,
         summed: Callable[[Tensor], Tensor] = lambda x: x,
         scattered: Callable[[int, Tensor], Tensor] = lambda mode, rhs: rhs,
-        sending: Callable[[int], Callable[[], None]] | None = None,
+        sent: Callable[[int], object] = lambda mode: None,
         **settings: Any,
     ) -> None:
         """Compile the MTTKRPs.
@@ -50,15 +50,14 @@ class Equations:
             blocks: (rows of the box, rank) a mode, those of `factors` among them; by default the factors themselves.
             summed: what adds up a tensor over all ranks, in place.
             scattered: what adds up a mode's B over the ranks that have its rows; returns this rank's share.
-            sending: what begins to send this rank's share of a mode to the others' blocks; returns what waits for it.
+            sent: what sends this rank's share of a mode to the blocks of all ranks that have its rows.
             settings: as for `einsum`.
         """
         self.norm = torch.linalg.vector_norm(x.values, dtype=torch.float64)
         self._factors, self._blocks = factors, factors if blocks is None else blocks
         self._summed = summed
         self._scattered = scattered
-        self._sending = sending
-        self._waiting: list[Callable[[], None]] = []
+        self._sent = sent
         self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
         rank = factors[0].shape[1]
         self.grams = self.norm.new_empty(len(factors), rank, rank)
@@ -77,17 +76,11 @@ class Equations:
 
     def rhs(self, mode: int) -> Tensor:
         """B, (size, rank): the MTTKRP."""
-        self.arrived()
         return self._scattered(mode, self._kernels[mode](self._blocks))
 
     def updated(self, mode: int) -> None:
-        """The factor of a mode has changed: begin to send its rows, and make its Gram matrix again.
-
-        Until they have arrived, nobody may change them: what a sweep calls before it does waits for them, as does what
-        reads blocks.
-        """
-        if self._sending is not None:
-            self._waiting.append(self._sending(mode))
+        """The factor of a mode has changed: send its rows, and make its Gram matrix again."""
+        self._sent(mode)
         self._make_gram(mode)
         self._summed(self.grams[mode])
 
@@ -96,27 +89,19 @@ class Equations:
         return (gram * self.grams[mode]).sum()
 
     def norms(self) -> Tensor:
-        """(order, rank) float64 lengths of the factors' columns, which are scaled next."""
-        self.arrived()
+        """(order, rank) float64 lengths of the factors' columns."""
         return self.grams.diagonal(dim1=1, dim2=2).sqrt()
 
     def scaled(self, scales: Tensor) -> None:
         """The factors' columns were multiplied by (order, rank) scales."""
         self.grams.mul_(scales[:, :, None]).mul_(scales[:, None, :])
-        self.arrived()
         for block, factor, scale in zip(self._blocks, self._factors, scales, strict=True):
             if block is not factor:
                 block.mul_(scale)
 
     def inner(self, mode: int, rhs: Tensor) -> Tensor:
-        """Float64 scalar: the sum of the products of B and the factor of a mode; a start is scaled next."""
-        self.arrived()
+        """Float64 scalar: the sum of the products of B and the factor of a mode."""
         return self._summed((rhs * self._factors[mode]).sum(dtype=torch.float64))
-
-    def arrived(self) -> None:
-        """Wait until all rows that are being sent have arrived."""
-        while self._waiting:
-            self._waiting.pop()()
 
     def _make_gram(self, mode: int) -> None:
         """The Gram matrix of a factor, of this rank's rows."""

@@ -116,7 +116,7 @@ def prepared(
             blocks,
             ranks.sum_,
             lambda mode, rhs: to_owners[mode](rhs),
-            lambda mode: to_blocks[mode].begin(own_rows[mode], blocks[mode]),
+            lambda mode: to_blocks[mode].write(own_rows[mode], blocks[mode]),
             **settings,
         ), own_rows
 
@@ -124,7 +124,6 @@ def prepared(
     equations.join()
 
     def gather() -> list[Tensor]:
-        equations.arrived()
         return [transfer(rows) for transfer, rows in zip(to_all, own_rows, strict=True)]
 
     return equations, own_rows, gather

@@ -106,33 +106,21 @@ class Ranks:
                 collective(x, group=self.group, **settings)
         return x
 
-    def exchange(self, out: Tensor, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Callable[[], None]:
-        """Begin to send rows to other ranks. Return a function that makes the stream wait for the rows received.
+    def exchanged(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+        """Send rows to other ranks. Return the rows for this rank, in order of who had them.
 
         Args:
-            out: contiguous; gets the rows for this rank, in order of who had them.
             x: rows, in order of the rank that they are for.
             received: how many rows come from each rank.
             sent: how many are for each.
         """
         if self.size == 1:
-            out.copy_(x.reshape(out.shape))
-            return lambda: None
+            return x.clone()
+        out = x.new_empty((sum(received), *x.shape[1:]))
         width = prod(x.shape[1:]) * x.element_size()
         splits = [n * width for n in received], [n * width for n in sent]
         with self._naming("rows could not be sent"):
-            work = dist.all_to_all_single(_bytes(out), _bytes(x), *splits, group=self.group, async_op=True)
-
-        def wait() -> None:
-            with self._naming("rows could not be sent"):
-                work.wait()
-
-        return wait
-
-    def exchanged(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
-        """The rows for this rank, as `exchange` sends them."""
-        out = x.new_empty((sum(received), *x.shape[1:]))
-        self.exchange(out, x, received, sent)()
+            dist.all_to_all_single(_bytes(out), _bytes(x), *splits, group=self.group)
         return out
 
     def gathered(self, x: Tensor, counts: Sequence[int]) -> Tensor:

@@ -6,7 +6,7 @@ In: which box of a dense tensor, or which entries of a sparse one, each rank has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -88,33 +88,25 @@ class Transfer:
         """
         if not self.moves:
             return local
-        parts = self._sent(local)()
+        parts = self._sent(local)
         return self._summed(parts, local, what) if self.adds else self._placed(parts, local.new_empty(self.shape))
 
-    def begin(self, local: Tensor, out: Tensor) -> Callable[[], Any]:
-        """Begin to send rows that need no sums; collective. Return a function that writes the result into `out`."""
-        if not self.moves:
-            return lambda: None
-        finish = self._sent(local)
-        return lambda: self._placed(finish(), out)
+    def write(self, local: Tensor, out: Tensor) -> None:
+        """Send rows that need no sums, and write the result into `out`; collective."""
+        if self.moves:
+            self._placed(self._sent(local), out)
 
-    def _sent(self, local: Tensor) -> Callable[[], Parts]:
-        """Begin to send; what is returned has the stream wait, and gives the parts of all ranks."""
+    def _sent(self, local: Tensor) -> Parts:
+        """Send, and return the parts of all ranks."""
         local = torch.atleast_1d(picked(local, self.order))
         rows, me = [local[a:b] for a, b in self.spans], self.ranks.rank
         others = [one for rank, one in enumerate(rows) if rank != me and one.numel()] or [local[:0]]
         sending = others[0] if len(others) == 1 else torch.cat(others)
         counts = [prod(one) * (rank != me) for rank, (_, one) in enumerate(self.places)]
-        buffer = local.new_empty(sum(counts))
-        wait = self.ranks.exchange(buffer, sending.reshape(-1), counts, self.sent)
-
-        def finish() -> Parts:
-            wait()
-            each = zip(self.places, buffer.split(counts), strict=True)
-            parts = [(index, rows[me] if n == me else part.view(one)) for n, ((index, one), part) in enumerate(each)]
-            return [(index, part) for index, part in parts if part.numel()]
-
-        return finish
+        buffer = self.ranks.exchanged(sending.reshape(-1), counts, self.sent)
+        each = zip(self.places, buffer.split(counts), strict=True)
+        parts = [(index, rows[me] if n == me else part.view(one)) for n, ((index, one), part) in enumerate(each)]
+        return [(index, part) for index, part in parts if part.numel()]
 
     def _placed(self, parts: Parts, out: Tensor) -> Tensor:
         for index, part in parts:

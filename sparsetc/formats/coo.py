@@ -6,6 +6,8 @@
         values     [ v  v  v  … v  v  … v  … ]
 
 With no item modes and a `max_item_nnz`, items are equal chunks in the operand's own order, and no pointers are stored.
+With a parameter ``panel_m``, nonzeros of the first so many coordinates of mode m come first, then those of the next:
+the rows that are gathered for a panel stay in a CPU's cache.
 
 The plan ``coo`` stores all nonzeros so: by output row, or by output row and one mode more.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 
 import torch
 
@@ -27,11 +30,15 @@ from sparsetc.packing.base import Packed, cut_runs, pointers
 from sparsetc.packing.words import Nonzeros
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, repeats, single
-from sparsetc.planner.pricing import price
+from sparsetc.planner.pricing import costs, natively, price
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import deepened, programs_of, schedule_of
 from sparsetc.support import Ints, Names, among, outside
+from sparsetc.tensor.coords import lexsort
+
+PANEL = "panel_"
+"""The prefix of parameters: neighbouring coordinates of a mode that are a panel."""
 
 
 @register_format
@@ -41,11 +48,13 @@ class Coo:
     name = "coo"
 
     def parameters(self, order: int) -> Names:
-        """None."""
-        return ()
+        """Return ``panel_m`` for each mode."""
+        return tuple([f"{PANEL}{mode}" for mode in range(order)])
 
     def view(self, shape: Ints, storage: Storage) -> Nest:
         """Return runs: a work item is a run with equal item modes; without item modes, an equal chunk."""
+        if faults := [f"{name} must be 1 or more, found {size}" for name, size in storage.params if size < 1]:
+            raise FormatError(f"format 'coo': {faults[0]}")
         if storage.lane:
             raise FormatError(f"format 'coo' has no lanes that share modes {storage.lane}; put them at other levels")
         leaf = words.fields(storage.leaf, shape, "word")
@@ -54,10 +63,13 @@ class Coo:
         return runs(item, leaf, chunk=chunk, narrow=storage.narrow)
 
     def pack(self, coords: torch.Tensor, shape: Ints, storage: Storage) -> Packed:
-        """Sort by (item, leaf) modes unless that is the order given; cut runs of `max_item_nnz` nonzeros."""
+        """Sort by (panel, item, leaf) modes, if that is not the order given; cut runs of `max_item_nnz` nonzeros."""
         nnz, view = coords.shape[1], self.view(shape, storage)
         order = (*storage.item, *storage.leaf) if storage.item else tuple(range(len(shape)))
         nonzeros = Nonzeros.sorted(coords, shape, order)
+        for name, size in storage.params:
+            mode = int(name.removeprefix(PANEL))
+            nonzeros = nonzeros.at(lexsort([nonzeros[mode] // size], [-(-shape[mode] // size)]), gaps=False)
         starts, _, split = cut_runs(nonzeros.starts(storage.item), storage.max_item_nnz)
         first = nonzeros.at(starts, gaps=False)
         arrays = {
@@ -76,13 +88,14 @@ class Coo:
             stored=nnz,
             items=starts.numel(),
             representatives=(first.numbers, None),
-            split_rows=split,
+            split_rows=split or bool(storage.params),
         )
 
 
 def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
     """Yield runs of rows; also runs of rows and one more mode if such runs fill work items of their own."""
-    yield coo(problem, counts)
+    yield (whole := coo(problem, counts))
+    yield from _in_panels(problem, counts, whole)
     few = problem.native != "none" and problem.rest and counts.nnz < SHORT * counts.distinct(problem.kept)
     if few and counts.longest(problem.kept) <= LONGEST:
         yield _runs(problem, counts, (), schedule_of(problem, blocks=False), 0)
@@ -99,6 +112,24 @@ def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[C
             schedule = candidate.plan.parts[0].schedule
             if not schedule.dot or counts.nnz >= problem.rules["long_run_steps"] * max(1, schedule.lanes) * runs:
                 yield candidate
+
+
+def _in_panels(problem: Problem, counts: Counts, whole: Candidate) -> Iterator[Candidate]:
+    """Yield native chunks in panels of the mode with the largest table, each of about as many rows as a cache holds."""
+    (part,), (expected,) = whole.plan.parts, whole.expected
+    if problem.native == "none" or part.storage.item:
+        return
+    others, near = {(c,) for c in problem.letters[1:]}, problem.profile.l1_bytes
+    tables = [(g.table_rows * g.held_width * problem.itemsize, g) for g in costs(whole, problem)[0].gathers]
+    size, table = max([own for own in tables if own[1].letters in others], key=itemgetter(0), default=(0, None))
+    if table and (panels := round(size / near)) > 1:
+        (letter,), columns = table.letters, -(-table.table_rows // panels)
+        storage = replace(part.storage, params=((f"{PANEL}{problem.letters.index(letter)}", columns),))
+        again = tuple([(c, min(counts.nnz, panels * changes)) for c, changes in expected.runs])
+        inside = single("coo", storage, part.schedule, replace(expected, runs=again, near=((letter, columns),)))
+        before, after = [natively(price(own, problem), problem).total or 0.0 for own in (whole, inside)]
+        if problem.profile.constants["least_gain"] * after < before:
+            yield inside
 
 
 def coo(problem: Problem, counts: Counts, also: Ints = ()) -> Candidate:

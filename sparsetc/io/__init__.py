@@ -1,8 +1,9 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
 In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, parquet. Text
-goes through one reader (`lines`, `table`, `digits`), arrays through another (`npy`); `bounds` and `memory` have what a
-file may cost. Packed files (`packed`) are Parquet, read by row groups too, and made of the others by `packing`.
+goes through one reader (`lines`, `table`, `loops`), arrays through another (`npy`), tables with named columns through
+`columns`; `bounds` and `memory` have what a file may cost. Packed files (`packed`) are Parquet, read by row groups too,
+and made of the others by `packing`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
 from sparsetc.io import bounds, foreign, memory, mtx, npz, packed, parquet, tns
+from sparsetc.io import columns as tables
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
@@ -29,7 +31,7 @@ SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet")
 ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
 LABELLED = (".npz", ".parquet")
 """Suffixes of files that keep labels."""
-READ = (*SUFFIXES, *ZIPPED, *foreign.CSV, *foreign.READERS)
+READ = (*SUFFIXES, *ZIPPED, *tables.CSV, *foreign.READERS)
 """Suffixes that ``read`` understands."""
 
 
@@ -52,9 +54,9 @@ def read(
         dtype: of the values. By default the stored dtype; for text the dtype of a comment that `write` leaves, else
             float32 if it holds every digit, else float64 (complex64 or complex128). A finite number that the dtype
             cannot hold is an error; so is an int64 beyond 2**53 that float64 does not hold, unless a dtype is named.
-        columns: of a table: the names of the columns of coordinates, one a mode, then that of the values. Coordinates
-            count from 0, and sizes are the largest coordinate + 1. In .csv and .tsv, coordinates may be labels, as in
-            `SparseTensor.from_table`, and None as the last name counts rows.
+        columns: of a table: the names of the columns of coordinates or labels, one a mode, then that of the values, as
+            in `SparseTensor.from_table`; None as the last name counts rows. Coordinates count from 0, and sizes are the
+            largest coordinate + 1.
         progress: show a progress bar on stderr (.tns only): None if reading takes longer than two seconds and stderr
             is a terminal, True always, False never.
 
@@ -72,19 +74,18 @@ def read(
     """
     path = foreign.matrix_of_folder(memory.text_of(path))
     suffix = _suffix(path, READ)
-    parquet.check_columns(path, columns)
+    by_columns = tables.is_table(path, columns)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     with cpu, memory.named(path, lambda: "reading takes several times the bytes of the tensor"):
-        if suffix.startswith(".tns"):
+        if by_columns:
+            tensor = tables.read(path, columns, dtype)
+        elif suffix.startswith(".tns"):
             tensor = tns.read(path, dtype, progress)
-        elif suffix == ".parquet":
-            tensor = parquet.read(path, dtype, columns)
-        elif suffix in foreign.CSV:
-            tensor = foreign.csv_table(path, columns, dtype)
         elif suffix in foreign.READERS:
             tensor = foreign.read(path, suffix, dtype)
         else:
-            tensor = (npz if suffix == ".npz" else mtx).read(path, dtype)
+            module: Any = {".npz": npz, ".parquet": parquet}.get(suffix, mtx)
+            tensor = module.read(path, dtype)
     device = current().device
     return tensor if device is None else tensor.to(device)
 

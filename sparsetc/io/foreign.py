@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,22 +17,12 @@ import torch
 
 from sparsetc.io import lines, memory, npy, npz, numbers
 from sparsetc.support import required
-from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.tables import column_of
 
 PARTS = ("data", "indices", "indptr"), ("data", "ir", "jc")
 """Names of a matrix's values, inner indices and starts in HDF5: of AnnData and 10x Genomics, and of MATLAB."""
 HEAP = b"GCOL\x01\0\0\0"
 """The first bytes of a heap of texts in HDF5."""
-CSV = ".csv", ".tsv", ".csv.gz", ".tsv.gz"
-"""Text tables."""
-TEXT_BLOCK = 1 << 18
-"""Bytes of a text table that pyarrow reads at once; it takes up to 38 times as many (3 M rows of texts and times)."""
-MERGED = 8
-"""New labels of a text table are merged with those before when they are one in so many of them."""
-LABEL = 6
-"""Times the bytes of labels that they take at most: three of them at once, and their text as it is written."""
 TEN_X = "matrix.mtx.gz", "matrix.mtx"
 """The matrix in a folder of 10x Genomics."""
 SAME = [(0, 1, 2, 3), (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2)]
@@ -175,105 +165,6 @@ def _fcidump(path: str, dtype: torch.dtype | None) -> SparseTensor:
     coords = np.concatenate([once[[*order]] for same in SAME for order in (same, same[2:] + same[:2])], 1)
     coords, first = np.unique(coords, axis=1, return_index=True)
     return SparseTensor(coords, pairs[first % len(pairs), 0], (int(orbitals[1]),) * 4)
-
-
-def csv_table(path: str, columns: Sequence[Any] | None, dtype: torch.dtype | None) -> SparseTensor:
-    """Return the tensor of a text table; arguments as for `read`. Raise `IOFormatError` for a table without columns."""
-    arrow = _library(path, "pyarrow", '"sparsetc[files]"')
-    Path(path).stat()
-    with memory.of_file(path, Exception):
-        reader, modes, value = _csv(path, columns, dtype)
-        memory.check(path, "its text and columns (stc.pack takes it in parts)", 4 * os.path.getsize(path))
-        table = arrow.Table.from_batches(list(_batches(reader)), reader.schema)
-        return numbers.with_dtype(SparseTensor.from_table(table, modes, value), dtype)
-
-
-def csv_labels(path: str, columns: Sequence[Any] | None) -> Labels:
-    """Return the modes of a text table and their labels, as `from_table` does; None for a mode of integers.
-
-    A table with labels is read once for this. Only the labels must fit in memory.
-    """
-    arrow = _library(path, "pyarrow", '"sparsetc[files]"')
-    Path(path).stat()
-    with memory.of_file(path, Exception):
-        reader, modes, _ = _csv(path, columns)
-        labels: Labels = dict.fromkeys(modes)
-        texts = [name for name in modes if not arrow.types.is_integer(reader.schema.field(name).type)]
-        earlier = {name: np.empty(0, "U1") for name in texts}
-        fresh: dict[str, list[np.ndarray]] = {name: [] for name in texts}
-        for batch in _batches(reader) if texts else ():
-            for name in texts:
-                fresh[name].append(_absent(_distinct(batch, name)[0], earlier[name]))
-                if sum(map(len, fresh[name])) * MERGED >= len(earlier[name]):  # as all labels are sorted each time
-                    earlier[name] = np.unique(np.concatenate((earlier[name], *fresh[name])))
-                    fresh[name].clear()
-                memory.check(path, "its labels", LABEL * sum(of.nbytes for of in earlier.values()))
-        return {**labels, **{name: np.unique(np.concatenate((earlier[name], *fresh[name]))) for name in texts}}
-
-
-def _absent(labels: np.ndarray, sorted_labels: np.ndarray) -> np.ndarray:
-    """Return the labels that are not among the sorted known ones."""
-    if not len(sorted_labels):
-        return labels
-    return labels[sorted_labels[np.searchsorted(sorted_labels, labels).clip(max=len(sorted_labels) - 1)] != labels]
-
-
-def csv_blocks(
-    path: str, columns: Sequence[Any] | None, labels: Labels, dtype: torch.dtype | None
-) -> Iterator[SparseTensor]:
-    """Yield the tensor of each block of a text table, with labels as numbers; errors as for `csv_table`."""
-    arrow = _library(path, "pyarrow", '"sparsetc[files]"')
-    with memory.of_file(path, Exception):
-        reader, modes, value = _csv(path, columns, dtype)
-        for batch in _batches(reader):
-            table = arrow.Table.from_batches([batch])
-            block = {name: column_of(table, name) for name in table.column_names if labels.get(name) is None}
-            for name, of in labels.items():
-                if of is not None:
-                    distinct, numbers_of_rows = _distinct(batch, name)
-                    block[name] = np.searchsorted(of, distinct)[numbers_of_rows]
-            yield numbers.with_dtype(SparseTensor.from_table(block, modes, value), dtype)
-
-
-def _batches(reader: Any) -> Iterator[Any]:
-    """Yield the blocks of a text table, whose first one decides the types of its columns."""
-    try:
-        yield from reader
-    except ValueError as error:  # pyarrow's are such, too
-        advice = "; its first rows hold integers: for values give dtype=torch.float64, labels come by pandas.read_csv"
-        raise ValueError(f"{str(error)[:180]}{advice if 'error to int64' in str(error) else ''}") from error
-
-
-def _csv(
-    path: str, columns: Sequence[Any] | None, dtype: torch.dtype | None = None
-) -> tuple[Any, list[str], str | None]:
-    """Open a text table; return its blocks, the names of its columns of coordinates, and its column of values."""
-    csv = _library(path, "pyarrow.csv", '"sparsetc[files]"')
-    parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in path.lower()[-7:] else ",")
-    reading = csv.ReadOptions(block_size=TEXT_BLOCK)
-    of_file = csv.open_csv(path, reading, parsing).schema.names
-    if columns is None:
-        said = ", ".join(of_file)
-        raise ValueError(f"name its columns=(*coordinates, value), None for counts of rows; it has {said[:200]}")
-    *modes, value = columns
-    names = [name for name in columns if name is not None]
-    for name in names:
-        if name not in of_file:
-            raise ValueError(f"no column {name!r:.80} among {', '.join(map(repr, of_file))[:200]}")
-    types = {value: "float64"} if value is not None and dtype is not None and dtype.is_floating_point else None
-    converting = csv.ConvertOptions(include_columns=names, column_types=types)
-    return csv.open_csv(path, reading, parsing, converting), modes, value
-
-
-def _distinct(batch: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct labels of a column as text, which keeps the order of times, and the number of each row's."""
-    column = batch[name].dictionary_encode()
-    if column.null_count:
-        raise ValueError(f"column {name!r} has {column.null_count} missing entries; drop these rows, or fill them")
-    distinct = column.dictionary.to_numpy(zero_copy_only=False)
-    if distinct.dtype.kind in "biufc":
-        raise ValueError(f"column {name!r} holds {distinct.dtype}; coordinates are integers or labels")
-    return distinct.astype(str), column.indices.to_numpy()
 
 
 def _text(path: str) -> str:

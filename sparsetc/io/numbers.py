@@ -5,6 +5,9 @@ In: tokens of a block of text, or values of another dtype. Out: a tensor, or an 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from math import isinf
 from typing import Any
 
 import numpy as np
@@ -12,45 +15,75 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError
-from sparsetc.io import digits
 from sparsetc.tensor.dtypes import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-SIX_DIGITS = 10**6 - 1
-"""The largest number of six digits, which float32 holds all of."""
+SIX_DIGITS = 6
+"""Digits of a number of which float32 holds all."""
 _FLOAT32 = torch.finfo(torch.float32)
 
 
-def real(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Tokens as ``dtype``, floating numbers rounded; `BadToken` for what is no number, or no integer, or too large."""
-    reason = f"does not fit {dtype}"
-    if dtype.is_floating_point:
-        numbers, remedy = digits.floats(text, start, end)[0], "; read it with dtype=torch.float64"
-    else:
-        numbers, remedy = digits.integers(text, start, end, reason), ""
-    converted, lost = _converted(torch.from_numpy(numbers), dtype)
-    text.require(~lost.numpy(), start, reason + remedy)
-    return converted
+def column(tokens: Sequence[bytes], dtype: torch.dtype, dtype_open: bool) -> tuple[Tensor, bool, str]:
+    """Convert tokens up to the first that is no number of a dtype.
 
+    Args:
+        tokens: text without blanks.
+        dtype: of the result; floating-point numbers are rounded, an integer must fit (``3.0`` and ``1e3`` will do).
+        dtype_open: whether nobody asked for it. Then float32 must hold all digits, and float64 every integer of int64.
 
-def unnamed(text: digits.Text, start: np.ndarray, end: np.ndarray, dtype: torch.dtype) -> tuple[Tensor, bool]:
-    """Tokens as ``dtype``, float64 or float32, and whether float32 holds all of their digits: six, or more exactly.
-
-    `BadToken` for what ``dtype`` does not hold: more digits, or for float64 an integer that int64 holds.
+    Returns:
+        The numbers, whether float32 holds all of their digits, and what is wrong with the next token, if there is one.
     """
-    number, mantissa = digits.floats(text, start, end)
-    size = np.abs(number)
-    large = np.flatnonzero((size >= 2.0**53) & (size <= 2.0**63))
-    plain = [text.data[s:e].lstrip(b"+-0") for s, e in zip(start[large].tolist(), end[large].tolist(), strict=True)]
-    exact = [not token.isdigit() or int(token) == int(size[at]) for token, at in zip(plain, large, strict=True)]
-    text.require(np.array(exact, dtype=bool), start[large], "is an integer that float64 does not hold; name the dtype")
-    more = np.flatnonzero((mantissa > SIX_DIGITS) | (size < _FLOAT32.tiny) | (size > _FLOAT32.max))
-    with np.errstate(over="ignore"):
-        held = number[more].astype(np.float32) == number[more]
-    held |= np.isnan(number[more])
-    if dtype == torch.float32:
-        text.require(held, start[more], f"has more digits than {dtype} holds; name the dtype to read it as")
-    return torch.from_numpy(number).to(dtype), bool(held.all())
+    floating, fault = dtype.is_floating_point, ""
+    numbers = list[float]()
+    try:
+        numbers.extend(map(partial(_real, exact=dtype_open) if floating else partial(_whole, dtype=dtype), tokens))
+    except ValueError as error:
+        fault = str(error)
+    wide = torch.from_numpy(np.array(numbers, np.float64 if floating else np.int64))
+    result, unfit = converted(wide, dtype)
+    first = next(iter(unfit.nonzero().flatten().tolist()), None)
+    reason = f"does not fit {dtype}{'; read it with dtype=torch.float64' if floating else ''}"
+    single = True
+    if dtype_open:
+        rounded = ((wide.float() != wide) & ~wide.isnan()).nonzero().flatten().tolist()
+        long = next((at for at in rounded if not _is_short(tokens[at], numbers[at])), None)
+        single = long is None
+        first = long if dtype == torch.float32 else None
+        reason = f"has more digits than {dtype} holds; name the dtype to read it as"
+    return result[:first], single, fault if first is None else reason
+
+
+def _real(token: bytes, exact: bool) -> float:
+    """Return the nearest float64; with `exact`, ValueError for an int64 that float64 does not hold."""
+    try:
+        number = float(token.replace(b"_", b"x"))  # Python takes 1_000
+    except ValueError:
+        raise ValueError("is not a number") from None
+    if isinf(number) and b"n" not in token.lower():
+        raise ValueError("is beyond the largest float64; write inf for an infinity")
+    if exact and 2**53 <= abs(number) <= 2**63 and token[1:].isdigit() and int(token) != number:
+        raise ValueError("is an integer that float64 does not hold; name the dtype")
+    return number
+
+
+def _whole(token: bytes, dtype: torch.dtype) -> int:
+    """Return an integer of int64, exactly."""
+    digits = token[token[:1] in (b"+", b"-") :]
+    if digits.isdigit() and len(digits) < 20:
+        number = int(token)
+    else:
+        real = _real(token, exact=False)
+        number = int(real) if real.is_integer() and abs(real) < 2**53 else 2**63
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"does not fit {dtype}")
+    return number
+
+
+def _is_short(token: bytes, number: float) -> bool:
+    """Return True if float32 holds all digits of a number that it rounds."""
+    digits = token.lower().partition(b"e")[0].lstrip(b"+-").replace(b".", b"").lstrip(b"0")
+    return len(digits) <= SIX_DIGITS and _FLOAT32.tiny <= abs(number) <= _FLOAT32.max
 
 
 def check_dtype(path: Any, dtype: torch.dtype | None) -> None:
@@ -68,18 +101,18 @@ def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Values in another dtype, rounded; ValueError where a real or an integer dtype cannot hold one of them."""
     if values.is_complex() and not dtype.is_complex:
         raise ValueError(f"complex values cannot be read as {dtype}")
-    converted, lost = _converted(values, dtype)
+    result, lost = converted(values, dtype)
     if bool(lost.any()):
         raise ValueError(f"the value {values[lost][0].item()} does not fit {dtype}")
-    return converted
+    return result
 
 
-def _converted(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def converted(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Values in another dtype, and where that cannot hold them: a finite one is infinite, or an integer is another."""
-    converted = values.to(dtype)
+    result = values.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
-        return converted, converted.isinf() & ~values.isinf()
-    lost = converted.to(values.dtype) != values
+        return result, result.isinf() & ~values.isinf()
+    lost = result.to(values.dtype) != values
     if values.is_floating_point():
         lost |= (values >= 2.0**63) | (values < -(2.0**63))  # what becomes of those depends on the processor
-    return converted, lost
+    return result, lost

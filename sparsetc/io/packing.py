@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
+from sparsetc.io import columns as tables
 from sparsetc.io import foreign, lines, memory, mtx, npz, packed, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.packed import Batch
@@ -84,7 +85,7 @@ def pack(
         path: where the packed file will be, ending in ``.parquet``; a file that is there is replaced.
         dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
             does not hold every digit.
-        columns: of a .parquet, .csv or .tsv, as in `read`; coordinates of a .parquet are integers.
+        columns: of a .parquet, .csv or .tsv, as in `read`.
         memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 128 MiB. Default: that of
             ``options``, else a quarter of what is free.
         progress: a progress bar on stderr: None for what takes longer than two seconds when stderr is a
@@ -114,7 +115,7 @@ def pack(
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
     whole = _whole(name)
     if whole is not None:
-        parquet.check_columns(name, columns)
+        tables.is_table(name, columns)
         with cpu, options(memory_limit=limit):
             packed.write(path, whole(name, dtype))
         return
@@ -173,7 +174,7 @@ def _opened(
 ) -> Iterator[PackingSource]:
     """Open a source by the suffix of its path. Raise `IOFormatError` for an unknown one."""
     name = path.lower()
-    parquet.check_columns(path, columns)
+    by_columns = tables.is_table(path, columns)
     text = name.removesuffix(next((end for end in lines.UNZIPPED if name.endswith(end)), ""))
     if text.endswith(".tns"):
         with lines.opened(path, tns.COMMENT, show) as reader:
@@ -189,24 +190,21 @@ def _opened(
             kind = kind or (torch.complex64 if header.field == "complex" else torch.float32)
             batches = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
             yield PackingSource(2, kind, header.shape, batches)
-    elif name.endswith(foreign.CSV):
+    elif by_columns:
         with options(memory_limit=limit // WHOLE):
-            labels = foreign.csv_labels(path, columns)
-        blocks = foreign.csv_blocks(path, columns, labels, dtype)
-        first = next(blocks, None)
-        if first is None:
-            raise IOFormatError(f"{path}: no rows")
-        kind = dtype or first.dtype
-        batches = ((list(x.coords), x.values) for x in chain([first], blocks))
-        yield PackingSource(first.order, kind, None, batches, labels)
+            labels = tables.labels_of(path, columns)
+            blocks = tables.blocks(path, columns, labels, dtype)
+            first = next(blocks, None)
+            if first is None:
+                raise IOFormatError(f"{path}: {tables.NO_ROWS}")
+            kind = dtype or first.dtype
+            batches = ((list(x.coords), x.values) for x in chain([first], blocks))
+            yield PackingSource(first.order, kind, None, batches, labels)
     elif name.endswith(".parquet"):
-        with options(memory_limit=limit // WHOLE), closing(parquet.Table(path, columns)) as opened:
-            if opened.header is not None:
-                raise opened.fault("a packed file already")
-            kind = dtype or opened.value_dtype()
-            yield PackingSource(len(opened.names) - 1, kind, None, parquet.batches(opened, kind))
+        with closing(parquet.PackedFile(path)) as opened:
+            raise opened.fault("a packed file already")
     else:
-        known = ", ".join((".npz", ".parquet", *foreign.CSV, *foreign.READERS))
+        known = ", ".join((".npz", ".parquet", *tables.CSV, *foreign.READERS))
         raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also compressed, {known} can be packed")
 
 

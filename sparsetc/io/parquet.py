@@ -1,7 +1,7 @@
-"""Reading Parquet: packed files, a row group at a time, and other tables of coordinates and values.
+"""Reading Parquet, a row group at a time.
 
-In: a path. Out: a `PackedFile`, from which any range of nonzeros can be read, or a whole SparseTensor. What
-pyarrow gives is checked.
+In: a path. Out: a `Table` of any columns; or a `PackedFile`, from which any range of nonzeros can be read, or a whole
+SparseTensor. What pyarrow gives is checked.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.errors import CoordinateError, DtypeError, IOFormatError, SparsetcError
-from sparsetc.io import bounds, memory, npy, npz, numbers, packed
-from sparsetc.io.packed import Batch
+from sparsetc.errors import CoordinateError, IOFormatError, SparsetcError
+from sparsetc.io import bounds, memory, npy, numbers, packed
 from sparsetc.support import FilePath
 from sparsetc.support.lru import Lock, cached_property
 from sparsetc.tensor import coords as crd
@@ -36,17 +35,15 @@ PARSED = 60
 
 
 class Table:
-    """The columns of an open Parquet file that hold coordinates, a mode each, and values.
+    """An open Parquet file, read by row groups.
 
     Attributes:
         path: where the file is.
-        names: of the columns, that of values last; complex ones of a packed file have two.
-        header: the shape and dtype that the file says, None where columns were named.
-        starts: the number of the first nonzero of each row group, and how many there are.
+        names: of the columns that are read.
+        starts: the number of the first row of each row group, and how many there are.
     """
 
-    def __init__(self, path: FilePath, columns: Sequence[Any] | None = None) -> None:
-        """Open a table with ``columns``, those of coordinates, then of values; without them, a packed file."""
+    def __init__(self, path: FilePath) -> None:
         self._arrow = packed.library()
         self.path = Path(memory.text_of(path))
         self._lock = Lock()
@@ -54,14 +51,14 @@ class Table:
         try:
             with self._faults("its footer"):
                 self._file = self._arrow.parquet.ParquetFile(self._raw, page_checksum_verification=True)
-                self.header = None if columns else packed.header_of(self._file.metadata.metadata)
-                self.names = self._checked_names(columns)
+                self.schema = self._file.schema_arrow
+                self.names = list(self.schema.names)
                 about = self._file.metadata
                 if about.num_row_groups > bounds.GROUPS + about.num_rows // bounds.PER_GROUP:
                     rule = f"beyond {bounds.GROUPS:,}, one may be had for {bounds.PER_GROUP} rows"
                     raise ValueError(f"{about.num_row_groups:,} row groups of {about.num_rows:,} rows: {rule}")
                 sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
-                if min(sizes, default=0) < 0 or sum(sizes) != about.num_rows or (self.header and 0 in sizes):
+                if min(sizes, default=0) < 0 or sum(sizes) != about.num_rows:
                     raise ValueError(f"row groups of {sizes!s:.60} rows in a file of {about.num_rows:,}")
             self.starts = [0, *accumulate(sizes)]
         except BaseException:
@@ -70,16 +67,26 @@ class Table:
 
     @property
     def nnz(self) -> int:
-        """The number of nonzeros, or of rows."""
+        """The number of rows, of a packed file that of nonzeros."""
         return self.starts[-1]
 
     def close(self) -> None:
         """Close the file; data read before stays valid."""
         self._raw.close()
 
+    def blocks(self) -> Iterator[Any]:
+        """Yield each row group as a table of pyarrow."""
+        for group in range(len(self.starts) - 1):
+            yield self._row_group(group, self.names)
+
     def group(self, group: int, names: Sequence[Any] | None = None) -> list[np.ndarray]:
         """Return the columns of one row group, or those named."""
-        names, rows = names or self.names, self.starts[group + 1] - self.starts[group]
+        names = names or self.names
+        row_group = self._row_group(group, names)
+        return [row_group.column(name).to_numpy() for name in names]
+
+    def _row_group(self, group: int, names: Sequence[Any]) -> Any:
+        rows = self.starts[group + 1] - self.starts[group]
         memory.check(self.path, f"row group {group}", self._nbytes(group, names))
         with self._faults(f"row group {group}"), self._lock.own:  # as a file object has one position
             row_group = self._file.read_row_group(group, names)
@@ -88,7 +95,7 @@ class Table:
                 raise ValueError(f"it has other than the {rows:,} rows that the footer says")
             if any(column.null_count for column in columns):
                 raise ValueError("a coordinate or value is null")
-            return [column.to_numpy() for column in columns]
+            return row_group
 
     @property
     def largest_group(self) -> int:
@@ -102,12 +109,6 @@ class Table:
             unpacked = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names)
         return max(0, unpacked) + 8 * len(names) * (self.starts[group + 1] - self.starts[group])
 
-    def value_dtype(self) -> torch.dtype:
-        """Return the default dtype of values. Raise IOFormatError if the column's type is not supported."""
-        kind = self._file.schema_arrow.field(self.names[-1]).type.to_pandas_dtype()
-        with self._faults(f"column {self.names[-1]!r}"):
-            return npz.stored(np.empty(0, kind), None).dtype
-
     def fault(self, reason: str) -> IOFormatError:
         """Return an error that names the file."""
         return IOFormatError(f"{self.path}: {reason}")
@@ -120,29 +121,6 @@ class Table:
             size = int.from_bytes(self._raw.read(4), "little")
             self._raw.seek(-8 - size, os.SEEK_END)
             return zlib.crc32(self._raw.read(size))
-
-    def _checked_names(self, columns: Sequence[Any] | None) -> list[str]:
-        schema = self._file.schema_arrow
-        names = list(columns or schema.names)
-        if len(names) < 2 or len(names) > bounds.ORDER + 2:
-            raise ValueError(f"{len(names)} columns; a tensor has one a mode, up to {bounds.ORDER}, and one of values")
-        if self.header is not None:
-            if not schema.equals(packed.schema_of(*self.header)):
-                raise ValueError("columns that do not follow from its shape and dtype")
-            return names
-        absent = [name for name in names if schema.names.count(name) != 1]
-        if absent:
-            raise ValueError(f"no column {absent[0]!r} among {', '.join(map(repr, schema.names))}")
-        types = self._arrow.types
-        for name in names:
-            kind = schema.field(name).type
-            if not types.is_integer(kind) and (name != names[-1] or not (types.is_floating(kind) or kind == "bool")):
-                advice = (
-                    "coordinates are integers; SparseTensor.from_table(pyarrow.parquet.read_table(path), …) takes names"
-                )
-                what = "values are numbers" if name == names[-1] else advice
-                raise ValueError(f"column {name!r} is {kind}; {what}")
-        return names
 
     @contextmanager
     def _faults(self, what: str) -> Iterator[None]:
@@ -183,8 +161,16 @@ class PackedFile(Table):
 
     def __init__(self, path: FilePath) -> None:
         super().__init__(path)
-        assert self.header is not None
-        self.shape, self.dtype = self.header
+        try:
+            with self._faults("its footer"):
+                self.shape, self.dtype = packed.header_of(self._file.metadata.metadata)
+                if not self.schema.equals(packed.schema_of(self.shape, self.dtype)):
+                    raise ValueError("columns that do not follow from its shape and dtype")
+                if len({*self.starts}) < len(self.starts):
+                    raise ValueError("a row group without rows")
+        except BaseException:
+            self.close()
+            raise
         self._opened = os.path.abspath(self.path)  # wherever the current folder is later
         self._held = (-1, [np.empty(0)])
 
@@ -346,14 +332,8 @@ def open_packed(path: FilePath) -> PackedFile:
     return PackedFile(path)
 
 
-def read(path: FilePath, dtype: torch.dtype | None = None, names: Sequence[Any] | None = None) -> SparseTensor:
-    """The tensor in a Parquet file, in its own dtype unless ``dtype`` is given.
-
-    Args:
-        path: ends in ``.parquet``.
-        dtype: of the values.
-        names: of a file of another program the columns of coordinates, then that of values. Coordinates count from 0
-            and each size is the largest and one; duplicates are summed.
+def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
+    """The tensor in a packed file, in its own dtype unless ``dtype`` is given.
 
     Raises:
         IOFormatError: not such a file, a damaged one, or values that ``dtype`` cannot hold.
@@ -362,49 +342,5 @@ def read(path: FilePath, dtype: torch.dtype | None = None, names: Sequence[Any] 
         FileNotFoundError: no such file.
     """
     numbers.check_dtype(path, dtype)
-    opened = PackedFile(path) if names is None else Table(path, names)
-    with memory.named(path, lambda: "a tensor, and its row groups"), closing(opened) as table:
-        try:
-            x = table.tensor() if isinstance(table, PackedFile) else _of_rows(table, dtype)
-            return numbers.with_dtype(x, dtype)
-        except (ValueError, DtypeError) as error:
-            raise error if isinstance(error, IOFormatError) else table.fault(str(error)) from error
-
-
-def _of_rows(table: Table, dtype: torch.dtype | None) -> SparseTensor:
-    """The tensor of a file of another program."""
-    order, dtype = len(table.names) - 1, dtype or table.value_dtype()
-    row = 8 * order + dtype.itemsize + memory.SORTED
-    memory.check(table.path, "the tensor", table.nnz * row + 4 * table.largest_group)  # as pyarrow has it
-    coords, values = torch.empty((order, table.nnz), dtype=torch.int64), torch.empty(table.nnz, dtype=dtype)
-    at = 0
-    for columns_of_group, values_of_group in batches(table, dtype):
-        end = at + values_of_group.numel()
-        torch.stack(list(columns_of_group), out=coords[:, at:end])
-        values[at:end] = values_of_group
-        at = end
-    return memory.tensor_of(table.path, coords, values, None)
-
-
-def batches(table: Table, dtype: torch.dtype | None) -> Iterator[Batch]:
-    """The rows of a file of another program, a row group at a time; IOFormatError where they are no nonzeros."""
-    if not table.nnz:
-        raise table.fault("it has no rows, and does not say its shape")
-    for group in range(len(table.starts) - 1):
-        *coords, values = table.group(group)
-        if not len(values):
-            continue
-        for name, column in zip(table.names, coords, strict=False):
-            if not 0 <= int(column.min()) <= int(column.max()) < crd.INT64_SIZES - 1:
-                raise table.fault(f"row group {group}: column {name!r} has coordinates outside 0 to 2**63 - 2")
-        with table._faults(f"column {table.names[-1]!r}"):
-            stored = npz.stored(np.array(values), dtype)
-        yield [torch.from_numpy(c.astype(np.int64)) for c in coords], stored
-
-
-def check_columns(path: str, columns: Sequence[Any] | None) -> None:
-    """IOFormatError for names of columns of what is no table."""
-    if columns is not None and not path.lower().endswith((".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")):
-        raise IOFormatError(f"{path}: columns are those of a .parquet, .csv or .tsv file")
-    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
-        raise IOFormatError(f"{path}: columns is a list of names, found {columns!r:.80}")
+    with closing(PackedFile(path)) as file, memory.of_file(path, Exception):
+        return numbers.with_dtype(file.tensor(), dtype)

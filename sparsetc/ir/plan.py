@@ -192,10 +192,14 @@ class Schedule(Record):
     tile_loops: tuple[str, ...] = ()
     ruled: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def is_ruled(self) -> bool:
+        """True if `tree`, `tile_sizes` and `tile_loops` are as the default rule gave them."""
+        return bool(self.ruled) and self.ruled == (self.tree, self.tile_sizes, self.tile_loops)
+
     def by_rule(self) -> Schedule:
         """Return the schedule without a tree, `tile_sizes` and `tile_loops` of the default rule; others stay."""
-        unchanged = self.ruled and self.ruled == (self.tree, self.tile_sizes, self.tile_loops)
-        return replace(self, tree=None, tile_sizes=(), tile_loops=(), ruled=()) if unchanged else self
+        return replace(self, tree=None, tile_sizes=(), tile_loops=(), ruled=()) if self.is_ruled else self
 
     def block(self, axis: str) -> int:
         """Return the number of elements of a dense axis in a program: its block, or the sum of its pieces."""

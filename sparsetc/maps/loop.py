@@ -86,20 +86,18 @@ class Loop(Text):
             elif self.dots:
                 self.put(f'{name} = tl.dot({own}_own, {tile}.T, input_precision="{self.layout.precision}")')
             else:
-                left, right = f"{own}_own[:, None, :].to(tl.float32)", f"{tile}[None, :, :].to(tl.float32)"
-                self.put(f"{name} = tl.sum({left} * {right}, 2)")
+                self.put(f"{name} = tl.sum({own}_own.to(tl.float32) * {tile}.to(tl.float32), 1)[None, :]")
         return {name: name for name in self.products}
 
     def inner(self, name: str, own: str, tile: str) -> None:
         """The sum of an inner function, and the derivatives that are accumulated."""
         function = self.walk.inner[name].function
-        self.put(f"{name}_own = {own}_own[:, None, :].to(tl.float32)")
-        self.put(f"{name}_other = {tile}[None, :, :].to(tl.float32)")
+        self.put(f"{name}_own = {own}_own.to(tl.float32)", f"{name}_other = {tile}.to(tl.float32)")
         wanted = ["value", *(f"d_{t.by}" for _, t, _ in self.walk.accumulated if isinstance(t, Derivative))]
         inputs = {role: f"{name}_{role}" for role in ("own", "other", "shared")}
         lines, texts = function.statements([function.outputs[output] for output in wanted], inputs, name)
-        shape = f"[{self.layout.height}, {self.layout.width}, {padded(self.sizes[own], self.dots)}]"
-        self.put(*lines, f"{name} = tl.sum({texts[0]} + tl.zeros({shape}, tl.float32), 2)")
+        shape = f"[{self.layout.width}, {padded(self.sizes[own], self.dots)}]"
+        self.put(*lines, f"{name} = tl.sum({texts[0]} + tl.zeros({shape}, tl.float32), 1)[None, :]")
         self.derivatives.update({(name, output): text for output, text in zip(wanted, texts, strict=True)})
 
     def loaded_vectors(self, part: bool) -> dict[str, str]:
@@ -126,6 +124,10 @@ class Loop(Text):
         of_row = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
         return {name: f"{name}_{'own' if name in of_row else 'tile'}" for name in (*self.row_sums, *self.vectors)}
 
+    def row_sum(self, weight: str) -> str:
+        """A tile's sum over its columns; of a window of one row these stay apart until its last tile."""
+        return f"tl.sum({weight}, 1)" if self.dots else weight
+
     def gather_sums(self, texts: dict[str, str], part: bool) -> None:
         """Add a tile's weights to the sums, and store the results of entries."""
         shape = f"[{self.layout.height}, {self.layout.width}]"
@@ -135,9 +137,12 @@ class Loop(Text):
             self.put(f'score = tl.where(met, {score}, float("-inf"))' if part else f"score = {score}")
             times = "" if self.score_factor == 1 else f" * {number_text(self.score_factor)}"
             self.put(f"most = tl.maximum(top, tl.max(score, 1){times})", f"p = tl.exp2(score{times} - most[:, None])")
-            self.put("shrink = tl.exp2(top - most)", "total = total * shrink + tl.sum(p, 1)", "top = most")
+            each = "" if self.dots else "[:, None]"
+            self.put(
+                "shrink = tl.exp2(top - most)", f"total = total * shrink{each} + {self.row_sum('p')}", "top = most"
+            )
             for name, size in self.results.items():
-                self.put(f"{name}_sum = {name}_sum * shrink{'[:, None]' if size else ''}")
+                self.put(f"{name}_sum = {name}_sum * shrink{'[:, None]' if size else each}")
             if self.walk.dropout:
                 self.put("p = p * keep")
             weights["p"] = "p"
@@ -149,18 +154,18 @@ class Loop(Text):
         for output, table, name in self.walk.accumulated:
             weight = weights[output]
             if table is None:
-                self.put(f"{name}_sum += tl.sum({weight}, 1)")
+                self.put(f"{name}_sum += {self.row_sum(weight)}")
                 continue
             if isinstance(table, Derivative):
                 derivative = self.derivatives[table.product, f"d_{table.by}"]
-                self.put(f"{name}_sum += tl.sum({weight}[:, :, None] * ({derivative}), 1)")
+                self.put(f"{name}_sum += {weight}.T * ({derivative})")
                 continue
             tile = self.tile(table)
             if self.dots:
                 how = f'input_precision="{self.layout.precision}"'
                 self.put(f"{name}_sum = tl.dot({weight}.to({tile}.dtype), {tile}, {name}_sum, {how})")
             else:
-                self.put(f"{name}_sum += tl.sum({weight}[:, :, None] * {tile}[None, :, :].to(tl.float32), 1)")
+                self.put(f"{name}_sum += {weight}.T * {tile}.to(tl.float32)")
         for output, name in self.walk.stored:
             masked = ", mask=met" if part else ""
             value = f"{weights[output]}.to({name}.dtype.element_ty)"

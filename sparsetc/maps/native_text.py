@@ -73,10 +73,7 @@ class NativeText(Text, Lines):
                 self.put(f"shared = head // {self.layout.group}")
             self.head()
         numbers = ["rows", "parts", *(["pattern_head", "part_head"] if self.layout.stacked else [])]
-        tables = dict.fromkeys([*self.own, *self.other])
-        numbers += [f"{table}_{kind}" for table in tables for kind in ("head", "row")]
-        others = (*self.vectors, *self.less.values(), *self.shared, *self.targets())
-        numbers += [f"{name}_head" for name in others] + [f"{name}_step" for name in self.vectors]
+        numbers += self.strides(self.tensors()) + [f"{name}_step" for name in self.vectors]
         arrays = ["ptr", "far", *(["order"] if self.layout.ordered and self.by_entry else [])]
         longest = ["longest"] if self.walk.online else []
         arguments = (*numbers, *longest, *arrays, *self.pointers())
@@ -109,7 +106,7 @@ class NativeText(Text, Lines):
             if not size:
                 self.put(f"{name}_sum = 0.0")
                 continue
-            self.put(f"{name}_at = head * {name}_head + row * {size}")
+            self.put(f"{name}_at = head * {name}_head + row * {name}_row")
             self.put_zeros(size, name, f"store({name}, {name}_at + {{n}}, {{zero}})")
         grouped = self.far_head == "reader"
         with self.block(f"for member in range({self.layout.group}):" if grouped else ""):

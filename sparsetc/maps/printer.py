@@ -19,6 +19,8 @@ from sparsetc.maps.loop import Loop
 from sparsetc.maps.text import LOWEST, Layout, Text, padded
 from sparsetc.support import NamedInts, Names
 
+AT_ONCE, MOST_AT_ONCE = 2048, 32
+"""Numbers, and slots, that a program adds up at once: 64 registers of a warp at most."""
 MIXED = '''
 @triton.jit
 def mixed(x):
@@ -68,7 +70,7 @@ class Printer(Loop):
                 lane, row = self.lane(own), inner.shared
                 inside = [f"{lane} < {self.sizes[own]}"] if self.short(self.sizes[own]) else []
                 loaded = self.load(f"{row} + head * {row}_head + {lane}", inside)
-                self.put(f"{name}_shared = {loaded}[None, None, :].to(tl.float32)")
+                self.put(f"{name}_shared = {loaded}[None, :].to(tl.float32)")
         for name, side in self.vectors.items():
             if side == "own":
                 loaded = self.load(self.number_address(name, "head", "row"), ["row_ok"])
@@ -95,13 +97,23 @@ class Printer(Loop):
             self.put("head = (program // item_count).to(tl.int64)")
         self.put(f"lane_row = tl.arange(0, {height})", f"row = window * {height} + lane_row", "row_ok = row < rows")
 
-    def sums(self) -> None:
-        """Begin the sums of a window."""
-        height = self.layout.height
+    def sums(self, whole: bool) -> None:
+        """Begin the sums of a window, `whole` or one for each column of a tile."""
+        height, apart = self.layout.height, [] if whole else [self.layout.width]
         if self.walk.online:
-            self.put(f"top = tl.full([{height}], {LOWEST}, tl.float32)", f"total = tl.zeros([{height}], tl.float32)")
+            self.put(f"top = tl.full([{height}], {LOWEST}, tl.float32)")
+            self.put(f"total = tl.zeros({[height, *apart]}, tl.float32)")
         for name, size in self.results.items():
-            self.put(f"{name}_sum = tl.zeros([{self.sides(size)}], tl.float32)")
+            rows = [] if apart and size else [height]
+            sides = [*rows, *apart, *([padded(size, self.dots)] if size else [])]
+            self.put(f"{name}_sum = tl.zeros({sides}, tl.float32)")
+
+    def add_columns(self) -> None:
+        """Add up what a window of one row has for each column of a tile."""
+        if self.walk.online:
+            self.put("total = tl.sum(total, 1)")
+        for name, size in self.results.items():
+            self.put(f"{name}_sum = tl.sum({name}_sum, {'0)[None, :]' if size else '1)'}")
 
     def finish(self) -> None:
         """Write the sums of a window."""
@@ -119,49 +131,56 @@ class Printer(Loop):
             if not size:
                 self.put(f"tl.store({name} + head * {name}_head + row, {value}, mask=row_ok)")
                 continue
-            lane = f"tl.arange(0, {padded(size, self.dots)})[None, :]"
-            at = "row.to(tl.int64)" if self.layout.wide else "row"
-            inside = f" & ({lane} < {size})" if self.short(size) else ""
-            address = f"{name} + head * {name}_head + {at}[:, None] * {size} + {lane}"
+            lane = f"tl.arange(0, {padded(size, self.dots)})"
+            inside = f" & ({lane} < {size})[None, :]" if self.short(size) else ""
+            address = self.row_address(name, "head", "row", lane)
             self.put(f"tl.store({address}, {value}, mask=row_ok[:, None]{inside})")
 
-    def slot_address(self, array: str, size: int, slot: str) -> str:
+    def slot_address(self, array: str, size: int, at: str = "at") -> str:
         height, width = self.layout.height, padded(size, self.dots) if size else 1
         within = f"lane_row[:, None] * {width} + tl.arange(0, {width})[None, :]" if size else "lane_row"
-        return f"{array} + {slot} * {height * width} + {within}"
+        return f"{array} + {at} * {height * width} + {within}"
 
     def keep(self) -> None:
         """Write the partial sums of an item to its slot."""
         part = "part" if self.layout.stacked else "head"
         self.put(f"at = slot * (tl.num_programs(0) // item_count) + {part}")
         if self.walk.online:
-            self.put(f"tl.store({self.slot_address('top_slots', 0, 'at')}, top)")
-            self.put(f"tl.store({self.slot_address('sum_slots', 0, 'at')}, total)")
+            self.put(f"tl.store({self.slot_address('top_slots', 0)}, top)")
+            self.put(f"tl.store({self.slot_address('sum_slots', 0)}, total)")
         for name, size in self.results.items():
-            self.put(f"tl.store({self.slot_address(f'{name}_slots', size, 'at')}, {name}_sum)")
+            self.put(f"tl.store({self.slot_address(f'{name}_slots', size)}, {name}_sum)")
 
     def combined(self) -> None:
-        """Add up the slots of a window."""
+        """Add up the slots of a window, as many at once as registers hold: one by one each would wait for memory."""
         part = "part" if self.layout.stacked else "head"
         self.put("program = tl.program_id(0)", "cut = items + program % item_count * 3", "window = tl.load(cut)")
         self.place(self.layout.height)
         self.put("parts = tl.num_programs(0) // item_count")
-        self.sums()
-        self.put("for slot in range(tl.load(cut + 1), tl.load(cut + 2)):")
+        self.sums(whole=True)
+        elements = self.layout.height * max(padded(size, self.dots) for size in self.results.values())
+        at_once = min(max(AT_ONCE // elements, 1), MOST_AT_ONCE)
+        self.put("first, last = tl.load(cut + 1), tl.load(cut + 2)", f"for begin in range(first, last, {at_once}):")
         self.indent += 1
-        self.put(f"at = slot * parts + {part}")
+        self.put(f"slot = begin + tl.arange(0, {at_once})", f"at = slot * parts + {part}")
+
+        def put_part(array: str, size: int, other: str = "0.0") -> None:
+            several = ":, None, None" if size else ":, None"
+            address = self.slot_address(f"{array}_slots", size, f"at[{several}]")
+            self.put(f"{array}_part = tl.load({address}, mask=(slot < last)[{several}], other={other})")
+
         if self.walk.online:
-            self.put(f"part_top = tl.load({self.slot_address('top_slots', 0, 'at')})")
-            self.put(f"part_total = tl.load({self.slot_address('sum_slots', 0, 'at')})")
-            self.put("most = tl.maximum(top, part_top)", "shrink = tl.exp2(top - most)")
-            self.put("grow = tl.exp2(part_top - most)", "total = total * shrink + part_total * grow", "top = most")
+            put_part("top", 0, LOWEST)
+            put_part("sum", 0)
+            self.put("most = tl.maximum(top, tl.max(top_part, 0))", "shrink = tl.exp2(top - most)", "top = most")
+            self.put("grow = tl.exp2(top_part - top)", "total = total * shrink + tl.sum(sum_part * grow, 0)")
         for name, size in self.results.items():
-            part = f"tl.load({self.slot_address(f'{name}_slots', size, 'at')})"
-            each = "[:, None]" if size else ""
+            put_part(name, size)
             if self.walk.online:
-                self.put(f"{name}_sum = {name}_sum * shrink{each} + {part} * grow{each}")
+                each, grow = ("[:, None]", "grow[:, :, None]") if size else ("", "grow")
+                self.put(f"{name}_sum = {name}_sum * shrink{each} + tl.sum({name}_part * {grow}, 0)")
             else:
-                self.put(f"{name}_sum += {part}")
+                self.put(f"{name}_sum += tl.sum({name}_part, 0)")
         self.indent -= 1
         self.finish()
 
@@ -176,8 +195,10 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     """
     printer = Printer(walk, layout)
     printer.start()
-    printer.sums()
+    printer.sums(whole=printer.dots)
     printer.loops()
+    if not printer.dots:
+        printer.add_columns()
     if layout.cut:
         printer.put("slot = tl.load(item + 5)", "if slot < 0:")
         printer.indent += 1
@@ -203,7 +224,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
         online = ["lse_out"] if walk.online else []
         targets = [*online, *printer.results]
         stacked = ["windows", "pattern_head", "part_head"] if layout.stacked else []
-        numbers = ["item_count", "rows", *stacked, *(f"{t}_head" for t in targets)]
+        numbers = ["item_count", "rows", *stacked, *printer.strides(targets)]
         combine = (*numbers, "items", *printer.slots(), *targets)
         lines += ["", "", "@triton.jit", *signature("def combine", [*combine], ":"), *printer.lines]
     return Printed("\n".join(lines) + "\n", arguments, combine)

@@ -150,7 +150,8 @@ class Kernels:
         own_modes, native = self._own_modes(name), self.task[0] != "triton"
         if native and tensor.dtype.itemsize < 4:  # it computes nothing in 16 bits, not even sums of a result
             return True
-        by_position = self.body.vectors.get(name) in SIDES  # which kernels read with a step
+        sums = name == RESULT and self.body.table is None and not self.body.stored
+        by_position = sums or self.body.vectors.get(name) in SIDES  # which kernels read with a step
         apart = not by_position and rows_whole(tensor) is not tensor
         return apart or len(_groups(tensor, own_modes)) > (1 if native else own_modes)
 
@@ -200,7 +201,9 @@ class Kernels:
 
     def results(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return memory for the result and, of a softmax, for ``lse_out``: the logarithms to base 2 of rows' sums."""
-        outputs = {RESULT: tensors[0].new_empty(self.shape)}
+        first = tensors[0]  # whose order of modes a result has: layers put those of heads behind rows
+        alike = self.body.table is not None and first.shape == self.shape
+        outputs = {RESULT: rows_whole(torch.empty_like(first)) if alike else first.new_empty(self.shape)}
         if self.body.softmax:
             sums = self.shape[: len(self.lead) + 1]
             outputs["lse_out"] = tensors[0].new_empty(sums, dtype=accumulator(tensors[0].dtype))
@@ -210,7 +213,7 @@ class Kernels:
         """Allocate an input's gradient; for a row shared by all pairs, one row for each row of pairs, summed later."""
         if name in self.body.shared:
             return tensor.new_empty((self.heads.count, self.rows, tensor.shape[-1]))
-        return tensor.new_empty(tensor.shape)
+        return rows_whole(torch.empty_like(tensor)) if name in self.body.tables else tensor.new_empty(tensor.shape)
 
     def of_gradients(self, tensors: Mapping[str, Tensor], wanted: Sequence[bool]) -> Gradients:
         """Return the kernels that compute the gradients ``grad_…`` of wanted inputs, with all names they use.

@@ -5,7 +5,7 @@ In: a `Walk` and a `Layout`. Out: a `Text`, which `loop.Loop` and `printer.Print
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sparsetc.errors import PlanError
@@ -146,13 +146,13 @@ class Text:
         masked = f", mask={' & '.join(conditions)}, other=0.0" if conditions else ""
         return f"tl.load({address}{masked})"
 
-    def row_address(self, table: str, head: str, row: str) -> str:
-        """The addresses of rows of a head of a table."""
+    def row_address(self, table: str, head: str, row: str, lane: str = "") -> str:
+        """The addresses of rows of a head of a table or a result."""
         of_head = f"{head} * {table}_head"
         if table in self.layout.apart:
             of_head = f"{head} // {table}_heads * {table}_batch + {head} % {table}_heads * {table}_head"
         at = f"{row}.to(tl.int64)" if self.layout.wide else row
-        return f"{table} + {of_head} + {at}[:, None] * {table}_row + {self.lane(table)}[None, :]"
+        return f"{table} + {of_head} + {at}[:, None] * {table}_row + {lane or self.lane(table)}[None, :]"
 
     def number_address(self, vector: str, head: str, row: str) -> str:
         """The addresses of a head's numbers by row or column."""
@@ -164,26 +164,29 @@ class Text:
         """A loaded number in the type in which it is computed with."""
         return loaded if vector in self.layout.whole else f"{loaded}.to(tl.float32)"
 
-    def sides(self, size: int) -> str:
-        """The sides of a sum whose rows have this size, or are single numbers."""
-        return f"{self.layout.height}, {padded(size, self.dots)}" if size else str(self.layout.height)
-
     def numbers(self) -> list[str]:
         """The arguments that are numbers."""
-        tables = dict.fromkeys([*self.own, *self.other])
         named = ["item_count", "rows", "columns"]
         named += ["windows", "pattern_head", "part_head"] if self.layout.stacked else []
-        named += [f"{table}_{kind}" for table in tables for kind in ("head", "row")]
-        named += [f"{table}_{kind}" for table in tables if table in self.layout.apart for kind in ("batch", "heads")]
-        others = (*self.vectors, *self.less.values(), *self.shared, *self.targets())
-        named += [f"{name}_step" for name in others if name in self.layout.stepped]
-        return named + [f"{name}_head" for name in others]
+        named += [f"{name}_step" for name in (*self.vectors, *self.less.values()) if name in self.layout.stepped]
+        return named + self.strides(self.tensors())
+
+    def strides(self, names: Iterable[str]) -> list[str]:
+        """The arguments that say how far heads and rows of tensors are apart."""
+        of_rows = {*self.own, *self.other, *(name for name, size in self.results.items() if size)}
+        kinds = {name: ["head", *(["row"] if name in of_rows else [])] for name in names}
+        apart = ["batch", "heads"]
+        return [f"{n}_{k}" for n, all_of in kinds.items() for k in all_of + (apart if n in self.layout.apart else [])]
+
+    def tensors(self) -> list[str]:
+        """The tables, vectors and results; the last one is written."""
+        tables = dict.fromkeys([*self.own, *self.other])
+        return [*tables, *self.vectors, *self.less.values(), *self.shared, *self.targets()]
 
     def pointers(self) -> list[str]:
         """The arguments that are tensors, but for index arrays; the last one is written."""
         seed = ["seed"] if self.walk.dropout else []
-        tables = dict.fromkeys([*self.own, *self.other])
-        return [*self.slots(), *seed, *tables, *self.vectors, *self.less.values(), *self.shared, *self.targets()]
+        return [*self.slots(), *seed, *self.tensors()]
 
     def targets(self) -> list[str]:
         """Return the names of all written outputs, in order."""

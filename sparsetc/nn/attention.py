@@ -95,18 +95,16 @@ class GATConv(nn.Module):
         """
         graph, sources, targets = _of_graph(adjacency, x, self.linear.in_features, "GATConv")
         pattern = with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
-        of_sources = self._mixed(sources)
-        of_targets = of_sources if targets is sources else self._mixed(targets)
-        wide = accumulator(of_sources.dtype)
         scores = self.of_target, self.of_source
-        if targets is sources:  # one product for both
-            by_target, by_source = torch.bmm(of_sources.to(wide), torch.stack(scores, 2).to(wide)).unbind(2)
+        of_sources = self.linear(sources)
+        if targets is sources:
+            by_target, by_source = _by_head(of_sources, *scores)
         else:
             by_target, by_source = (
-                torch.bmm(one.to(wide), score[:, :, None].to(wide)).squeeze(2)
-                for one, score in zip((of_targets, of_sources), scores, strict=True)
+                _by_head(one, score)[0] for one, score in zip((self.linear(targets), of_sources), scores, strict=True)
             )
-        tensors = [of_sources, by_target, by_source]
+        wide = accumulator(of_sources.dtype)
+        tensors = [of_sources.view(-1, *self.of_source.shape).transpose(0, 1), by_target, by_source]
         features = _of_edges(graph, edge_attr, self.edge_dim, "GATConv")
         if features is not None:
             heads = self.edge_linear.weight.unflatten(0, self.of_edge.shape).to(wide) * self.of_edge[:, :, None]
@@ -114,10 +112,6 @@ class GATConv(nn.Module):
             tensors.append((_with_means(graph, scores) if self.add_self_loops else scores).T)
         body = _gat(self.negative_slope, self.dropout if self.training else 0.0, features is not None)
         return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
-
-    def _mixed(self, x: Tensor) -> Tensor:
-        """Return the (heads, nodes, out_channels) products with the weight."""
-        return self.linear(x).view(-1, *self.of_source.shape).transpose(0, 1)  # type: ignore[no-any-return]
 
 
 class GATv2Conv(nn.Module):
@@ -191,6 +185,17 @@ class GATv2Conv(nn.Module):
             tensors = [source.transpose(0, 1), scores.sum(-1).T]
             body = _of_scores(dropout)
         return _of_heads(body, pattern, tensors, self.settings, "GATv2Conv", self.bias)
+
+
+def _by_head(x: Tensor, *scores: Tensor) -> Sequence[Tensor]:
+    """Return the (heads, nodes) products of (nodes, heads * width) features with each of some (heads, width) rows.
+
+    They are one product with a matrix that is 0 between heads, whose gradient is one too: the gradient of a product of
+    each head sums over all nodes in one program a head (R-MAT 16 x 16, H200: 2 ms).
+    """
+    wide = accumulator(x.dtype)
+    rows = torch.stack(scores).mT.diag_embed(dim1=1, dim2=2).view(-1, x.shape[1])
+    return (rows.to(wide) @ x.to(wide).T).view(len(scores), -1, len(x)).unbind()
 
 
 def _of_edges(graph: SparseTensor, features: Tensor | None, width: int | None, name: str) -> Tensor | None:

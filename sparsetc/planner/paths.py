@@ -72,6 +72,10 @@ class Edge:
     kind: str
 
 
+Steps = Sequence[tuple[State, Edge]]
+"""Contractions, and what was left before each."""
+
+
 @dataclass
 class Search:
     """The search for the best path of an einsum with one sparse operand.
@@ -268,12 +272,16 @@ class Search:
         return self._rests[s]
 
     # -- the search -------------------------------------------------------------------------------------------------
-    def picked(self, asked: bool, seconds: float | None = None) -> tuple[str, Order] | None:
+    def picked(
+        self, asked: bool, seconds: float | None = None, planned: Callable[[Edge], float] | None = None
+    ) -> tuple[str, Order] | None:
         """Return why an einsum is contracted in steps, and their order; None where one contraction is about as fast.
 
         Args:
             asked: True if steps are asked for, whatever they take.
             seconds: of the best plan of one contraction; None where it is priced as steps are.
+            planned: gives the seconds of the best plan of a pass over the operand's own nonzeros, which takes the place
+                of the price that the search began with.
         """
         one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf) if seconds is None else seconds
         skip = ("pass",) if seconds is None and not asked else ("pass", "dense")
@@ -281,14 +289,17 @@ class Search:
         best_path = self.best(most, skip)
         if best_path is None:
             return None
-        seconds, order = best_path
-        seconds = max(seconds, len(order) * self.constants["path_host"])  # which a GPU does not wait for
+        seconds, steps = best_path
+        first = next((step for step in steps if step[1].kind == "pass"), None)
+        if planned and first and first[1].after is not None:
+            seconds += planned(first[1]) - self.price(*first, inf)
+        seconds = max(seconds, self._launched(steps))
         if seconds >= most:
             return None
-        return f"{1e3 * seconds:.3g} ms expected, {1e3 * one:.3g} in one pass", order
+        return f"{1e3 * seconds:.3g} ms expected, {1e3 * one:.3g} in one pass", self._order(steps)
 
-    def best(self, most: float = inf, skip: Sequence[str] = ()) -> tuple[float, Order] | None:
-        """Return seconds and order of the fastest path; None if no path takes less than `most`.
+    def best(self, most: float = inf, skip: Sequence[str] = ()) -> tuple[float, Steps] | None:
+        """Return the seconds and the steps of the fastest path; None if no path takes less than `most`.
 
         Args:
             most: seconds that are not worth reaching.
@@ -314,13 +325,22 @@ class Search:
                 elif total < reached.get(edge.after, inf):
                     reached[edge.after], before[edge.after] = total, (s, edge)
                     heapq.heappush(waiting, (total, next(number), edge.after))
-        return None if last is None else (most, self._order(last, before))
-
-    def _order(self, last: tuple[State, Edge], before: Mapping[State, tuple[State, Edge]]) -> Order:
-        """The path that ends so."""
+        if last is None:
+            return None
         steps = [last]
         while steps[0][0] in before:
             steps.insert(0, before[steps[0][0]])
+        return most, steps
+
+    def _launched(self, steps: Steps) -> float:
+        """Return the seconds at which the steps are launched, which a GPU does not wait for."""
+        passes = sum(edge.kind == "pass" for _, edge in steps)
+        calls = sum(len(self._rest(s)[0]) + bool(s.sparse) for s, edge in steps if edge.kind == "dense")
+        calls += sum(edge.kind == "product" for _, edge in steps)
+        return passes * self.constants["path_host"] + calls * self.constants["path_call_host"]
+
+    def _order(self, steps: Steps) -> Order:
+        """The contractions of these steps."""
         left: list[Ints] = [(p,) for p in range(len(self.bound.einsum.inputs))]
         order = list[Ints]()
         sparse: Ints = (self.position,)

@@ -148,7 +148,8 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
         whole = problem.backend == "torch" and not view.values.sides
-        target = Target(problem.sparse_output, p.format == "coo", owned, problem.rows, whole=whole, ones=problem.ones)
+        given = p.format == "coo" and not p.storage.params
+        target = Target(problem.sparse_output, given, owned, problem.rows, whole=whole, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
         cost = cost_of(lower(problem.bound, p, target, 0)) if lower else _cost(problem.bound, view, p.schedule, target)
         each.append(cost)
@@ -181,7 +182,7 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     return replace(best, plan=plan, name=describe(plan, problem), apart=apart)
 
 
-COMPILED, CALLS = 0.3, 3000
+COMPILED, CALLS = 0.3, 10_000
 """Seconds that numba takes to compile a part, and the number of calls that should make up for them."""
 
 
@@ -190,8 +191,11 @@ def natively(candidate: Candidate, problem: Problem) -> Candidate:
     total, least = candidate.total or 0.0, COMPILED * len(candidate.costs)
     if total * CALLS <= least or any(unprinted(cost.p) for cost in candidate.costs):
         return candidate
-    native = price(replace(candidate, plan=candidate.plan.scheduled(lambda s: replace(s, native=True))), problem)
-    return native if (total - (native.total or 0.0)) * CALLS > least else candidate
+    loops = tuple([cost.natively for cost in candidate.costs])
+    plan = candidate.plan.scheduled(lambda s: replace(s, native=True))
+    seconds = seconds_of(plan, loops, candidate.expected, problem.backend, problem.profile)
+    native = replace(candidate, plan=plan, costs=loops, seconds=seconds)
+    return native if (total - sum(seconds)) * CALLS > least else candidate
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:

@@ -33,7 +33,7 @@ M = TypeVar("M", bound=MakePlan)
 
 @dataclass(frozen=True)
 class Method:
-    """A kind of plan, under one name, for an einsum of one sparse operand or for a join of two.
+    """A kind of plan, under one name, for an einsum of one sparse operand.
 
     Attributes:
         candidates: the plans worth considering under ``"auto"``, given the best so far; none where the method does not
@@ -46,7 +46,6 @@ class Method:
             all.
         make: the function that a format offers or a user registered.
         kernels: True where ``"auto"`` considers the method for Triton's kernels alone.
-        run: for a join, the class that finds the result's places and computes its values, of a problem and a plan.
     """
 
     name: str
@@ -57,7 +56,6 @@ class Method:
     shared: bool = False
     make: MakePlan | None = None
     kernels: bool = False
-    run: Any = None
 
     def estimates(self, problem: Any, best: Best | None = None) -> Iterable[Candidate]:
         """Every candidate priced, at the precision asked for and at more exact ones, and with operands rounded.
@@ -74,7 +72,7 @@ class Method:
                 if len(problem.precisions) > 1:
                     key = key.scheduled(lambda s: s if s.dot else changed(s, precision="ieee"))
                 if key not in by_plan:
-                    by_plan[key] = self._priced(candidate, problem)
+                    by_plan[key] = with_rounded(candidate, problem)
                     if best is not None:
                         best.take(by_plan[key])
         return chain(*by_plan.values())
@@ -85,17 +83,13 @@ class Method:
         if candidate is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
             raise PlanError(f'{said}: the function that makes it gave None, and no candidate; "auto" takes another')
-        return self._priced(candidate, problem)[-1]
-
-    def _priced(self, candidate: Candidate, problem: Problem) -> list[Candidate]:
-        """Return the candidate priced, and rounded where that is faster; one of a join has its price, if it fits."""
-        return [candidate] if self.run else with_rounded(candidate, problem)
+        return with_rounded(candidate, problem)[-1]
 
 
 PLANS: dict[str, Method] = {}
 """The plans of one sparse operand by name, in the order in which they are considered."""
-JOINS: dict[str, Method] = {}
-"""The methods that run a join of two sparse operands, likewise."""
+JOINS: dict[str, Any] = {}
+"""The classes that run a join of two sparse operands, likewise; each has `estimates` and `requested` as a `Method`."""
 
 
 def add_plans(*methods: Method) -> None:
@@ -267,7 +261,7 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False, other: Ot
 
 
 def chosen(
-    request: Plan, problem: Any, methods: Mapping[str, Method], recurs: bool = False, other: Other | None = None
+    request: Plan, problem: Any, methods: Mapping[str, Any], recurs: bool = False, other: Other | None = None
 ) -> Choice:
     """Return the choice that a request stands for among methods, of a `Problem` or of a join's."""
     if request.name in methods:
@@ -283,7 +277,7 @@ def chosen(
     return recurring(problem, counted) if recurs else counted()
 
 
-def _counted(problem: Any, methods: Mapping[str, Method]) -> Choice:
+def _counted(problem: Any, methods: Mapping[str, Any]) -> Choice:
     """Choose among all plans that ``"auto"`` considers, by counts of the pattern."""
     best = Best()
     candidates = considered(problem, best, methods)
@@ -306,7 +300,7 @@ def check_request(wanted: str | Plan) -> None:
         raise PlanError(f"plan {plan.name!r} has no option {unknown[0]!r}")
 
 
-def considered(problem: Any, best: Best, methods: Mapping[str, Method] = PLANS) -> list[Candidate]:
+def considered(problem: Any, best: Best, methods: Mapping[str, Any] = PLANS) -> list[Candidate]:
     """Return the candidates of ``"auto"`` for one einsum, without those that cannot beat the best so far."""
     return [candidate for method in methods.values() if method.alone for candidate in method.estimates(problem, best)]
 

@@ -14,9 +14,7 @@ from sparsetc.planner.registry import JOINS
 from sparsetc.products.blocks import BlockPath
 from sparsetc.products.dense import DensePath
 from sparsetc.products.hybrid import HybridPath
-from sparsetc.products.problem import JoinPath, method_of
 from sparsetc.products.scalar import TaskSums
 
-WAYS: tuple[type[JoinPath], ...] = (TaskSums, DensePath, BlockPath, HybridPath)
-"""From the one with the fewest launches on, as they are considered."""
-JOINS.update({way.name: method_of(way) for way in WAYS})
+# From the one with the fewest launches on, as they are considered.
+JOINS.update({way.name: way for way in (TaskSums, DensePath, BlockPath, HybridPath)})

@@ -2,8 +2,8 @@
 
 In: a `Join`, an einsum, the types, the settings, and a request for a plan, whose options say the sides of blocks and
 how these are stored. Out: `JoinProblem`: what a way is chosen by, and made of. Forms of the operands that take counting
-or sorting are made when they are first asked for. `plan_bcb` is a request for blocks. A way is a class, of which
-`method_of` makes a `Method` for the registry.
+or sorting are made when they are first asked for. `plan_bcb` is a request for blocks. A way is a class, which
+`JOINS` has by its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparsetc.join.join import Join
 from sparsetc.join.order import JoinBudget
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.registry import JOINS, Method
+from sparsetc.planner.registry import JOINS
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Names
 from sparsetc.support.lru import cached_property
@@ -151,16 +151,6 @@ class JoinProblem:
         return self.budget.settings.effective_precision()
 
     @property
-    def precisions(self) -> Names:
-        """The one precision that plans are made for."""
-        return (self.precision,)
-
-    @property
-    def counts(self) -> Join:
-        """The counts of both patterns."""
-        return self.join
-
-    @property
     def rated(self) -> str:
         """The precision by which rates are named."""
         return "float64" if self.dtype in (torch.float64, torch.complex128) else self.precision
@@ -203,10 +193,12 @@ class JoinPath(Inspectable):
     Attributes:
         name: of its plans.
         launches: calls that it takes, each of the profile's `call` seconds.
+        alone: as of `Method`.
     """
 
     name: ClassVar[str]
     launches: ClassVar[int]
+    alone: ClassVar[bool] = True
 
     @classmethod
     def plan_of(cls, p: JoinProblem) -> Plan:
@@ -219,6 +211,20 @@ class JoinPath(Inspectable):
         raise NotImplementedError
 
     @classmethod
+    def estimates(cls, p: JoinProblem, best: Best | None = None) -> list[Candidate]:
+        """Return its plans with their prices; none where its launches alone take longer than the best so far."""
+        best = best or Best()
+        allowed = best.allows(cls.name, cls.launches * p.profile.call)
+        candidates = cls.candidates(p, best) if allowed else []
+        best.take(candidates)
+        return candidates
+
+    @classmethod
+    def requested(cls, p: JoinProblem, request: Plan) -> Candidate:
+        """Return the plan without its price: what that takes to count, the plan may not need."""
+        return cls.candidate(cls.plan_of(p), None)
+
+    @classmethod
     def candidates(cls, p: JoinProblem, best: Best) -> list[Candidate]:
         """Return the plan with its price."""
         return [cls.candidate(cls.plan_of(p), cls.terms(p))]
@@ -229,16 +235,3 @@ class JoinPath(Inspectable):
         if terms is None:
             return Candidate(plan, (), plan.name)
         return Candidate(plan, (), plan.name, tuple(terms.values()), terms=tuple(terms))
-
-
-def method_of(path: type[JoinPath]) -> Method:
-    """Return the method of a way; what its launches alone make slower than another's is not counted."""
-
-    def candidates(problem: Any, join: Any, best: Best) -> Iterable[Candidate]:
-        allowed = best.allows(path.name, path.launches * problem.profile.call)
-        return path.candidates(problem, best) if allowed else ()
-
-    def candidate(problem: Any, join: Any, **options: Any) -> Candidate:
-        return path.candidate(path.plan_of(problem), None)  # what prices take to count, the plan may not need
-
-    return Method(path.name, candidates, candidate, run=path)

@@ -31,6 +31,7 @@ from sparsetc.options import Options
 from sparsetc.packing.base import get_format
 from sparsetc.planner.registry import choose
 from sparsetc.support.lru import cached_property
+from sparsetc.support.records import Record
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
@@ -39,7 +40,7 @@ Nonzeros = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(Record):
     """The programs that several chunks share.
 
     Attributes:

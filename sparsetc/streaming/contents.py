@@ -19,9 +19,8 @@ import torch
 from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.output import check_form
 from sparsetc.errors import OutOfMemoryError, PlanError
-from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.equation.parse import parse
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage, verify
+from sparsetc.ir.plan import RECORDS, Plan, verify
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, with_settings
 from sparsetc.packing.base import Packed
@@ -30,10 +29,11 @@ from sparsetc.packing.words import WORDS
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.cutting import NAMES, Chunk, StoredPart, StreamCut
 from sparsetc.streaming.store import MALFORMED, ChunkFile, ChunkWriter
-from sparsetc.support import Names, outside
-from sparsetc.support.records import misfit
+from sparsetc.support import Ints, Names, outside
+from sparsetc.support.records import Record
 from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
 from sparsetc.tensor.dtypes import NAMED
+from sparsetc.tuning.lines import as_data, plan_of
 
 MOST_ELEMENTS = 1 << 59
 ROWS = "rows"
@@ -41,7 +41,7 @@ ROWS = "rows"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Record):
     """The full description of a stream: everything that chunks and programs depend on beside the nonzeros.
 
     Attributes:
@@ -60,41 +60,28 @@ class Recipe:
     drop_zeros: bool
 
 
-RECORDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Recipe, Variant, Part, Storage, Schedule, Chunk, StoredPart)
-}
-MADE_AGAIN = ("programs", "ruled")
-"""Fields that follow from the others."""
+@dataclass(frozen=True)
+class Contents(Record):
+    """What the metadata of a file says of a stream.
+
+    Attributes:
+        digests: of the programs of each variant.
+        checksums: of the blocks of each chunk, and of the coordinates of rows.
+    """
+
+    recipe: Recipe
+    variants: tuple[Variant, ...]
+    digests: Names
+    chunks: tuple[Chunk, ...]
+    checksums: tuple[Ints, ...]
 
 
-def _as_json(record: Any) -> Any:
-    """Return a record as its fields by name; of a tree its text."""
-    if isinstance(record, Tree):
-        return {"record": "Tree", "text": str(record)}
-    named = {f.name: getattr(record, f.name) for f in fields(record) if f.name not in MADE_AGAIN}
-    return {"record": type(record).__name__, **named}
-
-
-def _from_json(named: dict[str, Any]) -> Any:
-    """Return the record written by `_as_json`. Raise `ValueError`, `TypeError` or `PlanError` if there is none."""
-    kind = named.pop("record", None)
-    if kind is None:
-        return named
-    if kind == "Tree":
-        return parse_tree(named["text"])
-    record = RECORDS[kind](**{name: _tuples(value) for name, value in named.items() if name not in MADE_AGAIN})
-    if fault := misfit(record):
-        raise ValueError(fault)
-    return record
+KINDS = {**RECORDS, **{kind.__name__: kind for kind in (Contents, Recipe, Variant, Chunk, StoredPart)}}
 
 
 def parsed(text: str) -> Any:
-    """Return what the metadata of a file says of a stream; raises one of `MALFORMED` where it says nothing."""
-    return json.loads(text, object_hook=_from_json)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    """Return the `Contents` in the metadata of a file; raises one of `MALFORMED` where it is damaged."""
+    return plan_of(json.loads(text), KINDS)
 
 
 def write(writer: ChunkWriter, recipe: Recipe, compiler: Compiler, made: StreamCut) -> None:
@@ -109,14 +96,10 @@ def write(writer: ChunkWriter, recipe: Recipe, compiler: Compiler, made: StreamC
                 f"chunks in format {one.parts[0].format!r} cannot be saved: what its view is depends on the nonzeros"
             )
     writer.put(made.coords.contiguous().reshape(-1).view(torch.uint8))
-    metadata = {
-        "recipe": recipe,
-        "variants": made.variants,
-        "digests": [_digest(one) for one in made.variants],
-        "chunks": made.chunks,
-        "checksums": writer.checksums,
-    }
-    text = json.dumps(metadata, separators=(",", ":"), default=_as_json)
+    variants = tuple([replace(one, programs=()) for one in made.variants])  # they are lowered again
+    digests, checksums = tuple(map(_digest, made.variants)), tuple(map(tuple, writer.checksums))
+    contents = Contents(recipe, variants, digests, made.chunks, checksums)
+    text = json.dumps(as_data(contents, KINDS), separators=(",", ":"))
     writer.finish({"__metadata__": {"stream": text, "crc32": str(zlib.crc32(text.encode()))}} | _arrays(made))
 
 
@@ -155,7 +138,7 @@ def _index(program: TileProgram) -> Names:
 def einsum(file: ChunkFile, settings: Options, target: torch.device) -> tuple[Recipe, Compiler]:
     """Return the recipe and the compiler of a file. Raise `IOFormatError` if the file does not hold them."""
     try:
-        recipe = file.stream["recipe"]
+        recipe = file.stream.recipe
         settings = with_settings(settings, {"precision": recipe.precision})
         shapes = list(map(checked_shape, recipe.shapes))
         bound = parse(recipe.equation, shapes, [True] + [False] * (len(shapes) - 1))
@@ -180,11 +163,11 @@ def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
     What arrays hold is checked when a chunk is first read: programs read nothing outside what is there.
     """
     try:
-        metadata, output = file.stream, compiler.template.output
-        variants = tuple([_lowered(one, compiler) for one in metadata["variants"]])
-        if [_digest(one) for one in variants] != metadata["digests"]:
+        contents, output = file.stream, compiler.template.output
+        variants = tuple([_lowered(one, compiler) for one in contents.variants])
+        if tuple(map(_digest, variants)) != contents.digests:
             raise ValueError("other programs")
-        chunks, end = metadata["chunks"], 0
+        chunks, end = contents.chunks, 0
         for chunk in chunks:
             programs = variants[chunk.variant].programs
             if not all(_reads(compiler, *one) for one in zip(programs, chunk.parts, strict=True)):
@@ -194,8 +177,8 @@ def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
                 raise ValueError("rows of chunks")
             end = chunk.first + chunk.rows
         kept = output.kept_shape
-        file.expect([*(c.nbytes for c in chunks), 8 * len(kept) * end], metadata["checksums"])
-        made = StreamCut(tuple(chunks), variants, torch.zeros((len(kept), end), dtype=torch.long, device="cpu"))
+        file.expect([*(c.nbytes for c in chunks), 8 * len(kept) * end], contents.checksums)
+        made = StreamCut(chunks, variants, torch.zeros((len(kept), end), dtype=torch.long, device="cpu"))
         if _arrays(made) != file.arrays:
             raise ValueError("its arrays do not lie one after the other")
         file.read(len(chunks), made.coords.view(-1).view(torch.uint8))

@@ -22,6 +22,7 @@ from sparsetc.streaming.store import Sink, host_bytes
 from sparsetc.support import NamedInts
 from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import At
+from sparsetc.support.records import Record
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 FULL = 0.97
@@ -40,7 +41,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class StoredPart:
+class StoredPart(Record):
     """The arrays of a part of a chunk.
 
     Attributes:
@@ -58,7 +59,7 @@ class StoredPart:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class Chunk(Record):
     """Some of the nonzeros of a tensor, packed into one buffer.
 
     Attributes:

@@ -24,6 +24,7 @@ from sparsetc.tensor.pattern import Labels, Pattern
 
 SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search."""
+WHOLE = slice(None)
 Taken = tuple[Pattern, Tensor | None]
 """A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
 
@@ -38,78 +39,120 @@ def sorted_pattern(rows: Tensor, shape: tuple[int, ...], entries: Tensor | None)
 
 def indexed(x: Any, keys: list[Any]) -> Any:
     """Return the elements at a list of indices; see `Parts.__getitem__`."""
+    keys = _of_all_modes(keys, x)
+    picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, Tensor)]
+    if len(picked) > 1:
+        return _picked(x, keys, picked)
+    left, mode = _EntriesLeft(x), 0
+    for key in keys:
+        if mode >= x.sparse_order:
+            left.index_dense(key, mode)
+        elif key is None:
+            left.insert_mode()
+        else:
+            left.index(key, mode)
+        mode += key is not None
+    return left.result(_labels_at(x._pattern.labels, keys))
+
+
+def _of_all_modes(keys: Sequence[Any], x: Any) -> list[Any]:
+    """Return a checked index for each mode, whole slices for those without, and None for new modes."""
     keys = [_index(key, x) for key in keys]
     count = sum(key is not None and key is not Ellipsis for key in keys)
     if count > x.ndim or sum(key is Ellipsis for key in keys) > 1:
         raise ShapeError(f"{count} indices, and {sum(key is Ellipsis for key in keys)} of …, for {x.ndim} modes")
     at = next((n for n, key in enumerate(keys) if key is Ellipsis), len(keys))
-    keys[at : at + 1] = [slice(None)] * (x.ndim - count)
+    keys[at : at + 1] = [WHOLE] * (x.ndim - count)
     modes = iter(enumerate(x.shape))
-    keys = [key if key is None else _within(key, *next(modes), x._pattern) for key in keys]
-    picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, Tensor)]
-    if len(picked) > 1:
-        return _picked(x, keys, picked)
-    coords = x._pattern.coords
-    shape = list[int]()
-    rows = list[Tensor]()
-    values = x._values
-    axis = 1
-    mode = 0
-    kept: Tensor | None = None  # which of the entries that are left, in order
-    in_order, copied = True, False
-    if isinstance(keys[0], slice) and keys[0].step not in (None, 1):
-        indices = keys[0].indices(x.shape[0])
-        if len(range(*indices)) <= x.nnz:
-            keys[0] = torch.from_numpy(np.arange(*indices)).to(x.device)
-    if isinstance(keys[0], Tensor):
-        coords, entries = _runs(x._pattern, keys[0])
-        values, copied = values.index_select(0, entries), True
-        rows = [coords[0]]
-        shape = [keys[0].numel()]
-        mode = 1
-    else:
-        range_of_rows = slice(*_range(coords[0], keys[0], x.shape[0]))
-        coords, values = coords[:, range_of_rows], values[range_of_rows]
-    for key in keys[mode:]:
-        dense = mode >= x.sparse_order
+    return [key if key is None else _within(key, *next(modes), x._pattern) for key in keys]
+
+
+class _EntriesLeft:
+    """The entries that are left while one mode after the other is indexed.
+
+    Attributes:
+        coords: (order, n) of the entries that the first mode's index takes.
+        values: their values, whose dense modes are indexed at once.
+        kept: which of these entries are left, in order; None for all.
+        rows: coordinates of the modes so far, as the result has them.
+        shape: sizes of these modes.
+        in_order: whether the entries are in the order of `rows`.
+        copied: whether the values are not the tensor's own.
+        whole: whether `coords` are the rows, where they were copied.
+        axis: the next dense mode of the values.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self.x, self.coords, self.values = x, x._pattern.coords, x._values
+        self.kept: Tensor | None = None
+        self.rows: list[Tensor] = []
+        self.shape: list[int] = []
+        self.in_order = True
+        self.copied = self.whole = False
+        self.axis = 1
+
+    def insert_mode(self) -> None:
+        """Add a mode of size 1."""
+        self._append(torch.zeros_like(crd.picked(self.coords[0], self.kept)), 1)
+        self.whole = False
+
+    def _append(self, row: Tensor, size: int) -> None:
+        self.rows.append(row)
+        self.shape.append(size)
+
+    def index_dense(self, key: Any, mode: int) -> None:
+        """Index a dense mode; None adds one."""
         if key is None:
-            if dense:
-                values, axis = values.unsqueeze(axis), axis + 1
-            else:
-                rows.append(torch.zeros_like(crd.picked(coords[0], kept)))
-                shape.append(1)
-            continue
-        size = x.shape[mode]
-        if dense:
-            values, axis = _of_dense(values, axis, key, size)
+            self.values, self.axis = self.values.unsqueeze(self.axis), self.axis + 1
         else:
-            row, n = crd.picked(coords[mode], kept), size
-            if isinstance(key, Tensor):
-                which, row = _selected(row, key, size, rows, shape if in_order else None)
-                kept, n = which if kept is None else crd.picked(kept, which), key.numel()
-            elif key != slice(None):
-                inside, row, n = _sliced(row, key, size, mode == 0)
-                in_order &= isinstance(key, int) or key.step is None or key.step > 0
-                if inside is not None and not bool(inside.all()):
-                    inside = inside.nonzero()[:, 0]
-                    kept = inside if kept is None else kept.index_select(0, inside)
-                    row, *rows = (r.index_select(0, inside) for r in (row, *rows))
-            if not isinstance(key, int):
-                rows.append(row)
-                shape.append(n)
-        mode += 1
-    if kept is not None or not copied:
-        values = values.clone() if kept is None else values.index_select(0, kept)
-    if not rows:
-        return values.sum(0, dtype=values.dtype)  # of one, or of none
-    whole = copied and all(isinstance(key, slice) and key == slice(None) for key in keys[1:])
-    coords_left = coords if whole else torch.stack(rows)
-    if in_order:
-        pattern, order = Pattern(coords_left, tuple(shape), True), None
-    else:
-        pattern, order = sorted_pattern(coords_left, tuple(shape), None)
-    pattern.labels = _labels_at(x._pattern.labels, keys)
-    return x._make(pattern, crd.picked(values, order))
+            self.values, self.axis = _of_dense(self.values, self.axis, key, self.x.shape[mode])
+
+    def index(self, key: Any, mode: int) -> None:
+        """Index a mode with coordinates."""
+        size, first = self.x.shape[mode], not mode and not self.rows
+        if first:
+            key, size = self._index_first(key, size)
+        row = crd.picked(self.coords[mode], self.kept)
+        self.whole &= isinstance(key, slice) and key == WHOLE
+        if isinstance(key, Tensor):
+            which, row = _selected(row, key, size, self.rows, self.shape if self.in_order else None)
+            self.kept, size = which if self.kept is None else crd.picked(self.kept, which), key.numel()
+        elif key != WHOLE:
+            inside, row, size = _sliced(row, key, size, first)
+            self.in_order &= isinstance(key, int) or key.step is None or key.step > 0
+            if inside is not None and not bool(inside.all()):
+                inside = inside.nonzero()[:, 0]
+                self.kept = inside if self.kept is None else self.kept.index_select(0, inside)
+                row, *self.rows = (r.index_select(0, inside) for r in (row, *self.rows))
+        if not isinstance(key, int):
+            self._append(row, size)
+
+    def _index_first(self, key: Any, size: int) -> tuple[Any, int]:
+        """Take the run of entries that an index of the slowest mode can take; return what is left of it, and a size."""
+        if isinstance(key, slice) and key.step not in (None, 1):
+            indices = key.indices(size)
+            if len(range(*indices)) <= self.x.nnz:
+                key = torch.from_numpy(np.arange(*indices)).to(self.x.device)
+        if isinstance(key, Tensor):
+            self.coords, entries = _runs(self.x._pattern, key)
+            self.values = self.values.index_select(0, entries)
+            self.copied = self.whole = True
+            return WHOLE, key.numel()
+        run = slice(*_range(self.coords[0], key, size))
+        self.coords, self.values = self.coords[:, run], self.values[run]
+        return key, size
+
+    def result(self, labels: Labels) -> Any:
+        """Return a SparseTensor of what is left, or a dense tensor where no mode with coordinates is."""
+        values = self.values
+        if self.kept is not None or not self.copied:
+            values = values.clone() if self.kept is None else values.index_select(0, self.kept)
+        if not self.rows:
+            return values.sum(0, dtype=values.dtype)  # of one, or of none
+        coords, shape = self.coords if self.whole else torch.stack(self.rows), tuple(self.shape)
+        pattern, order = (Pattern(coords, shape, True), None) if self.in_order else sorted_pattern(coords, shape, None)
+        pattern.labels = labels
+        return self.x._make(pattern, crd.picked(values, order))
 
 
 def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
@@ -125,7 +168,7 @@ def _range(row: Tensor, key: Any, size: int) -> tuple[int, int]:
     """The first of the entries, in order, that an int or a slice of the first mode can take, and the end of them."""
     if isinstance(key, int):
         key = slice(key, key + 1)
-    if not isinstance(key, slice) or key == slice(None):
+    if not isinstance(key, slice) or key == WHOLE:
         return 0, row.numel()
     positions = range(*key.indices(size))
     low, high = (min(positions[0], positions[-1]), max(positions[0], positions[-1]) + 1) if positions else (0, 0)
@@ -290,7 +333,7 @@ def _of_dense(values: Tensor, axis: int, key: Any, size: int) -> tuple[Tensor, i
     """Index one dense mode of values; return them and the axis of the next mode."""
     if isinstance(key, int):
         return values.select(axis, key), axis
-    if isinstance(key, slice) and key == slice(None):
+    if isinstance(key, slice) and key == WHOLE:
         return values, axis + 1
     if not isinstance(key, Tensor):
         key = torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)

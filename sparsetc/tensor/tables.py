@@ -82,9 +82,10 @@ def from_table(
 def _numbered(column: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The labels in a column, each once and in order, and the number of each row's."""
     try:
-        return np.unique(column, return_inverse=True)
-    except TypeError as error:  # of texts and numbers in one column
-        raise FormatError(f"column {name!r} holds labels that have no order: {error}") from None
+        labels, numbers = np.unique(column, return_inverse=True)
+        return labels.astype(str), numbers
+    except (TypeError, ValueError) as error:  # of texts and numbers in one column, or of lists
+        raise FormatError(f"column {name!r} holds no labels that have an order: {error}") from None
 
 
 def labels_of(x: Attributes) -> Labels:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -107,27 +107,27 @@ def _integer(digits: str) -> int:
 # -- plans as plain data -----------------------------------------------------------------------------------------------
 
 
-def as_data(value: Any) -> Any:
-    """Return a plan, or a part of one, as data for JSON; default values are left out."""
+def as_data(value: Any, kinds: Mapping[str, Any] = RECORDS) -> Any:
+    """Return a record of one of the kinds, such as a plan, as data for JSON; default values are left out."""
     if isinstance(value, Record):
         kind = type(value).__name__
-        if kind not in RECORDS:  # a tree
+        if kind not in kinds:  # a tree
             return {kind: str(value)}
-        usual = {f.name: f.default for f in fields(RECORDS[kind])}
-        return {kind: {name: as_data(own) for name, own in value.state.items() if own != usual[name]}}
-    return [*map(as_data, value)] if isinstance(value, tuple | list) else value
+        usual = {f.name: f.default for f in fields(kinds[kind])}
+        return {kind: {name: as_data(own, kinds) for name, own in value.state.items() if own != usual[name]}}
+    return [as_data(one, kinds) for one in value] if isinstance(value, tuple | list) else value
 
 
-def plan_of(data: Any) -> Any:
-    """Return the plan from the data of `as_data`. Raise `SparsetcError`, ValueError or TypeError if it is damaged."""
+def plan_of(data: Any, kinds: Mapping[str, Any] = RECORDS) -> Any:
+    """Return the record from the data of `as_data`. Raise `SparsetcError`, ValueError or TypeError if it is damaged."""
     if isinstance(data, list):
-        return tuple(map(plan_of, data))
+        return tuple([plan_of(one, kinds) for one in data])
     if not isinstance(data, dict):
         return data
     ((kind, state),) = data.items()
-    if kind not in RECORDS:
+    if kind not in kinds:
         return parse_tree(state)
-    return from_state(RECORDS[kind], {name: plan_of(value) for name, value in state.items()})
+    return from_state(kinds[kind], {name: plan_of(value, kinds) for name, value in state.items()})
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import sparsetc as stc
 from sparsetc.codegen import cache
 from sparsetc.codegen.numba import unprinted
 from sparsetc.device.profile import of_backend
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.support import files
 from sparsetc.support.compiled import usable
 
@@ -372,6 +373,29 @@ def test_few_pairs_of_nonzeros_are_multiplied_one_by_one() -> None:
     assert "tasks a nonzero" not in str(torch_programs.explain())
     for kernel in (native, torch_programs):
         torch.testing.assert_close(kernel().to_dense(), x.to_dense() @ x.to_dense())
+
+
+@pytest.mark.parametrize("output", ["ij", "i", "j"])
+@pytest.mark.parametrize("item", [(), (0,)])
+def test_results_in_panels(item: tuple[int, ...], output: str) -> None:
+    """A row has nonzeros in several panels, so that its sums are added."""
+    storage = Storage(item, (), (1,) if item else (0, 1), 1, max_item_nnz=50, params=(("panel_1", 7),))
+    part = Part("coo", storage, Schedule(blocks=(("r", 16),)))
+    check(Problem(f"ij,ir,jr->{output}", SIZES), plan=Plan("panels", (part,)), backend="numba")
+
+
+def test_sampled_products_of_large_tables_are_made_in_panels() -> None:
+    """Rows of one table are gathered in order, those of the other a panel's at a time, which a cache holds."""
+    g = torch.Generator().manual_seed(0)
+    coords = torch.stack([torch.randint(0, n, (160_000,), generator=g) for n in (2000, 20_000)])
+    x = stc.SparseTensor(coords, torch.rand(160_000), (2000, 20_000))
+    b, c = torch.rand(2000, 64, generator=g), torch.rand(20_000, 64, generator=g)
+    kernel = stc.compile("ij,ir,jr->ij", x, b, c, backend="numba")
+    assert kernel.plan.parts[0].storage.params == (("panel_1", 4000),)
+    assert "coo(panel_1=4000)[- | - | ij] native" in str(kernel.explain())
+    i, j = x.coords
+    torch.testing.assert_close(kernel(b, c).values, x.values * (b[i] * c[j]).sum(1))
+    assert stc.compile("ij,ir,jr->ij", x, b[:, :8], c[:, :8], backend="numba").plan.parts[0].storage.params == ()
 
 
 def test_sums_of_few_nonzeros_are_added_one_by_one() -> None:

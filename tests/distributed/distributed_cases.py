@@ -528,23 +528,6 @@ def decompositions_of_odd_tensors(mesh: Any, folder: Path) -> None:
 
 
 @check
-def rows_are_not_changed_while_they_are_sent(mesh: Any, folder: Path) -> None:
-    x, own = tensor(SHAPE), Ranks.exchange
-
-    def late(ranks: Ranks, out: torch.Tensor, rows: torch.Tensor, *counts: Any) -> Callable[[], None]:
-        """As late as a GPU may be: rows are read when somebody waits for them."""
-        return lambda: own(ranks, out, rows, *counts)()
-
-    s = sd.shard(x, mesh=mesh)
-    Ranks.exchange = late  # type: ignore[method-assign]
-    try:
-        found = sd.cp_als(s, 3, n_iter_max=3, tol=0, random_state=3)
-    finally:
-        Ranks.exchange = own  # type: ignore[method-assign]
-    same_models(found, alone(mesh, x, 3, n_iter_max=3, tol=0, random_state=3))
-
-
-@check
 def any_rank_may_end_a_decomposition(mesh: Any, folder: Path) -> None:
     s = sd.shard(tensor(SHAPE), mesh=mesh)
     last, seen = s.ranks.size - 1, []

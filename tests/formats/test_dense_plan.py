@@ -146,6 +146,14 @@ def test_a_full_tensor_is_multiplied_densely_on_a_cpu() -> None:
     )
 
 
+def test_a_mode_in_the_middle_is_not_summed_first() -> None:
+    """Torch would copy the tensor for that."""
+    x, factors = half_full(6, 8).reshape(2, 3, 4, 2), [torch.rand(n, 2) for n in (2, 3, 4)]
+    kernel = stc.compile("ijkl,ia,jb,kc->labc", x, *factors, plan="dense", backend="torch")
+    assert "einsum(" not in kernel.source  # all products are of matrices as they lie
+    assert torch.allclose(kernel(*factors), torch.einsum("ijkl,ia,jb,kc->labc", x.to_dense(), *factors))
+
+
 def test_what_is_rounded_meets_what_is_not() -> None:
     """A plan of one's own may round an operand of what is multiplied without a dot."""
     x, b = half_full(6, 5), torch.rand(5)

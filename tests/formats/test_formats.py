@@ -201,6 +201,22 @@ def test_an_unknown_format_lists_the_known_ones() -> None:
         get_format("csr5")
 
 
+def test_a_panel_of_no_coordinates_is_refused() -> None:
+    with pytest.raises(FormatError, match="format 'coo': panel_1 must be 1 or more, found 0"):
+        pack(pattern("random", (4, 5)), (4, 5), "coo", Storage(leaf=(0, 1), params=(("panel_1", 0),)))
+
+
+@pytest.mark.parametrize("item", [(), (0,), (1, 2)])
+def test_nonzeros_in_panels_lie_together(item: tuple[int, ...]) -> None:
+    shape, leaf = (5, 6, 7), tuple(mode for mode in range(3) if mode not in item)
+    for kind in PATTERNS:
+        coords = pattern(kind, shape)
+        packed = check("coo", coords, shape, Storage(item, (), leaf, max_item_nnz=4, params=(("panel_2", 3),)))
+        assert packed.positions is not None
+        panels = coords[2, packed.positions] // 3
+        assert torch.equal(panels, panels.sort().values)
+
+
 def test_a_class_that_is_no_format_is_refused() -> None:
     with pytest.raises(FormatError, match="Nothing is not a format"):
 

@@ -253,12 +253,22 @@ def test_functions_of_scores_that_read_a_tensor(name: str, poisoned: None, caplo
 WAYS = [
     *((name, "near", torch.float16) for name in MAPPED),
     *((name, "scattered", torch.float32) for name in MAPPED),
+    *((name, "scattered-cut", torch.float32) for name in ("poisson", "edge-network", "stored")),
     ("edge-network", "by-row", torch.float32),
 ]
 
 
 @pytest.mark.parametrize(("name", "way", "dtype"), WAYS)
-def test_map_entries(name: str, way: str, dtype: torch.dtype, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_map_entries(
+    name: str,
+    way: str,
+    dtype: torch.dtype,
+    poisoned: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if "cut" in way:
+        monkeypatch.setattr(kernel, "most_tiles", lambda tiles, heads: 1)
     function, form = mapped_cases(name, dtype)[:2]
     inputs = [t for t in form.tensors if t.requires_grad]
     with caplog.at_level(logging.DEBUG, "sparsetc"):

@@ -93,6 +93,14 @@ def test_the_tree_of_a_plan_is_shown_and_kept() -> None:
     assert stc.compile(MTTKRP, x, *dense, plan=kernel.plan, backend="triton").source == kernel.source
 
 
+@pytest.mark.parametrize("case", [case for case in (*TREES, *KEYED) if not case.tree], ids=str)
+def test_a_tree_of_the_default_rule_passes_as_a_given_one(case: TreeCase) -> None:
+    kernel, (x, dense) = case.kernel(), case.operands()
+    given = kernel.plan.scheduled(lambda own: replace(own, ruled=()))
+    again = stc.compile(case.equation, x, *dense, plan=given, backend="triton", output=case.output)
+    assert again.source == kernel.source
+
+
 RUNS = TreeCase(MTTKRP, "coo", "0||12")
 FIBERS = TreeCase(MTTKRP, "fiber", "0|1|2")
 TILES = TreeCase(MTTKRP, "dense_tile", "0|12|", tile_sizes=IN_TILE, sides=(8, 16, 8))

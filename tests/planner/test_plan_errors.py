@@ -64,7 +64,7 @@ INTS, PAIRS = r"must be tuple\[int, \.\.\.\], found", r"must be tuple\[tuple\[st
         (of(schedule=Schedule(warps=a)), r"Schedule\.warps must be int, found 'what"),
         (
             of(Storage((0,), leaf=(1, 2), params=(("side_0", 4),))),
-            r"plan 'p', part 0: format 'coo' has no parameter 'side_0'; known: none",
+            r"plan 'p', part 0: format 'coo' has no parameter 'side_0'; known: panel_0, panel_1, panel_2",
         ),
         (
             of(parts=(Part("dense_tile", Storage((0,), (1, 2), params=(("side_2", 4), ("side_3", 4)))),)),

@@ -159,12 +159,12 @@ class Parts:
         self.path, whole = path, path.read_bytes()
         begin = 8 + int.from_bytes(whole[:8], "little")
         self.arrays, self.data = json.loads(whole[8:begin]), bytearray(whole[begin:])
-        self.stream = json.loads(self.arrays.pop("__metadata__")["stream"])
+        self.stream = json.loads(self.arrays.pop("__metadata__")["stream"])["Contents"]
 
     def write(self, text: str | None = None) -> None:
         """Write it again, its checksums right."""
         if text is None:
-            text = json.dumps(self.stream)
+            text = json.dumps({"Contents": self.stream})
         metadata = {"stream": text, "crc32": str(zlib.crc32(text.encode()))}
         header = json.dumps({"__metadata__": metadata, **self.arrays}).encode()
         self.path.write_bytes(len(header).to_bytes(8, "little") + header + self.data)
@@ -173,8 +173,8 @@ class Parts:
         """Make the checksums those of the bytes."""
         at = 0
         for number, chunk in enumerate([*self.stream["chunks"], None]):
-            arrays = chunk["parts"] if chunk else []
-            sizes = [n * DTYPES[name].itemsize for own in arrays for name, n in own["arrays"]]
+            arrays = chunk["Chunk"]["parts"] if chunk else []
+            sizes = [n * DTYPES[name].itemsize for own in arrays for name, n in own["StoredPart"]["arrays"]]
             nbytes = sum(-(-size // ALIGNED) * ALIGNED for size in sizes) if chunk else len(self.data) - at
             blocks = range(at, at + nbytes, store.BLOCK)
             self.stream["checksums"][number] = [
@@ -182,14 +182,23 @@ class Parts:
             ]
             at += nbytes
 
-    def chunk(self) -> dict:
-        return self.stream["chunks"][0]
+    def recipe(self) -> dict:
+        return self.stream["recipe"]["Recipe"]
+
+    def chunk(self, number: int = 0) -> dict:
+        return self.stream["chunks"][number]["Chunk"]
 
     def part(self) -> dict:
-        return self.stream["variants"][0]["parts"][0]
+        return self.stream["variants"][0]["Variant"]["parts"][0]["Part"]
+
+    def storage(self) -> dict:
+        return self.part()["storage"]["Storage"]
+
+    def schedule(self) -> dict:
+        return self.part()["schedule"]["Schedule"]
 
     def stored(self) -> list:
-        return self.chunk()["parts"][0]["arrays"]
+        return self.chunk()["parts"][0]["StoredPart"]["arrays"]
 
     def swap(self, one: str, other: str) -> None:
         self.arrays[one], self.arrays[other] = self.arrays[other], self.arrays[one]
@@ -200,10 +209,10 @@ CHANGES = {
     "no recipe": lambda f: f.stream.pop("recipe"),
     "no checksums": lambda f: f.stream.pop("checksums"),
     "a list in place of the stream": lambda f: setattr(f, "stream", []),
-    "another recipe": lambda f: f.stream["recipe"].update(more=1),
-    "a size below 0": lambda f: f.stream["recipe"]["shapes"][0].__setitem__(0, -1),
-    "a dtype that is none": lambda f: f.stream["recipe"].update(dtype="float7"),
-    "another dtype": lambda f: f.stream["recipe"].update(dtype="float64"),
+    "another recipe": lambda f: f.recipe().update(more=1),
+    "a size below 0": lambda f: f.recipe()["shapes"][0].__setitem__(0, -1),
+    "a dtype that is none": lambda f: f.recipe().update(dtype="float7"),
+    "another dtype": lambda f: f.recipe().update(dtype="float64"),
     "values beyond the file": lambda f: f.arrays["0.0.values"].update(data_offsets=[1 << 40, 1 << 41]),
     "values before the file": lambda f: f.arrays["0.0.values"].update(data_offsets=[-8, 8]),
     "values in the place of others": lambda f: f.swap("0.0.values", "1.0.values"),
@@ -217,39 +226,39 @@ CHANGES = {
     "arrays of half an element": lambda f: f.stored()[0].__setitem__(1, f.stored()[0][1] + 0.5),
     "arrays of fewer elements than none": lambda f: f.stored()[0].__setitem__(1, -64),
     "an array of two dimensions": lambda f: f.arrays["0.0.values"]["shape"].insert(0, 1),
-    "more items": lambda f: f.chunk()["parts"][0].update(items=1 << 40),
-    "fewer items than none": lambda f: f.chunk()["parts"][0].update(items=-1),
+    "more items": lambda f: f.chunk()["parts"][0]["StoredPart"].update(items=1 << 40),
+    "fewer items than none": lambda f: f.chunk()["parts"][0]["StoredPart"].update(items=-1),
     "more values": lambda f: f.stored()[-1].__setitem__(1, 1 << 40),
     "nonzeros that are no number": lambda f: f.chunk().update(nnz="7"),
-    "rows that are not numbered": lambda f: f.stream["recipe"].update(numbered=False),
-    "dense operands of any size": lambda f: f.stream["recipe"]["shapes"].__setitem__(1, [1 << 62]),
-    "a precision that is none": lambda f: f.stream["recipe"].update(precision="some"),
-    "an equation that is none": lambda f: f.stream["recipe"].update(equation="ijkl,k->ijl"),
-    "a form that is none": lambda f: f.stream["recipe"].update(output="some"),
+    "rows that are not numbered": lambda f: f.recipe().update(numbered=False),
+    "dense operands of any size": lambda f: f.recipe()["shapes"].__setitem__(1, [1 << 62]),
+    "a precision that is none": lambda f: f.recipe().update(precision="some"),
+    "an equation that is none": lambda f: f.recipe().update(equation="ijkl,k->ijl"),
+    "a form that is none": lambda f: f.recipe().update(output="some"),
     "rows beyond the result": lambda f: f.chunk().update(first=10**6),
     "rows before the result": lambda f: f.chunk().update(first=-1),
     "programs that are not there": lambda f: f.chunk().update(variant=7),
-    "fewer rows": lambda f: f.stream["chunks"][-1].update(rows=f.stream["chunks"][-1]["rows"] - 1),
-    "no rows": lambda f: [chunk.update(rows=0, first=0) for chunk in f.stream["chunks"]],
-    "rows without end": lambda f: f.stream["chunks"][-1].update(rows=1 << 60),
-    "a chunk too many": lambda f: f.stream["chunks"].append(f.chunk()),
+    "fewer rows": lambda f: f.chunk(-1).update(rows=f.chunk(-1)["rows"] - 1),
+    "no rows": lambda f: [c["Chunk"].update(rows=0, first=0) for c in f.stream["chunks"]],
+    "rows without end": lambda f: f.chunk(-1).update(rows=1 << 60),
+    "a chunk too many": lambda f: f.stream["chunks"].append(f.stream["chunks"][0]),
     "another format": lambda f: f.part().update(format="absent"),
-    "another storage": lambda f: f.part()["storage"].update(lanes=3),
-    "modes of another tensor": lambda f: f.part()["storage"].update(leaf=[0, 1]),
-    "a text that ends a comment": lambda f: f.part()["schedule"].update(blocks=[['"""\nimport os', 8]]),
-    "a tree that is none": lambda f: f.part()["schedule"].update(tree={"record": "Tree", "text": "import os"}),
-    "a tree that is text": lambda f: f.part()["schedule"].update(tree="X"),
-    "another schedule": lambda f: f.part()["schedule"].update(unroll=f.part()["schedule"]["unroll"] + 1),
-    "a record of another kind": lambda f: f.part().update(record="Plan"),
-    "a part that is a schedule": lambda f: f.stream["variants"][0].update(parts=[f.part()["schedule"]]),
+    "another storage": lambda f: f.storage().update(lanes=3),
+    "modes of another tensor": lambda f: f.storage().update(leaf=[0, 1]),
+    "a text that ends a comment": lambda f: f.schedule().update(blocks=[['"""\nimport os', 8]]),
+    "a tree that is none": lambda f: f.schedule().update(tree={"Tree": "import os"}),
+    "a tree that is text": lambda f: f.schedule().update(tree="X"),
+    "another schedule": lambda f: f.schedule().update(unroll=f.schedule().get("unroll", 1) + 1),
+    "a record of another kind": lambda f: f.stream["variants"][0]["Variant"].update(parts=[{"Plan": f.part()}]),
+    "a part that is a schedule": lambda f: f.stream["variants"][0]["Variant"].update(parts=[f.part()["schedule"]]),
     "a digest of other programs": lambda f: f.stream.update(digests=["0"]),
-    "an unknown field": lambda f: f.part()["schedule"].update(more=1),
+    "an unknown field": lambda f: f.schedule().update(more=1),
 }
 
 
 def test_a_mode_that_is_not_there_is_named(saved: Path) -> None:
     parts = Parts(saved)
-    parts.part()["storage"]["leaf"].append(5)
+    parts.storage()["leaf"].append(5)
     parts.write()
     with pytest.raises(stc.IOFormatError, match="has 6 modes, the tensor 5: there is no mode 5"):
         streamed(saved)

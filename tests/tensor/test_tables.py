@@ -162,7 +162,7 @@ def test_labels_of_times_and_numbers() -> None:
     x = stc.SparseTensor.from_table(days, ["day", "kind"])
     assert [label[:10] for label in x.labels["day"]] == ["2026-01-01", "2026-01-02"]
     assert (x.labels["kind"].tolist(), x.to_dense().tolist()) == (["a", "b"], [[1, 0], [0, 1]])
-    with pytest.raises(FormatError, match="column 'a' holds labels that have no order"):
+    with pytest.raises(FormatError, match="column 'a' holds no labels that have an order"):
         stc.SparseTensor.from_table({"a": np.array(["x", 5], object)}, ["a"])
 
 

@@ -146,7 +146,10 @@ def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Til
 
 @lru_cache(maxsize=1024)
 def _verified(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
-    program = replace(_drafted(bound, view, schedule, target), number=number, format=format)
+    # Native loops are the same program, which was drafted for its price.
+    program = _drafted(bound, view, replace(schedule, native=False), target)
+    run = replace(program.schedule, native=schedule.native)
+    program = replace(program, number=number, format=format, schedule=run)
     verify(program)
     return program
 

@@ -19,7 +19,8 @@ Resources, each with the time it alone would take:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -98,6 +99,8 @@ class GatherTerm:
         held = table * self.held_width
         whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
+        if len(self.letters) == 1 and self.letters[0] in dict(statistics.near):
+            far = 0.0  # a panel's rows are near
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
         return far * self.passes ** -profile.constants["slab_power"], missed
 
@@ -176,6 +179,13 @@ class Cost:
         self.made = {
             how: tuple([(o.name, o.nrows * o.width) for o in p.operands if getattr(o, how)]) for how in self.made
         }
+
+    @property
+    def natively(self) -> Cost:
+        """The cost of the same program as native loops."""
+        other = copy(self)
+        other.p = replace(self.p, schedule=replace(self.p.schedule, native=True))
+        return other
 
     # -- what is stored ---------------------------------------------------------------------------------------------
     def _levels(self) -> list[Count]:

@@ -68,6 +68,7 @@ class Statistics:
         chain: rounds of loads that wait for one another in the longest work item.
         split_rows: True if a row has several items: then results are added, not stored.
         split_fibers: True if a fiber has several lanes: then results are added too.
+        near: for a sparse letter whose coordinates are stored in panels, how many a panel has.
     """
 
     items: int
@@ -79,6 +80,7 @@ class Statistics:
     chain: int = 0
     split_rows: bool = False
     split_fibers: bool = False
+    near: NamedInts = ()
 
     def scaled(self, share: float) -> Statistics:
         """The statistics of a share of the nonzeros."""

@@ -31,8 +31,8 @@ def count(v):
 @triton.jit
 def walk(
     item_count, rows, columns, k_head, k_row, v_head, v_row, q_head, q_row, g_o_head, g_o_row, bias_head,
-    lse_head, delta_head, grad_k_head, grad_v_head, items, part_col, bits, part_base, order, k, v, q, g_o,
-    bias, lse, delta, grad_k, grad_v,
+    lse_head, delta_head, grad_k_head, grad_k_row, grad_v_head, grad_v_row, items, part_col, bits, part_base,
+    order, k, v, q, g_o, bias, lse, delta, grad_k, grad_v,
 ):
     program = tl.program_id(0)
     item = items + program % item_count * 6
@@ -73,5 +73,5 @@ def walk(
         p_weight = tl.where(met, map_9, 0.0)
         grad_k_sum = tl.dot(d_s_weight.to(q_tile.dtype), q_tile, grad_k_sum, input_precision="tf32x3")
         grad_v_sum = tl.dot(p_weight.to(g_o_tile.dtype), g_o_tile, grad_v_sum, input_precision="tf32x3")
-    tl.store(grad_k + head * grad_k_head + row[:, None] * 64 + tl.arange(0, 64)[None, :], (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None])
-    tl.store(grad_v + head * grad_v_head + row[:, None] * 48 + tl.arange(0, 64)[None, :], (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 64)[None, :] < 48))
+    tl.store(grad_k + head * grad_k_head + row[:, None] * grad_k_row + tl.arange(0, 64)[None, :], (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None])
+    tl.store(grad_v + head * grad_v_head + row[:, None] * grad_v_row + tl.arange(0, 64)[None, :], (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 64) < 48)[None, :])

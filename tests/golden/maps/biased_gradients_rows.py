@@ -32,8 +32,8 @@ def count(v):
 @triton.jit
 def walk(
     item_count, rows, columns, q_head, q_row, g_o_head, g_o_row, o_head, o_row, k_head, k_row, v_head, v_row,
-    bias_head, lse_head, delta_head, grad_bias_head, grad_q_head, items, part_col, bits, part_base, q, g_o, o,
-    k, v, bias, lse, delta, grad_bias, grad_q,
+    bias_head, lse_head, delta_head, grad_bias_head, grad_q_head, grad_q_row, items, part_col, bits, part_base,
+    q, g_o, o, k, v, bias, lse, delta, grad_bias, grad_q,
 ):
     program = tl.program_id(0)
     item = items + program % item_count * 6
@@ -74,4 +74,4 @@ def walk(
         d_bias_weight = tl.where(met, map_11, 0.0)
         grad_q_sum = tl.dot(d_s_weight.to(k_tile.dtype), k_tile, grad_q_sum, input_precision="tf32x3")
         tl.store(grad_bias + head * grad_bias_head + entry, d_bias_weight.to(grad_bias.dtype.element_ty), mask=met)
-    tl.store(grad_q + head * grad_q_head + row[:, None] * 64 + tl.arange(0, 64)[None, :], (grad_q_sum * 0.3).to(grad_q.dtype.element_ty), mask=row_ok[:, None])
+    tl.store(grad_q + head * grad_q_head + row[:, None] * grad_q_row + tl.arange(0, 64)[None, :], (grad_q_sum * 0.3).to(grad_q.dtype.element_ty), mask=row_ok[:, None])

@@ -30,7 +30,7 @@ def count(v):
 @triton.jit
 def walk(
     item_count, rows, columns, q_head, q_row, k_head, k_row, v_head, v_row, bias_head, lse_out_head, o_head,
-    items, part_col, bits, part_base, q, k, v, bias, lse_out, o,
+    o_row, items, part_col, bits, part_base, q, k, v, bias, lse_out, o,
 ):
     program = tl.program_id(0)
     item = items + program % item_count * 6
@@ -68,4 +68,4 @@ def walk(
         o_sum = tl.dot(p.to(v_tile.dtype), v_tile, o_sum, input_precision="tf32x3")
     divisor = tl.where(total == 0.0, 1.0, total)
     tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-    tl.store(o + head * o_head + row[:, None] * 48 + tl.arange(0, 64)[None, :], (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 64)[None, :] < 48))
+    tl.store(o + head * o_head + row[:, None] * o_row + tl.arange(0, 64)[None, :], (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 64) < 48)[None, :])

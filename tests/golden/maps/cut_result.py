@@ -20,7 +20,7 @@ import triton.language as tl
 
 @triton.jit
 def walk(
-    item_count, rows, columns, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, items,
+    item_count, rows, columns, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, o_row, items,
     part_col, bits, top_slots, sum_slots, o_slots, q, k, v, lse_out, o,
 ):
     program = tl.program_id(0)
@@ -57,7 +57,7 @@ def walk(
     if slot < 0:
         divisor = tl.where(total == 0.0, 1.0, total)
         tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-        tl.store(o + head * o_head + row[:, None] * 16 + tl.arange(0, 16)[None, :], (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
+        tl.store(o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :], (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
     else:
         at = slot * (tl.num_programs(0) // item_count) + head
         tl.store(top_slots + at * 64 + lane_row, top)
@@ -66,7 +66,7 @@ def walk(
 
 
 @triton.jit
-def combine(item_count, rows, lse_out_head, o_head, items, top_slots, sum_slots, o_slots, lse_out, o):
+def combine(item_count, rows, lse_out_head, o_head, o_row, items, top_slots, sum_slots, o_slots, lse_out, o):
     program = tl.program_id(0)
     cut = items + program % item_count * 3
     window = tl.load(cut)
@@ -78,16 +78,19 @@ def combine(item_count, rows, lse_out_head, o_head, items, top_slots, sum_slots,
     top = tl.full([64], -1e30, tl.float32)
     total = tl.zeros([64], tl.float32)
     o_sum = tl.zeros([64, 16], tl.float32)
-    for slot in range(tl.load(cut + 1), tl.load(cut + 2)):
+    first, last = tl.load(cut + 1), tl.load(cut + 2)
+    for begin in range(first, last, 2):
+        slot = begin + tl.arange(0, 2)
         at = slot * parts + head
-        part_top = tl.load(top_slots + at * 64 + lane_row)
-        part_total = tl.load(sum_slots + at * 64 + lane_row)
-        most = tl.maximum(top, part_top)
+        top_part = tl.load(top_slots + at[:, None] * 64 + lane_row, mask=(slot < last)[:, None], other=-1e30)
+        sum_part = tl.load(sum_slots + at[:, None] * 64 + lane_row, mask=(slot < last)[:, None], other=0.0)
+        most = tl.maximum(top, tl.max(top_part, 0))
         shrink = tl.exp2(top - most)
-        grow = tl.exp2(part_top - most)
-        total = total * shrink + part_total * grow
         top = most
-        o_sum = o_sum * shrink[:, None] + tl.load(o_slots + at * 1024 + lane_row[:, None] * 16 + tl.arange(0, 16)[None, :]) * grow[:, None]
+        grow = tl.exp2(top_part - top)
+        total = total * shrink + tl.sum(sum_part * grow, 0)
+        o_part = tl.load(o_slots + at[:, None, None] * 1024 + lane_row[:, None] * 16 + tl.arange(0, 16)[None, :], mask=(slot < last)[:, None, None], other=0.0)
+        o_sum = o_sum * shrink[:, None] + tl.sum(o_part * grow[:, :, None], 0)
     divisor = tl.where(total == 0.0, 1.0, total)
     tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-    tl.store(o + head * o_head + row[:, None] * 16 + tl.arange(0, 16)[None, :], (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
+    tl.store(o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :], (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])

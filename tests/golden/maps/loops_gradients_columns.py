@@ -21,8 +21,8 @@ from sparsetc.runtime.scalars import exp2, where
 @native
 def walk(
     begin, end, rows, parts, features_head, features_row, g_o_head, g_o_row, target_head, source_head,
-    lse_head, delta_head, grad_features_head, grad_source_head, target_step, source_step, lse_step, delta_step,
-    ptr, far, features, g_o, target, source, lse, delta, grad_features, grad_source,
+    lse_head, delta_head, grad_features_head, grad_features_row, grad_source_head, target_step, source_step,
+    lse_step, delta_step, ptr, far, features, g_o, target, source, lse, delta, grad_features, grad_source,
 ):
     for line in range(begin, end):
         for part in range(parts):
@@ -33,7 +33,7 @@ def walk(
             features_own_0 = load16(features, features_own + 0)
             features_own_16 = load8(features, features_own + 16)
             source_own = load(source, head * source_head + row * source_step)
-            grad_features_at = head * grad_features_head + row * 24
+            grad_features_at = head * grad_features_head + row * grad_features_row
             store(grad_features, grad_features_at + 0, zeros16(grad_features))
             store(grad_features, grad_features_at + 16, zeros8(grad_features))
             grad_source_sum = 0.0

@@ -22,7 +22,7 @@ from sparsetc.runtime.scalars import exp2, maximum, where
 @native
 def walk(
     begin, end, rows, parts, features_head, features_row, target_head, source_head, lse_out_head, o_head,
-    target_step, source_step, longest, ptr, far, features, target, source, lse_out, o,
+    o_row, target_step, source_step, longest, ptr, far, features, target, source, lse_out, o,
 ):
     score = np.empty(longest, lse_out.dtype)
     for line in range(begin, end):
@@ -31,7 +31,7 @@ def walk(
             start, stop = load(ptr, line), load(ptr, line + 1)
             head = part
             target_own = load(target, head * target_head + row * target_step)
-            o_at = head * o_head + row * 24
+            o_at = head * o_head + row * o_row
             store(o, o_at + 0, zeros16(o))
             store(o, o_at + 16, zeros8(o))
             top = number(-1e30)
