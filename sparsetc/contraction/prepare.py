@@ -118,9 +118,9 @@ class Preparation:
         filled, parts = self.bound_parts(plan)
         chosen = [plan.parts[n] for n in filled]
         second = None
+        if len(parts) == 1 and self.problem.backend == "triton":
+            parts = [self._storing_all(*parts)]
         zeroed = self._zeroed(parts)
-        if zeroed is not None and zeroed.numel():
-            zeroed, parts = self._with_all_rows(zeroed, parts)
         dtype, backend = self.dtype, self.problem.backend
         schedules = [p.program.schedule for p in parts]  # with trees, where the default rule gave them
         if self._needs_second_pass(plan, parts):
@@ -356,7 +356,7 @@ class Preparation:
             return None
         if not sparse and sum(p.nnz for p in storing) < count // 2:
             return None
-        if not sparse and not adding and self.problem.counts.distinct(self.problem.kept) == count:
+        if not sparse and not adding and count in (storing[0].items, self.problem.counts.distinct(self.problem.kept)):
             return torch.empty(0, dtype=torch.long, device=self.device)
         reached = torch.zeros(count, dtype=torch.bool, device=self.device)
         for packed in adding if sparse else storing:  # every row of a sparse result has a nonzero
@@ -367,24 +367,25 @@ class Preparation:
         listed = zeroed.numel() * (constants["listed_row"] + constants["listed_byte"] * row)
         return zeroed if listed <= count * row else None
 
-    def _with_all_rows(self, zeroed: Tensor, parts: list[BoundPart]) -> tuple[Tensor, list[BoundPart]]:
-        """Give rows that are to be zeroed an item without nonzeros each, which stores zeros; return those left.
+    def _storing_all(self, part: BoundPart) -> BoundPart:
+        """Return a part with an item for each row that has no nonzero, which stores zeros and saves a launch.
 
-        It saves a launch. Only kernels of one part whose items are rows, by number, can have such items.
+        It is as it was where it does not store a row an item, by its number, or where most rows have none.
         """
-        part, *others = parts
-        packed, items = part.packed, part.packed.view.items.arrays
-        rows = [at for at in part.packed.view.levels[0] if isinstance(at, Field) and at.top and not at.shift]
-        by_rows = [at.mode for at in rows] == [*self.problem.kept] and len(rows) == 1 == len(items)
-        if others or not by_rows or zeroed.numel() > packed.items or self.problem.backend != "triton":
-            return zeroed, parts
-        pointers, numbers = packed.arrays[items[0]], packed.arrays[rows[0].array]
-        arrays = packed.arrays | {
-            items[0]: torch.cat([pointers, pointers[-1:].expand(zeroed.numel())]),
-            rows[0].array: torch.cat([numbers, zeroed.to(numbers.dtype)]),
-        }
-        whole = replace(packed, arrays=arrays, items=packed.items + zeroed.numel())
-        return zeroed[:0], [replace(part, packed=whole, arrays=PartArrays.of(part.program, whole))]
+        packed, view, rows = part.packed, part.packed.view, self.output.rows
+        shared, ends = view.levels[0], view.items.arrays
+        named = [at.array for at in shared if isinstance(at, Field) and at.top and not at.shift]
+        numbered = [at.mode for at in shared] == [*self.problem.kept] and len(named) == len(ends) == 1
+        fits = part.program.result.owned and not (self.output.sparse or view.values.sides)
+        if not (fits and numbered) or not packed.items < rows <= 2 * packed.items:
+            return part
+        empty = torch.ones(rows, dtype=torch.bool, device=self.device)
+        empty = empty.index_fill_(0, self._rows_of_part(packed), False).nonzero().flatten()
+        end, numbers = packed.arrays[ends[0]], packed.arrays[named[0]]
+        end = torch.cat([end, end[-1:].expand(len(empty))])
+        arrays = {**packed.arrays, ends[0]: end, named[0]: torch.cat([numbers, empty.to(numbers.dtype)])}
+        whole = replace(packed, arrays=arrays, items=rows)
+        return replace(part, packed=whole, arrays=PartArrays.of(part.program, whole))
 
 
 def problem_of(request: Request) -> Problem:
