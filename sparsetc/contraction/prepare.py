@@ -368,7 +368,7 @@ class Preparation:
         return zeroed if listed <= count * row else None
 
     def _storing_all(self, part: BoundPart) -> BoundPart:
-        """Return a part with an item for each row that has no nonzero, which stores zeros and saves a launch.
+        """Return a part with an item for each row without nonzeros: it stores zeros, and saves a launch.
 
         It is as it was where it does not store a row an item, by its number, or where most rows have none.
         """

@@ -189,13 +189,13 @@ class Nest:
 
     @cached_property
     def walked(self) -> list[Names]:
-        """The axes along which what is known at each level varies: loops, outermost first, then `beside`."""
+        """The axes along which the coordinates of each level vary: loops, outermost first, then `beside`."""
         loops = [[axis.name for axis in self.loops if axis.level <= level] for level in range(len(LEVELS))]
         return [(*names, *beside) for names, beside in zip(loops, self.beside, strict=True)]
 
     @cached_property
     def rows(self) -> list[int]:
-        """The level whose positions are the rows of what is made at each level by torch; sides make no rows."""
+        """The level whose positions are the rows of torch's results at each level; sides make no rows."""
         loops = [axis.level for axis in self.loops]
         return [max([own for own in loops if own <= level], default=ITEM) for level in range(len(LEVELS))]
 
