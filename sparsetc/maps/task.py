@@ -224,7 +224,8 @@ class Kernels:
             tensors: inputs, the result, its gradient, and of a softmax `lse`, `delta`, and maybe ``g_lse``, by name.
             wanted: of which inputs.
         """
-        key = tuple(wanted), "g_lse" in tensors, tensors[f"g_{RESULT}"].stride()
+        strides = [tensors[name].stride() for name in (RESULT, f"g_{RESULT}")]  # a graph's results are contiguous
+        key = tuple(wanted), "g_lse" in tensors, *strides
         gradients = self.gradients.get(key)
         return self.gradients.put(key, self._of_gradients(tensors, wanted)) if gradients is None else gradients
 

@@ -119,6 +119,17 @@ def test_gradients_of_some_operands_and_of_views() -> None:
     close(gradient, torch.autograd.grad(expected.sum(), exact)[0], 5e-6)
 
 
+def test_gradients_in_a_graph_after_those_of_a_result_in_another_order_of_modes() -> None:
+    operands_of = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in operands((2,), 100, 100, 16, 16)]
+    q, k, v = (t.requires_grad_() for t in operands_of)
+    upstream = torch.randn(q.shape)
+    expected = torch.autograd.grad(stc.attention(q, k, v, SMALL), (q, k, v), upstream)
+    whole = torch.compile(lambda *given: stc.attention(*given, SMALL), backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(whole(q, k, v), (q, k, v), upstream)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_one_tensor_as_all_operands_and_gradients_of_gradients() -> None:
     x = operands((2,), 30, 30, 16, 16)[0].requires_grad_()
     exact, meets = x.detach().double().requires_grad_(), scattered(30, 30, 0.3)
