@@ -344,7 +344,7 @@ class DenseProduct(TileProgram):
         return [*text, f"        multiply({left}, {right}, {result})"]
 
     def _matrices(self, s: Product) -> tuple[str, str, str]:
-        """Return the text of two matrices whose product it is, and of the shape of that."""
+        """Return the text of the two matrices of a product, and of its shape."""
         (left, right), summed = s.inputs, self.elements(s.summed)
         rows, columns = (self.elements(outside(t.axes, s.summed)) for t in s.inputs)
         turned = left.axes[: len(s.summed)] == s.summed
