@@ -220,7 +220,7 @@ STATEMENTS: dict[type[ir.Statement], Callable[[TorchPrinter, Any], None]] = {
 }
 """The function that prints each kind of statement. A loop is a sum over rows, of which each begins with 0."""
 
-CALLS = "add_rows bag bags dots expanded integer_einsum matmul_precision multiply run_products run_sums"
+CALLS = "add_rows bag bags dots expanded integer_einsum matmul_precision multiply product run_products run_sums"
 """Names in `runtime.calls` that generated programs may call."""
 
 

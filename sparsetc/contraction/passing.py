@@ -3,8 +3,8 @@
 In: an einsum of one sparse operand, or of two on a GPU, and how often the patterns were used. Out: its result, dense of
 one operand, differentiable; None if a kernel is to be compiled. Sorting, planning and packing take longer than ten
 calls, so a kernel pays only for a pattern that stays. Once several patterns in a row were used a few times each, the
-next one gets no kernel at first: its rows are gathered, multiplied and added by torch, in the order in which the
-entries were given.
+next one gets no kernel at first: its rows are gathered, multiplied and added by torch, on a CPU by one native loop that
+serves all, in the order in which the entries were given.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
 from sparsetc.support import Ints, Names, among, outside
+from sparsetc.support.compiled import native
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import readings
@@ -220,13 +221,13 @@ class Recipe:
         elif values.is_cuda or values.is_complex():
             terms = self._product(values, tables, numbers)
             sums = add_rows(terms.new_zeros((self.rows, *terms.shape[1:])), row, terms)
-        else:  # where torch adds rows one element after the other, but multiplies by a sparse matrix well
+        else:  # where torch adds rows one element after the other, but multiplies by a sparse matrix better
             column, terms = numbers[0], tables[0]
             if len(tables) > 1 or column is None or values.requires_grad:
                 terms = self._product(values, tables, numbers)
                 values, column = torch.ones_like(values), torch.arange(count, device=values.device)
             size = self.rows, terms.shape[0]
-            sums = _Multiplied.apply(torch.stack([row, column]), values, size, terms.reshape(size[1], self.width))
+            sums = _Multiplied.apply(row, column, values, size, terms.reshape(size[1], self.width))
         result = _reordered(sums.view((*self.kept[1], *self.free)), self.order)
         return result if dtype == wide else result.to(dtype)
 
@@ -248,20 +249,32 @@ def _reordered(tensor: Tensor, order: Ints | None) -> Tensor:
 
 
 class _Multiplied(torch.autograd.Function):
-    """The product of a sparse matrix, (2, entries) positions and weights, with rows. Autocast is ignored."""
+    """The product of a sparse matrix of these rows, columns and weights with a table. Autocast is ignored."""
 
     @staticmethod
-    def forward(ctx: Any, place: Tensor, weights: Tensor, size: tuple[int, int], rows: Tensor) -> Tensor:
+    def forward(ctx: Any, row: Tensor, column: Tensor, weights: Tensor, size: tuple[int, int], table: Tensor) -> Tensor:
         ctx.size = size
-        ctx.save_for_backward(place, weights)
-        kind: dict[str, Any] = {"device": place.device, "check_invariants": False}  # whatever device is the default
-        with without_autocast(rows.device):
-            return torch.mm(torch.sparse_coo_tensor(place, weights, size, **kind), rows)
+        ctx.save_for_backward(row, column, weights)
+        if add := native(_add_rows, row.device, len(row) * table.shape[1]):
+            sums = table.new_zeros(size[0], table.shape[1])
+            add(row, column, weights, table.contiguous(), sums)
+            return sums
+        kind: dict[str, Any] = {"device": row.device, "check_invariants": False}  # whatever device is the default
+        with without_autocast(table.device):
+            return torch.mm(torch.sparse_coo_tensor(torch.stack([row, column]), weights, size, **kind), table)
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[None, None, None, Tensor]:
-        place, weights = ctx.saved_tensors
-        return None, None, None, _Multiplied.apply(place.flip(0), weights, ctx.size[::-1], upstream)
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, None, None, None, Tensor]:
+        row, column, weights = ctx.saved_tensors
+        return None, None, None, None, _Multiplied.apply(column, row, weights, ctx.size[::-1], upstream)
+
+
+def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:
+    """Add each weight times its row of a table to a row of `out`."""
+    for n in range(len(row)):
+        to, at, x = row[n], column[n], weights[n]
+        for c in range(out.shape[1]):
+            out[to, c] += x * table[at, c]
 
 
 def _numbers(numbers: Numbers, coords: Sequence[Tensor]) -> Tensor | None:

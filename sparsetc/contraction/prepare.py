@@ -368,9 +368,9 @@ class Preparation:
         return zeroed if listed <= count * row else None
 
     def _storing_all(self, part: BoundPart) -> BoundPart:
-        """Return a part with an item for each row without nonzeros, by which a kernel stores zeros.
+        """Return a part with an item for each row without nonzeros: it stores zeros, and saves a launch.
 
-        That saves a launch. The part is as it was if it does not store a row an item, by its number, or most rows have
+        The part is as it was if it does not store a row an item, by its number, or most rows have
         no nonzeros.
         """
         packed, view, rows = part.packed, part.packed.view, self.output.rows

@@ -84,6 +84,8 @@ def inverse_by_torch(gram: Tensor, dtype: torch.dtype) -> Tensor:
     """
     damped = _damped(gram, dtype)
     lower, failed = torch.linalg.cholesky_ex(damped)
+    if not gram.is_cuda and not failed:  # which a CPU knows without waiting
+        return torch.cholesky_inverse(lower).to(dtype)
     half = torch.linalg.solve_triangular(lower, torch.eye(len(gram), dtype=gram.dtype, device=gram.device), upper=False)
     return torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1))).to(dtype)
 

@@ -331,7 +331,7 @@ class DenseProduct(TileProgram):
             view = converted if t.name in as_matrix else f".view({self._shape(t.axes)}){converted}"
             text += [f"        {t.name} = {t.name}{view}"] if view else []
         for s, following in pairwise(products):
-            product = "torch.mm({}, {})".format(*self._matrices(s)) if s in plain else _einsum(einsum, s)
+            product = "product({}, {})".format(*self._matrices(s)) if s in plain else _einsum(einsum, s)
             view = f".view({self._shape(s.out.axes)})" if s in plain and following not in plain else ""
             text += [f"        {s.out.name} = {product}{view}"]
         if last not in plain:
@@ -344,7 +344,7 @@ class DenseProduct(TileProgram):
         return [*text, f"        multiply({left}, {right}, {result})"]
 
     def _matrices(self, s: Product) -> tuple[str, str, str]:
-        """Return the text of the two matrices of a product, and of its shape."""
+        """Return the text of the two matrices to multiply, and of the shape of their product."""
         (left, right), summed = s.inputs, self.elements(s.summed)
         rows, columns = (self.elements(outside(t.axes, s.summed)) for t in s.inputs)
         turned = left.axes[: len(s.summed)] == s.summed

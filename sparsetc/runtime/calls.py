@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.support import among
+from sparsetc.support.compiled import room
 from sparsetc.support.entry import matmul_precision as matmul_precision
 from sparsetc.tensor import sums
 from sparsetc.tensor.coords import set_bits
@@ -230,6 +231,12 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
     in_pieces = left[:, : pieces * LONG].unflatten(1, (pieces, LONG)).transpose(0, 1)
     torch.sum(torch.bmm(in_pieces, right[: pieces * LONG].unflatten(0, (pieces, LONG))), 0, out=out)
     out.add_(left[:, pieces * LONG :] @ right[pieces * LONG :])
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of two matrices of one dtype."""
+    out = None if left.is_cuda else room(left.device, left.dtype, left.shape[0], right.shape[1])
+    return torch.mm(left, right, out=out)
 
 
 # -- einsums of integers -----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from sparsetc.codegen.launch import Call, PartArrays, Values, each
 from sparsetc.codegen.programs import Programs
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Ints
+from sparsetc.support.compiled import room
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import dtype_name
@@ -216,7 +217,9 @@ class Executable:
     def empty(self, device: torch.device, zeroed: bool = False) -> Tensor:
         """Return a result with the strides that programs write, uninitialised if not `zeroed`."""
         if self.strides is None:
-            return (torch.zeros if zeroed else torch.empty)(self.shape, dtype=self.dtype, device=device)
+            if not zeroed:
+                return room(device, self.dtype, *self.shape)
+            return torch.zeros(self.shape, dtype=self.dtype, device=device)
         out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
         return out.zero_() if zeroed else out
 

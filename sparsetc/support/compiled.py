@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from sparsetc.support.notices import warn
 
 MOST_BYTES = 1 << 26
 """Most bytes of a compiled function's file; one takes 20 to 100 kB."""
+LARGE = 1 << 20
+"""Elements of a large tensor: 4 MB of float32, from which on numpy asks for large pages."""
 ENOUGH, MANY = 1 << 12, 1 << 16
 """Least elements of a loop for running it natively, and for importing numba for it, which takes .3 s."""
 
@@ -91,11 +94,11 @@ def _native(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def room(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
-    """Return an uninitialised tensor; on a CPU in memory of numpy, which asks the system for large pages.
+    """Return an uninitialised tensor; a large one on a CPU in memory of numpy, which asks the system for large pages.
 
     The first writes to 16 MB take .4 ms then, and 8 ms in pages of 4 KB, as torch allocates it.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or prod(shape) < LARGE or dtype == torch.bfloat16:  # which numpy has not
         return torch.empty(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.empty(shape, str(dtype).removeprefix("torch.")))
 

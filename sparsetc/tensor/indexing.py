@@ -128,7 +128,7 @@ class _EntriesLeft:
             self._append(row, size)
 
     def _index_first(self, key: Any, size: int) -> tuple[Any, int]:
-        """Take the run of entries that an index of the slowest mode can take; return what is left of it, and a size."""
+        """Take the run of entries for an index of the slowest mode; return the rest of the index, and a size."""
         if isinstance(key, slice) and key.step not in (None, 1):
             indices = key.indices(size)
             if len(range(*indices)) <= self.x.nnz:
@@ -266,8 +266,12 @@ def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
     if size > SEARCHED * index.numel():
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
         return _enumerated(None, first, end - first, coords)
-    begins = pattern._once("begins", lambda: torch.searchsorted(row, torch.arange(size + 1, device=row.device)))
-    return _enumerated(index, begins[:-1], begins.diff(), coords)
+
+    def rows() -> tuple[Tensor, Tensor]:
+        begins = torch.searchsorted(row, torch.arange(size + 1, device=row.device))
+        return begins[:-1], begins.diff()
+
+    return _enumerated(index, *pattern._once("rows", rows), coords)
 
 
 def _enumerated(kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:

@@ -490,6 +490,23 @@ def test_a_linear_operator(dtype: torch.dtype) -> None:
         stc.eye(3, dtype=torch.bfloat16).as_linear_operator()
 
 
+@pytest.mark.parametrize("natively", [True, False])
+@pytest.mark.parametrize("columns", [(), (3,)])
+@pytest.mark.filterwarnings("error")
+def test_an_operator_of_real_values_keeps_imaginary_parts(
+    columns: tuple[int, ...], natively: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("scipy")
+    if not natively:
+        monkeypatch.setenv("SPARSETC_BACKEND", "torch")
+    dense = torch.randn(5, 4, dtype=torch.float64)
+    operator = stc.SparseTensor.from_dense(dense).as_linear_operator()
+    random = np.random.default_rng(0)
+    for a, b in ((operator, dense.numpy()), (operator.H, dense.numpy().T)):
+        vectors = random.standard_normal((b.shape[1], *columns)) + 1j * random.standard_normal((b.shape[1], *columns))
+        np.testing.assert_allclose(a @ vectors, b @ vectors)
+
+
 @pytest.mark.parametrize("equation", ["ij,jr->ir", "ij,j->ij", "ij,jj->i", "ij,rj->i", "i,ij,ij->j"])
 def test_products_of_an_operator_need_no_autograd(equation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its matrix is made by torch of unit vectors; an operand may repeat a letter, or alone have one."""

@@ -15,6 +15,7 @@ from sparsetc import api
 from sparsetc.contraction import passing
 from sparsetc.contraction.passing_pair import product
 from sparsetc.ir.equation.parse import parse
+from sparsetc.support import compiled
 from sparsetc.tensor import readings
 
 SIZES = {"i": 7, "j": 5, "k": 6, "r": 4, "s": 3}
@@ -110,8 +111,15 @@ def test_results_and_gradients(equation: str, dtype: torch.dtype, ordered: bool,
         torch.testing.assert_close(one.to(wide), other, **close)
 
 
-@pytest.mark.parametrize("equation", ["ij,jr->ir", "ijk,jr,kr->ir"])
-def test_values_that_do_not_learn(equation: str, compilations: list[str]) -> None:
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("equation", ["ij,jr->ir", "ij,rj->ir", "ijk,jr,kr->ir"])
+def test_values_that_do_not_learn(
+    equation: str, native: bool, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A native loop adds their rows where there are enough."""
+    if native:
+        pytest.importorskip("numba")
+        monkeypatch.setattr(compiled, "ENOUGH", 0)
     until_passing(equation)
     compilations.clear()
     coords, values, shape = entries(equation.split(",")[0])
