@@ -474,7 +474,7 @@ def _words(mask: Mask, row: Tensor, column: Tensor, shape: tuple[int, int], heig
 
 
 def turned_tiles(tiles: Tiles) -> Tiles:
-    """Return the tiles of the turned mask, of as many keys by queries; they are as high as wide."""
+    """Return the tiles of the transposed mask; tiles must be square."""
     (row, column), (part_row, part_column, bits) = tiles
     across = torch.arange(bits.shape[1], device=bits.device)
     words = [((word[:, :, None] >> across & 1) << across[:, None]).sum(1) for word in bits.split(AT_ONCE)]

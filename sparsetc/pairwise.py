@@ -136,7 +136,7 @@ def kernels_of(
     reason, kernels = _unfit(options), None
     if not reason:
         backend = options.effective_backend(pairs.device)
-        if options.effective_native(pairs.device) != "none":
+        if backend == "torch" and options.effective_native(pairs.device) != "none":
             backend = "numba"
         task = Task(body, pairs, options.effective_precision(), options.cache_dir, name, backend)
         kernels = task.kernels(tensors)

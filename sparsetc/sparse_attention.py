@@ -127,7 +127,8 @@ def attention(
         settings: of `einsum`, for the products of the three steps; kernels use precision and cache_dir.
 
     Returns:
-        (*heads, rows, width), of the operands' dtype; with `return_lse` a pair with the logarithms.
+        (*heads, rows, width), of the operands' dtype; with `return_lse` a pair with the logarithms. Modes of heads
+        and rows lie in memory in the order of those of q where the sizes are q's.
 
     Raises:
         DtypeError: operands are not dense, floating point and of one dtype, or the bias is not floating point.
@@ -142,24 +143,10 @@ def attention(
                 [0.5000, 0.5000, 0.0000],
                 [0.3333, 0.3333, 0.3333]])
     """
+    offsets = None
     if isinstance(q, Tensor) and q.is_nested:
-        inside, offsets = within_sequences(pattern, q, k, v, is_causal)
-        results: Any = attention(  # type: ignore[call-overload]
-            q.values(),
-            k.values(),
-            v.values(),
-            inside,
-            scale=scale,
-            bias=bias,
-            dropout_p=dropout_p,
-            enable_gqa=enable_gqa,
-            return_lse=return_lse,
-            **settings,
-        )
-        nested = [
-            nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in (results if return_lse else [results])
-        ]
-        return (nested[0], nested[1]) if return_lse else nested[0]
+        pattern, offsets = within_sequences(pattern, q, k, v, is_causal)
+        (q, k, v), is_causal = (one.values() for one in (q, k, v)), False
     for one in (q, k, v):
         if not isinstance(one, Tensor) or one.layout != torch.strided:
             raise DtypeError(f"attention takes dense tensors as q, k and v, found {type(one).__name__}")
@@ -180,9 +167,12 @@ def attention(
     if scale is None:
         scale = max(q.shape[-1], 1) ** -0.5
     numbers = float(scale), float(dropout_p)
-    if is_dynamo_compiling():
-        return _traced(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
-    return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
+    run = _traced if is_dynamo_compiling() else _opaque
+    results: Any = run(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
+    if offsets is None:
+        return results  # type: ignore[no-any-return]
+    nested = [nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in (results if return_lse else [results])]
+    return (nested[0], nested[1]) if return_lse else nested[0]
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:

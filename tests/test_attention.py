@@ -240,6 +240,14 @@ def test_attention_and_its_gradients(heads: tuple[int, ...]) -> None:
         torch.testing.assert_close(own, other)
 
 
+def test_results_and_gradients_have_the_order_of_modes_of_their_operands() -> None:
+    meets = stc.masks.dense_mask(filled(10, 10) != 0)
+    q, k, v = (torch.randn(10, 3, 8, dtype=F64).transpose(0, 1).requires_grad_() for _ in range(3))
+    found = stc.attention(q, k, v, meets)
+    for one in (found, *torch.autograd.grad(found.sum(), (q, k, v))):
+        assert one.transpose(0, 1).is_contiguous()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("deviation", [1.0, 2.0, 4.0])
 def test_scores_of_16_bits_are_not_rounded(dtype: torch.dtype, deviation: float) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from sparsetc.codegen import Lines
 from sparsetc.codegen.numba_nests import Factor, Nest, pieces, zeros
 from sparsetc.ir.nest.axes import ITEM, LEAF, Each, Fibers, Run
-from sparsetc.ir.nest.coordinates import Bits, Lookup, Writer
+from sparsetc.ir.nest.coordinates import Lookup, Writer
 from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
@@ -117,6 +117,8 @@ class NumbaPrinter(Writer, Lines):
         _, self.as_output, self.vector, self.stores_vectors = max(layouts, key=lambda layout: layout[0])
 
     # -- coordinates ------------------------------------------------------------------------------------------------
+    bits = Writer.plain_bits
+
     def position(self, axis: str) -> str:
         return {"nonzero": self.nonzero, "fiber": "block", "lane": "0"}.get(axis, axis)
 
@@ -128,10 +130,6 @@ class NumbaPrinter(Writer, Lines):
 
     def lookup(self, lookup: Lookup) -> str:
         return f"load({lookup.array}, {lookup.where.text(self)})"
-
-    def bits(self, bits: Bits) -> tuple[str, str]:
-        text, last = bits.operations(self.lookup(bits.word))
-        return (text[1:-1], ">>") if bits.top and bits.shift and not last else (text, last)
 
     def row(self, letters: Sequence[str], strides: Sequence[int]) -> str:
         """The sum of coordinates times strides."""

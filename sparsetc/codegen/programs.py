@@ -100,7 +100,6 @@ class Programs:
         self.name, self.source = cache.source_name(name or programs[0].equation, backend), self.text_for(self.machine)
         self.module, self.path = cache.load(self.source, cache_dir, self.name)
         if self.backend == "numba":
-            names = [f"part_{program.number}" for program in self.programs]
             self.native = native.functions(self.module, names, self.source, self.path.parent)
 
     def text_for(self, machine: str) -> str:

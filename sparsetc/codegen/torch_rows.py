@@ -20,7 +20,7 @@ from torch import Tensor
 from sparsetc.codegen import Lines
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Bits, Lookup, Writer
+from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Lookup, Writer
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Operand
 from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram
@@ -34,7 +34,7 @@ COUNTS = tuple(f"{end} - {first}" for first, end in ENDS)
 
 def rows_of(program: TileProgram, level: int) -> int:
     """Return the level whose positions are the rows of a tile made at `level`; positions along a side make no rows."""
-    return max([axis.level for axis in program.view.loops if axis.level <= level], default=ITEM)
+    return program.view.rows[level]
 
 
 class TorchPrinter(Writer, Lines):
@@ -91,6 +91,8 @@ class TorchPrinter(Writer, Lines):
         return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"
 
     # -- coordinates; those along a side are columns beside one another ----------------------------------------------
+    bits = Writer.plain_bits
+
     def position(self, axis: str) -> str:
         if axis == "lane":
             return f"torch.zeros(1, dtype=torch.int64, device={self.device})"  # these programs have one
@@ -103,10 +105,6 @@ class TorchPrinter(Writer, Lines):
 
     def along(self, mode: int) -> str:
         return f"torch.arange({self.p.view.values.sides[mode]}, device={self.device})"
-
-    def bits(self, bits: Bits) -> tuple[str, str]:
-        text, last = bits.operations(self.lookup(bits.word))
-        return (text[1:-1], ">>") if bits.top and bits.shift and not last else (text, last)
 
     def lookup(self, lookup: Lookup) -> str:
         if lookup.every != 1:

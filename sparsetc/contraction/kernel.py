@@ -226,6 +226,8 @@ class Kernel(Inspectable):
 
     def _of_array(self, operand: Any) -> Any:
         """Return the dense result for the one dense operand, ndarrays of any shape whose elements are in its order."""
+        if np.iscomplexobj(operand) and not self.contraction.dtype.is_complex:
+            return self._of_array(operand.real) + 1j * self._of_array(operand.imag)
         dtype = dtype_name(self.contraction.dtype)
         on_arrays = self._on_arrays()
         if on_arrays is not None:

@@ -25,6 +25,7 @@ from sparsetc.contraction.rewrites import rewrites_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.ir.lower import Target, lower
+from sparsetc.ir.nest.coordinates import Field
 from sparsetc.ir.plan import Part, Plan, without_halves
 from sparsetc.ir.program.operands import in_runs
 from sparsetc.ir.program.tile import TileProgram
@@ -117,6 +118,8 @@ class Preparation:
         filled, parts = self.bound_parts(plan)
         chosen = [plan.parts[n] for n in filled]
         second = None
+        if len(parts) == 1 and self.problem.backend == "triton":
+            parts = [self._storing_all(*parts)]
         zeroed = self._zeroed(parts)
         dtype, backend = self.dtype, self.problem.backend
         schedules = [p.program.schedule for p in parts]  # with trees, where the default rule gave them
@@ -353,7 +356,7 @@ class Preparation:
             return None
         if not sparse and sum(p.nnz for p in storing) < count // 2:
             return None
-        if not sparse and not adding and self.problem.counts.distinct(self.problem.kept) == count:
+        if not sparse and not adding and count in (storing[0].items, self.problem.counts.distinct(self.problem.kept)):
             return torch.empty(0, dtype=torch.long, device=self.device)
         reached = torch.zeros(count, dtype=torch.bool, device=self.device)
         for packed in adding if sparse else storing:  # every row of a sparse result has a nonzero
@@ -363,6 +366,26 @@ class Preparation:
         constants = self.problem.profile.constants
         listed = zeroed.numel() * (constants["listed_row"] + constants["listed_byte"] * row)
         return zeroed if listed <= count * row else None
+
+    def _storing_all(self, part: BoundPart) -> BoundPart:
+        """Return a part with an item for each row without nonzeros: it stores zeros, and saves a launch.
+
+        It is as it was where it does not store a row an item, by its number, or where most rows have none.
+        """
+        packed, view, rows = part.packed, part.packed.view, self.output.rows
+        shared, ends = view.levels[0], view.items.arrays
+        named = [at.array for at in shared if isinstance(at, Field) and at.top and not at.shift]
+        numbered = [at.mode for at in shared] == [*self.problem.kept] and len(named) == len(ends) == 1
+        fits = part.program.result.owned and not (self.output.sparse or view.values.sides)
+        if not (fits and numbered) or not packed.items < rows <= 2 * packed.items:
+            return part
+        empty = torch.ones(rows, dtype=torch.bool, device=self.device)
+        empty = empty.index_fill_(0, self._rows_of_part(packed), False).nonzero().flatten()
+        end, numbers = packed.arrays[ends[0]], packed.arrays[named[0]]
+        end = torch.cat([end, end[-1:].expand(len(empty))])
+        arrays = {**packed.arrays, ends[0]: end, named[0]: torch.cat([numbers, empty.to(numbers.dtype)])}
+        whole = replace(packed, arrays=arrays, items=rows)
+        return replace(part, packed=whole, arrays=PartArrays.of(part.program, whole))
 
 
 def problem_of(request: Request) -> Problem:

@@ -52,11 +52,12 @@ def cp_apr(
         rank: the number of components.
         n_iter_max: outer iterations, each over all modes, at most.
         n_inner_max: multiplicative updates of a mode in each, at most.
-        tol: how far from the conditions of a maximum (KKT) a mode may be when its updates end; the run ends when all
-            modes begin so. 0 or None for never. On a GPU this is looked at every 8 outer iterations.
+        tol: the violation of the KKT conditions below which the updates of a mode end. The run ends after an outer
+            iteration in which every mode was below it at once; never for 0 or None. On a GPU this is looked at every 8
+            outer iterations.
         init: ``"random"`` (uniform), or a nonnegative model to go on from, as of `cp_als`.
-        epsilon: the least that counts are divided by.
-        kappa: what an entry is set to that came to 0 and should not have, as a share of its component.
+        epsilon: lower bound of the model's values at nonzeros, by which counts are divided.
+        kappa: value for entries that are 0 although the likelihood rises there, as a share of their component.
         kappa_tol: the share of its component below which an entry counts as 0.
         callback: called as ``callback(model, error)`` after each outer iteration with a copy and ``1 - fit``; True
             stops.

@@ -340,10 +340,11 @@ class DenseProduct(TileProgram):
         if last.right:
             left += converted if before and not self.half else ""  # as wide as the right side
             right += ".to(values.dtype)" if self.half or any(o.rounded for o in self.operands) else ""
-        return [*text, f"        multiply({left}, {right}, {out}.view({shape}))"]
+        result = out if len(self.output_axes) == 1 and shape == f"{self.rows}, {self.width}" else f"{out}.view({shape})"
+        return [*text, f"        multiply({left}, {right}, {result})"]
 
     def _matrices(self, s: Product) -> tuple[str, str, str]:
-        """Return the text of two matrices whose product it is, and of the shape of that."""
+        """Return the text of the two matrices to multiply, and of the shape of their product."""
         (left, right), summed = s.inputs, self.elements(s.summed)
         rows, columns = (self.elements(outside(t.axes, s.summed)) for t in s.inputs)
         turned = left.axes[: len(s.summed)] == s.summed

@@ -1,19 +1,228 @@
-"""Plans of windows by name, and requests of them: ``window`` and ``1-sa``."""
+"""Plans of windows, ``window`` and ``1-sa``: shapes of tiles, similarities, and divisions between windows and runs.
+
+In: a `Problem`, and options of a request. Out: candidates, with what each is expected to give, and requests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from math import inf
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
+from sparsetc.device.profile import DeviceProfile
 from sparsetc.errors import PlanError
-from sparsetc.formats.window_candidates import considered, splits, tilings, value_bytes
-from sparsetc.ir.plan import Plan, check_threshold
+from sparsetc.formats.coo import coo
+from sparsetc.formats.fiber import rows, short_rows
+from sparsetc.formats.window import populations, tiles_of
+from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
+from sparsetc.ir.program.operands import MIN_DOT, named_operands
+from sparsetc.ir.program.statistics import ZERO, Statistics
+from sparsetc.planner.bounds import Best, Numbers, Rates, windows_of
 from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import cheapest, in_order
+from sparsetc.planner.pricing import cheapest, costs, in_order
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
+from sparsetc.planner.schedule import fit, padded_axes, programs_of
 from sparsetc.support import memory
+
+
+def value_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of the values that a candidate's tiles store."""
+    return candidate.expected[0].stored * problem.itemsize
+
+
+def considered(name: str, problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+    """The best split for each shape of tile and similarity that may win by a sample, where tiles make products.
+
+    1-SA groups rows better than the order that its sample is taken in: all is counted once rows are grouped.
+    """
+    applies = problem.floating and problem.coalesced and counts.nnz and problem.kept and problem.rest
+    if not applies or _products_of_rows(problem):
+        return
+    rules = problem.rules
+    grouped = rules["most_grouped"] // counts.nnz if problem.order == 2 else 0
+    most, counted = min(rules["window_bytes"], problem.memory), False
+    for number, tau in enumerate(rules["usual_taus"][name]):
+        if tau and (number >= grouped or (number and not counted)):
+            return
+        if counted or best.seconds == inf:
+            likely = [(0.0, part) for part in tilings(problem, [tau], {})]
+        else:
+            likely = sorted(_bounds(problem, counts, tau, best), key=lambda bound: bound[0])
+        for least, part in likely:
+            if not counted and not best.allows(name, least):
+                break
+            counted = tau > 0 or best.seconds == inf
+            every = splits(problem, counts, name, part)
+            usable = [c for c in every if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]
+            candidates = [c for c in usable if value_bytes(problem, c) <= most]
+            if candidates:
+                yield cheapest(candidates, problem, in_order)
+
+
+def _bounds(problem: Problem, counts: Counts, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
+    """Estimate from a sample the least seconds of windows of each kind, for any division between windows and runs."""
+    parts, programs, rates = _rates(problem.of_any_pattern, tau, problem.profile)
+    least = rates.first
+    if (least < best.seconds).any():
+        sides = np.array([[part.storage.param("height"), part.storage.param("width")] for part in parts])
+        windows = windows_of(counts, problem.kept, problem.rest, tau > 0).at(sides[:, 0].tolist())
+        tiles, surely = windows.tiles(sides[:, 1:])
+        fullest = sides.prod(1)[:, None] * np.array(problem.rules["fills"]) // 100
+        # (ways, fills, windows)
+        filled = (windows.nonzeros // tiles.clip(1))[:, None] >= fullest[:, :, None]
+        held, each = windows.nonzeros * windows.weight, tiles * windows.weight
+        left = (~filled * held[:, None]).sum(2) / held.sum(1, keepdims=True)
+        count = (filled * each[:, None]).sum(2)
+        longest = (filled * surely[:, None]).max(2)
+        if tau:  # 1-SA leaves fewer windows with rows of several groups
+            weight = filled * (surely * windows.weight)[:, None]
+            longest = (weight * surely[:, None]).sum(2) / weight.sum(2).clip(1)
+        turns = np.minimum(longest, _most_tiles(problem, programs[:, None], count)).clip(1) - 1
+        least = rates.least(problem, best, count, left, turns, launched=True)
+    bounds = dict[Part, float]()
+    for seconds, part in zip(least.tolist(), parts, strict=True):
+        bounds[part] = min(seconds, bounds.get(part, inf))
+    return ((seconds, part) for part, seconds in bounds.items())
+
+
+@lru_cache(maxsize=256)
+def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Part], Numbers, Rates]:
+    """Ways to run each shape of tile of a similarity that makes matrix products: parts, programs, rates."""
+    tiles = []
+    for part in tilings(problem, [tau], {}):
+        if problem.backend != "triton" or _multiplies(problem, part):
+            volume = part.storage.param("height") * part.storage.param("width")
+            tiles.append((part, Statistics(1, 1, volume, 1, problem.itemsize, chain=1)))
+    rates, owner = Rates.of(problem, tiles)
+    parts = [tiles[number][0] for number in owner]
+    return parts, np.array([programs_of(problem, part.schedule) for part in parts]), rates
+
+
+def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the parts that a request leaves open: combinations of tile sides, tau and strip it does not fix.
+
+    Values of 16 bits are multiplied as they are. Float32 is multiplied in halves too, where that is as exact as what is
+    asked for.
+    """
+    ways = {"bf16" if problem.itemsize == 2 else problem.precision: problem.precision_as_loaded}
+    if problem.halves and problem.precision == DOTS["highest"] and named.get("halves", True):
+        ways[F16X3] = F16X3
+    for tau in (named["tau"],) if "tau" in named else taus:
+        for way, precision in ways.items():
+            tiles = problem.rules["window_tiles"][way]
+            if "height" in named:
+                nearest = min(tiles, key=lambda tile: abs(tile[0] - named["height"]))
+                tiles = [(named["height"], *nearest[1:])]
+            similar = (("strip", named.get("strip", problem.rules["strip"])), ("tau", tau)) if tau else ()
+            for height, width, columns, warps in tiles:
+                params = (("height", height), *similar, ("width", named.get("width", width)))
+                storage = Storage(item=problem.kept, lane=problem.rest, params=params)
+                yield Part("window", storage, _schedule(problem, columns, warps, precision), label="windows")
+
+
+def splits(
+    problem: Problem, counts: Counts, name: str, part: Part, threshold: int | None = None
+) -> Iterator[Candidate]:
+    """Yield candidates of windows of one kind, for each fill above which a group's rows become windows."""
+    if problem.backend == "triton" and not _multiplies(problem, part):
+        return
+
+    def count() -> tuple[Tensor, ...]:
+        return tuple([n.cpu() for n in populations(counts.coords, counts.shape, part.storage, counts.cache)[1:]])
+
+    # Whatever the width of a tile, a window has these columns.
+    grouping = tuple([(name, size) for name, size in part.storage.params if name != "width"])
+    nonzeros, columns = counts.once(("windows", replace(part.storage, params=grouping)), count)
+    tiles = tiles_of(columns, part.storage)
+    volume = part.storage.param("height") * part.storage.param("width")
+    tried = dict.fromkeys(volume * fill // 100 for fill in problem.rules["fills"]) if threshold is None else [threshold]
+    for least in tried:
+        filled = nonzeros // tiles >= least
+        if bool(filled.any()) or threshold is not None or not counts.nnz:  # what is named may leave all to runs
+            for windows, expected in _parts(problem, part, volume, nonzeros[filled], tiles[filled]):
+                yield _beside_runs(problem, counts, name, windows, expected, least)
+
+
+def _products_of_rows(problem: Problem) -> bool:
+    """True if columns gather rows of several operands; their products take longer than the cost model predicts.
+
+    On an H200 MTTKRP by windows was 1.1 times as fast as the best other plan at rank 128 in float32 on guanine_TEvv_3d,
+    of which windows of 16 rows are a quarter full, and up to 3.8 times as slow elsewhere.
+    """
+    columns = {problem.letters[m] for m in problem.rest}
+    return sum(bool(columns & {*o.rows}) for o in named_operands(problem.bound)[1]) > 1
+
+
+def _multiplies(problem: Problem, part: Part) -> bool:
+    """Return True where the tiles make matrix products: what the columns gather does not vary along the rows.
+
+    In halves it must be rows of one operand, else that is an error, of which this is no plan.
+    """
+    none = Statistics(0, 0, 0, 0, problem.itemsize)
+    try:
+        (cost,) = costs(Candidate(Plan("window", (part,)), (none,)), problem)
+    except PlanError:
+        if part.schedule.precision != F16X3:
+            raise
+        return False
+    return cost.dot != ZERO
+
+
+def _parts(
+    problem: Problem, part: Part, volume: int, nonzeros: Tensor, tiles: Tensor
+) -> Iterator[tuple[Part, Statistics]]:
+    """Yield the part of groups with these nonzeros and tiles, also cut if there are few programs.
+
+    What items of a row find is added.
+    """
+    count, nnz = int(tiles.sum()), int(nonzeros.sum())
+    longest = int(tiles.max()) if count else 0
+    most = int(_most_tiles(problem, programs_of(problem, part.schedule), np.array(count)))
+    if problem.backend != "triton":
+        most = max(1, problem.rules["item_nnz"][1] // volume)
+    cuts = longest > most and not problem.deterministic
+    for each in (0, most) if cuts else (0,):  # tiles of an item; 0 for as many as a group has
+        items = int((-(-tiles // each)).sum()) if each else tiles.numel()
+        storage, chain = replace(part.storage, max_item_nnz=each * volume), each or longest
+        expected = Statistics(items, count, count * volume, nnz, problem.itemsize, chain=chain, split_rows=each > 0)
+        yield replace(part, storage=storage, nnz=nnz), expected
+
+
+def _most_tiles(problem: Problem, programs: int | Numbers, tiles: Numbers) -> Numbers:
+    """Return the most tiles of a work item where windows are cut so that there are enough programs."""
+    return np.maximum(problem.rules["least_tiles"], -(-tiles * programs // problem.rules["window_programs"]))
+
+
+def _beside_runs(
+    problem: Problem, counts: Counts, name: str, windows: Part, expected: Statistics, least: int
+) -> Candidate:
+    """Windows, and what they leave as short rows a lane each, or as runs."""
+    if expected.nnz == counts.nnz:
+        return Candidate(Plan(name, (windows,)), (expected,))
+    # A row a lane where no sum may be cut since it must have one order.
+    rest = rows(problem, counts) if problem.ordered else next(short_rows(problem, counts), None) or coo(problem, counts)
+    options = (("threshold", least), *windows.storage.params)
+    parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
+    left = rest.expected[0].scaled((counts.nnz - expected.nnz) / counts.nnz)
+    return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
+
+
+def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Schedule:
+    """Return the schedule of a part of windows with this many elements of the dense axes a program."""
+    padded = padded_axes(problem)
+    if problem.backend != "triton":
+        return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
+    blocks = fit({c: max(MIN_DOT, min(n, columns)) for c, n in padded.items()}, list(padded), columns)
+    return Schedule(warps, tuple(blocks.items()), True, precision)
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
 
 
 def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:

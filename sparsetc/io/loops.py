@@ -17,7 +17,7 @@ POWERS = 10.0 ** np.arange(23)
 def table(text: Any, sizes: Any, coords: Any, reals: Any, ends: Any, powers: Any, found: Any) -> int:
     """Read lines of coordinates from 1 and decimal numbers; return how many lines have any, or -1.
 
-    A number is read if float64 has its digits and its power of ten, so that one division rounds it. Of any other its
+    A number is read if float64 has its digits, and it has no exponent, so that one division rounds it. Of any other its
     begin is written in the place of the number. A line that is not as it should be makes the result -1.
 
     Args:
@@ -32,7 +32,6 @@ def table(text: Any, sizes: Any, coords: Any, reals: Any, ends: Any, powers: Any
     """
     at = line = lines = lost = 0
     modes, fields = len(coords), len(coords) + len(reals)
-    tiny, huge = np.float64(np.finfo(np.float32).tiny), np.float64(np.finfo(np.float32).max)
     while at < len(text):
         field = 0
         while True:
@@ -64,28 +63,11 @@ def table(text: Any, sizes: Any, coords: Any, reals: Any, ends: Any, powers: Any
                         places += 1
                         at += 1
                     digits += places
-                power = -places
-                exponent, length = 0, 1
-                if text[at] == 101 or text[at] == 69:
-                    at += 1
-                    down = text[at] == 45
-                    if down or text[at] == 43:
-                        at += 1
-                    length = 0
-                    while 48 <= text[at] <= 57:
-                        exponent = exponent * 10 + text[at] - 48
-                        length += 1
-                        at += 1
-                    power += -exponent if down else exponent
-                plain = 0 < digits <= 18 and mantissa <= 1 << 53 and 0 < length <= 3 and -22 <= power <= 22
-                if plain and text[at] <= 32:
-                    number = np.float64(mantissa)
-                    number = number / powers[-power] if power < 0 else number * powers[power]
-                    plain = number < 1 << 53
-                    short = mantissa <= 999_999 and tiny <= number <= huge
-                    lost += plain and not short and np.float64(np.float32(number)) != number
+                if 0 < digits <= 18 and mantissa < 1 << 53 and text[at] <= 32:
+                    number = mantissa / powers[places]
+                    lost += mantissa > 999_999 and np.float64(np.float32(number)) != number
                     reals[field - modes, line] = -number if negative else number
-                if not plain or text[at] > 32:
+                else:
                     while text[at] > 32:
                         at += 1
                     reals[field - modes, line] = begin

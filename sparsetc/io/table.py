@@ -94,7 +94,7 @@ class ParsedPart:
 
 
 class LineFault(NamedTuple):
-    """What is wrong with a line of a block.
+    """The fault of a line of a block.
 
     Attributes:
         line: how many lines are before it.
@@ -244,7 +244,7 @@ def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, LineFault | N
 
 
 def _coordinates(tokens: Sequence[bytes], size: int) -> tuple[Tensor, str]:
-    """Return coordinates from 0, int32 if they fit, and what is wrong with the first token that is none."""
+    """Return coordinates from 0, int32 if they fit, and the fault of the first token after them."""
     coords = list[int]()
     with suppress(ValueError):  # of more digits than Python converts
         coords.extend(takewhile(range(1, size + 1).__contains__, map(int, takewhile(bytes.isdigit, tokens))))

@@ -134,7 +134,7 @@ class Printer(Loop):
             lane = f"tl.arange(0, {padded(size, self.dots)})"
             inside = f" & ({lane} < {size})[None, :]" if self.short(size) else ""
             address = self.row_address(name, "head", "row", lane)
-            self.put(f"tl.store({address}, {value}, mask=row_ok[:, None]{inside})")
+            self.put(f"address = {address}", f"tl.store(address, {value}, mask=row_ok[:, None]{inside})")
 
     def slot_address(self, array: str, size: int, at: str = "at") -> str:
         height, width = self.layout.height, padded(size, self.dots) if size else 1

@@ -12,7 +12,7 @@ Long windows are cut into several work items, whose partial sums are combined.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -62,7 +62,7 @@ class RowTiles:
     part_base: Tensor | None = None
     order: Tensor | None = None
     patterns: int = 1
-    _items: Lru[int, tuple[Tensor, Tensor, int]] = field(default_factory=lambda: Lru(8))
+    _items: Lru[int, tuple[Tensor, Tensor, int]] = field(default_factory=lambda: Lru(8), init=False)
 
     @property
     def windows(self) -> int:
@@ -219,8 +219,7 @@ def of_pattern(pattern: Pattern, mode: int, height: int, width: int, numbered: b
     if not numbered:
         return tiles
     base = _first(place, len(keys) * height).view(-1, height)
-    numbers = {"full_base": base[whole].int(), "part_base": base[part].int()}
-    return _with_numbers(tiles, numbers, order)
+    return replace(tiles, full_base=base[whole].int(), part_base=base[part].int(), order=order)
 
 
 def gathered(pattern: Pattern, mode: int, height: int, width: int, numbered: bool = False) -> RowTiles:
@@ -260,7 +259,7 @@ def gathered(pattern: Pattern, mode: int, height: int, width: int, numbered: boo
     if not numbered:
         return row_tiles
     base = _first(place, tiles * height).view(-1, height).int()
-    return _with_numbers(row_tiles, {"full_base": base[:0], "part_base": base}, order)
+    return replace(row_tiles, full_base=base[:0], part_base=base, order=order)
 
 
 class RowEntries(NamedTuple):
@@ -305,11 +304,6 @@ def in_pieces(pattern: Pattern, tile: tuple[int, int]) -> Tensor:
     *stack, tall, wide = pattern.blocks.sides
     sides = (*stack, min(tall, tile[0]), min(wide, tile[1]))
     return pattern.cut(sides)[0].coords * pattern.coords.new_tensor(sides)[:, None]
-
-
-def _with_numbers(tiles: RowTiles, bases: dict[str, Tensor], order: Tensor | None) -> RowTiles:
-    fields = {name: getattr(tiles, name) for name in tiles.__dataclass_fields__ if name != "_items"}
-    return RowTiles(**{**fields, **bases, "order": order})
 
 
 def _sorted(pattern: Pattern, mode: int, height: int) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "colum
 """Numbers of a batch, head, query and key, in the order in which a function takes them; and their sides."""
 EXACT = 1 << 24
 """Whole numbers below are exact in float32."""
+LONGEST = 1 << 20
+"""Queries, keys or heads up to which whole numbers made of their numbers are exact in kernels."""
 AT_ONCE = 1 << 22
 """Most numbers for which positions of all heads are in memory at once. Not measured."""
 WHOLE = frozenset({*COMPARED, "abs", "add", "maximum", "minimum", "mul", "sub", "where"})
@@ -136,6 +139,7 @@ class _Reader(Reader):
     Attributes:
         reads: the positions, and maybe the score, that a node depends on.
         whole: numbers that kernels have as whole numbers, of any size. (Positions are float32 there.)
+        most: magnitudes that other whole numbers do not pass.
         sized: nodes that depend on the size of the arguments.
     """
 
@@ -143,6 +147,7 @@ class _Reader(Reader):
         self.tensors = tensors
         self.reads: dict[Node, frozenset[str]] = {}
         self.whole: set[Ref] = set()
+        self.most: dict[Any, float] = {}
         self.sized: set[Node] = set()
         self.numbers: dict[str, tuple[Node, frozenset[str]]] = {}
         self.places: dict[Node, int] = {}
@@ -153,7 +158,10 @@ class _Reader(Reader):
     def input(self, node: Node, name: str) -> Argument:
         self.reads[node] = frozenset({name})
         node.meta["position"] = name
-        return super().input(node, name)
+        argument = super().input(node, name)
+        if name != SCORE:
+            self.most[argument] = LONGEST
+        return argument
 
     def constant(self, node: Node, tensor: Tensor) -> Any:
         self.reads[node] = frozenset()
@@ -191,9 +199,16 @@ class _Reader(Reader):
         constants: list[Any] = [one for one in arguments if isinstance(one, int | float) and not isinstance(one, Ref)]
         if integer and name == "mul" and len(refs) > 1:
             raise Untraced("products of positions may be too large for float32")
+        most = [*(self.most.get(one, 0) for one in refs), *map(abs, constants if integer else ())] or [0]
+        if kind not in FLOATS and max(most) > EXACT:
+            raise Untraced("whole numbers may be too large for float32")
+        alpha: Any = node.kwargs.get("alpha", 1)
+        if integer:  # of a remainder the divisor comes last
+            bound = {"mul": prod(most), "remainder": most[-1]}.get(name, sum(most))
+            self.most[result] = bound * max(1, abs(alpha))
         if not any(one in self.whole for one in refs):
             return
-        constants += [node.kwargs["alpha"]] if node.kwargs.get("alpha", 1) != 1 else []
+        constants += [alpha] if alpha != 1 else []
         if integer and name == "where":
             refs = refs[1:]
         exact = name in WHOLE and all(abs(one) < EXACT for one in constants)

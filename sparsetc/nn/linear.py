@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from typing_extensions import Unpack
 
 from sparsetc.api import compile, einsum
@@ -138,7 +137,7 @@ class SparseLinear(nn.Module):
         bias = self.bias
         whole = None if kernel is None else kernel.whole()
         if whole is not None and (bias is None or bias.dtype is x.dtype):
-            return linear(x, whole, bias)
+            return nn.functional.linear(x, whole, bias)
         product: Any
         if kernel is None:
             product = einsum(EQUATION, self.weight, self._flat(x), output="dense", **self.settings)

@@ -333,7 +333,7 @@ class Search:
         return most, steps
 
     def _launched(self, steps: Steps) -> float:
-        """Return the seconds at which the steps are launched, which a GPU does not wait for."""
+        """Return the seconds at which the steps are launched; a GPU is not waited for."""
         passes = sum(edge.kind == "pass" for _, edge in steps)
         calls = sum(len(self._rest(s)[0]) + bool(s.sparse) for s, edge in steps if edge.kind == "dense")
         calls += sum(edge.kind == "product" for _, edge in steps)

@@ -221,7 +221,7 @@ class JoinPath(Inspectable):
 
     @classmethod
     def requested(cls, p: JoinProblem, request: Plan) -> Candidate:
-        """Return the plan without its price: what that takes to count, the plan may not need."""
+        """Return the plan without its price, for which more would have to be counted."""
         return cls.candidate(cls.plan_of(p), None)
 
     @classmethod

@@ -62,7 +62,7 @@ class Recipe(Record):
 
 @dataclass(frozen=True)
 class Contents(Record):
-    """What the metadata of a file says of a stream.
+    """The metadata of a file of chunks.
 
     Attributes:
         digests: of the programs of each variant.

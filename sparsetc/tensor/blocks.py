@@ -50,8 +50,8 @@ class Blocks:
         """Return a tensor (*grid, *sides, *dense sizes) of blocks as (*shape, *dense sizes)."""
         order, dense = len(self.sides), tensor.shape[2 * len(self.sides) :]
         pairs = [n for m in range(order) for n in (m, order + m)]
-        apart = tensor.permute(*pairs, *range(2 * order, tensor.ndim))
-        return joined(apart, (*self.sides, *[0] * len(dense)), (*self.shape, *dense))
+        interleaved = tensor.permute(*pairs, *range(2 * order, tensor.ndim))
+        return joined(interleaved, (*self.sides, *[0] * len(dense)), (*self.shape, *dense))
 
     def cut_out(self, tensor: Tensor) -> Tensor:
         """Return a tensor (*shape) as (*grid, *sides) of blocks, zero past the end; the inverse of `laid_out`."""
@@ -154,9 +154,9 @@ class BlockCut:
             return values
         order, dense = len(self.times), values.shape[1 + len(self.times) :]
         pairs = [n for pair in zip(self.times, self.blocks.sides, strict=True) for n in pair]
-        apart = values.reshape(values.shape[0], *pairs, *dense)
+        parts = values.reshape(values.shape[0], *pairs, *dense)
         numbers, positions = range(1, 2 * order, 2), range(2, 2 * order + 1, 2)
-        moved = apart.permute(0, *numbers, *positions, *range(2 * order + 1, apart.ndim))
+        moved = parts.permute(0, *numbers, *positions, *range(2 * order + 1, parts.ndim))
         flat = moved.reshape(values.shape[0] * prod(self.times), *self.blocks.sides, *dense)
         return flat.index_select(0, self.source)
 
@@ -203,7 +203,7 @@ def joined(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int]) -> Tensor
 
 
 @lru_cache(maxsize=1024)
-def _joined_shape(apart: Ints, sides: Ints) -> list[int]:
+def _joined_shape(sizes: Ints, sides: Ints) -> list[int]:
     """Return the shape in which each dimension with a side is one with the next."""
-    each = iter(apart)
+    each = iter(sizes)
     return [next(each) * next(each) if side else next(each) for side in sides]

@@ -51,11 +51,10 @@ def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
 
 def laid_out(x: Attributes) -> Tensor:
     """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes), or of its blocks."""
-    sizes, values = x._pattern.shape, x._values
-    flat = values.new_zeros((math.prod(sizes), *values.shape[1:]))
+    values = x._values
+    dense = values.new_zeros((*x._pattern.shape, *values.shape[1:]))
     with without_autocast(values.device):
-        flat.index_put_((crd.linear_key(x.coords, sizes)[0],), values)
-    return flat.view(*sizes, *values.shape[1:])
+        return dense.index_put_(x.coords.unbind(), values)
 
 
 def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> Tensor:

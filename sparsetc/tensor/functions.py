@@ -106,13 +106,13 @@ def _elementwise(name: str) -> Callable[[Any, Any], Any]:
     return lambda x, y: elementwise(x, y, apply, name) if is_sparse(x) else elementwise(y, x, mirrored, name)
 
 
-def _none_apart(x: Any, y: Any, apart: Callable[..., Tensor], name: str) -> bool:
-    """True if two tensors, one of them sparse, have the same shape and no elements for which `apart` is True."""
+def _none_differ(x: Any, y: Any, differ: Callable[..., Tensor], name: str) -> bool:
+    """True if two tensors, one of them sparse, have the same shape and no elements for which `differ` is True."""
     if _shape_of(x, name) != _shape_of(y, name):
         return False
     sparse = x if is_sparse(x) else y
     x, y = (sparse.from_dense(one) if is_strided(one) else one for one in (x, y))
-    return not bool(elementwise(x, y, _of_tensors(apart), name)._values.any())
+    return not bool(elementwise(x, y, _of_tensors(differ), name)._values.any())
 
 
 def _shape_of(x: Any, name: str) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ def _shape_of(x: Any, name: str) -> tuple[int, ...]:
 
 def _allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
     """True if all elements are close; absent ones are 0."""
-    return _none_apart(x, y, lambda a, b: ~torch.isclose(a, b, rtol, atol, equal_nan), "allclose")
+    return _none_differ(x, y, lambda a, b: ~torch.isclose(a, b, rtol, atol, equal_nan), "allclose")
 
 
 def _linalg_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False) -> Any:
@@ -273,7 +273,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"arc{name[1:]}": _mapped(name) for name in MAPS if name[0] == "a" and name != "angle"},
     **{name: _elementwise(name) for name in ELEMENTWISE},
     "logical_and": lambda x, y: (x != 0) & (y != 0),
-    "equal": lambda x, y: _none_apart(x, y, torch.ne, "equal"),
+    "equal": lambda x, y: _none_differ(x, y, torch.ne, "equal"),
     **{
         "allclose": _allclose,
         "linalg_norm": _linalg_norm,

@@ -128,7 +128,7 @@ class _EntriesLeft:
             self._append(row, size)
 
     def _index_first(self, key: Any, size: int) -> tuple[Any, int]:
-        """Take the run of entries that an index of the slowest mode can take; return what is left of it, and a size."""
+        """Take the run of entries for an index of the slowest mode; return the rest of the index, and a size."""
         if isinstance(key, slice) and key.step not in (None, 1):
             indices = key.indices(size)
             if len(range(*indices)) <= self.x.nnz:

@@ -231,9 +231,9 @@ class Reductions:
         gone = _modes(x.order, dim)
         positions = float(volume(x.shape, gone))
         mean = wide.mean(gone, True, output="dense")
-        apart = wide.with_values((wide._values - at_entries(mean, wide, "the mean")).abs().square())
+        deviations = wide.with_values((wide._values - at_entries(mean, wide, "the mean")).abs().square())
         absent = positions - wide.map(torch.ones_like).abs().sum(gone, True, output="dense")
-        squares = apart.sum(gone, True, output="dense") + absent * mean.abs().square()
+        squares = deviations.sum(gone, True, output="dense") + absent * mean.abs().square()
         variance = squares / max(0, positions - (correction if unbiased else 0))
         return (variance if keepdim else variance.squeeze(gone)).to(x._values[:0].abs().dtype)
 

@@ -191,8 +191,8 @@ def test_a_call_allocates_its_result_and_nothing_else(name: str, monkeypatch: py
     operands = problem.operands()
     kernel = stc.compile(problem.equation, *operands)
     run, arrays = kernel.step.executable, kernel.step.arrays
-    _, device = run._bound_to(arrays, (), operands[1:])
-    monkeypatch.setattr(run, "_bound_to", lambda *given: (lambda values, tables, out: None, device))
+    *_, device = run._bind(arrays, (), operands[1:])
+    monkeypatch.setattr(run, "_bound", (arrays, lambda values, tables, out: None, device))
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
@@ -490,6 +490,23 @@ def test_a_linear_operator(dtype: torch.dtype) -> None:
         stc.eye(3, dtype=torch.bfloat16).as_linear_operator()
 
 
+@pytest.mark.parametrize("natively", [True, False])
+@pytest.mark.parametrize("columns", [(), (3,)])
+@pytest.mark.filterwarnings("error")
+def test_an_operator_of_real_values_keeps_imaginary_parts(
+    columns: tuple[int, ...], natively: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("scipy")
+    if not natively:
+        monkeypatch.setenv("SPARSETC_BACKEND", "torch")
+    dense = torch.randn(5, 4, dtype=torch.float64)
+    operator = stc.SparseTensor.from_dense(dense).as_linear_operator()
+    random = np.random.default_rng(0)
+    for a, b in ((operator, dense.numpy()), (operator.H, dense.numpy().T)):
+        vectors = random.standard_normal((b.shape[1], *columns)) + 1j * random.standard_normal((b.shape[1], *columns))
+        np.testing.assert_allclose(a @ vectors, b @ vectors)
+
+
 @pytest.mark.parametrize("equation", ["ij,jr->ir", "ij,j->ij", "ij,jj->i", "ij,rj->i", "i,ij,ij->j"])
 def test_products_of_an_operator_need_no_autograd(equation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its matrix is made by torch of unit vectors; an operand may repeat a letter, or alone have one."""
@@ -528,3 +545,18 @@ def test_an_operator_follows_values_and_takes_any_array() -> None:
     np.testing.assert_allclose(first, dense.numpy() @ frozen)  # results are arrays of their own
     by_torch = stc.compile("ij,j->i", x, torch.zeros(4, dtype=torch.float64), backend="torch")
     np.testing.assert_allclose(by_torch.as_linear_operator() @ frozen, 3 * dense.numpy() @ frozen)
+
+
+@pytest.mark.parametrize("rows", [300, 40_000])
+def test_rows_without_nonzeros_are_items_of_nothing(rows: int) -> None:
+    """A kernel that stores a row an item zeroes the others by itself, with numbers of 16 bits too."""
+    g = torch.Generator().manual_seed(0)
+    stored = torch.randperm(rows, generator=g)[: rows - rows // 4].sort().values
+    coords = torch.stack([stored, torch.randint(0, 50, (len(stored),), generator=g)])
+    x, b = stc.SparseTensor(coords, torch.rand(len(stored), generator=g), (rows, 50)), torch.rand(50, 16, generator=g)
+    leaf = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton").contraction.leaf
+    arrays = leaf.parts[0].packed.arrays
+    assert leaf.arrays.zeroed.numel() == 0
+    assert torch.equal((arrays["item_word"].long() & 0xFFFF).sort().values, torch.arange(rows))
+    assert torch.equal(arrays["item_ptr"][len(stored) :], arrays["item_ptr"].new_full((rows // 4 + 1,), len(stored)))
+    assert leaf.parts[0].arrays.items == rows

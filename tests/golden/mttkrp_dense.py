@@ -25,4 +25,4 @@ def part_0(chunks, item_ptr, values, B, C, A):
         B = B.view(20, 32)
         C = C.view(30, 32)
         made = torch.einsum("jr,kr->jkr", B, C)
-        multiply(values.view(100, 600), made.reshape(600, 32), A.view(100, 32))
+        multiply(values.view(100, 600), made.reshape(600, 32), A)

@@ -42,3 +42,13 @@ def test_gradients_of_which_every_row_is_stored() -> None:
     y.square().sum().backward()
     expected = 2 * matrix.T @ (matrix @ b.detach())
     torch.testing.assert_close(b.grad, expected)
+
+
+def test_rows_without_nonzeros_are_stored_by_items_of_nothing() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(20, 9, generator=g) * (torch.rand(20, 1, generator=g) < 0.7)
+    b, sparse = torch.rand(9, 4, generator=g), stc.SparseTensor.from_dense(x)
+    k = stc.compile("ij,jr->ir", sparse, b, plan="coo", backend="triton")
+    assert k.contraction.leaf.parts[0].packed.items == 20
+    torch.testing.assert_close(k(b), x @ b)
+    torch.testing.assert_close(stc.einsum("ij,ir->jr", sparse, torch.ones(20, 4)), x.T @ torch.ones(20, 4))

@@ -278,6 +278,10 @@ READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda t: lambda s, b, h, i, j: s - 0.1 * (t[i] - t[j]) + (t[i] % 5),
     ),
     "flags": (lambda: torch.arange(100) % 3 > 0, lambda t: lambda s, b, h, i, j: torch.where(t[j] & (i > 4), s, s * 2)),
+    "large": (
+        lambda: torch.tensor([0.1, 0.2]),
+        lambda t: lambda s, b, h, i, j: s + t[h] * ((i * 1000003 + j * 7919) % 9973 // 997),
+    ),
     "whole": (lambda: torch.tensor([1, 3]), lambda t: lambda s, b, h, i, j: s + 0.1 * (i // (t[0] + 2) - (j & 1)) % 47),
 }
 """Functions of scores that read a tensor: the tensor, and the function of it."""

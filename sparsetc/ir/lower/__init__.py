@@ -55,7 +55,7 @@ class WholeLowering(Lowering):
         stored = (a for name in inner.stored for a in self._stored(name))
         self.sizes = {a: sizes[a] for a in dict.fromkeys((*stored, *sizes))}
         self.order = (LANES, *self.sizes)
-        self.axes = {name: inner.axes(name) for name in self.tree.factors}
+        self.axes = {name: inner.axes[name] for name in self.tree.factors}
         self.factors: dict[str, frozenset[str]] = {}
 
     def load(self, factor: str) -> Value | Gather:

@@ -98,14 +98,14 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], tile_sizes: Mappi
 
     def axes_of(node: Tree) -> frozenset[str]:
         if node.kind == "factor":
-            return inner.axes(node.name)
+            return inner.axes[node.name]
         parts = [axes_of(part) for part in node.parts]
         axes = frozenset().union(*parts)
         for axis in node.over:
             if node.over.count(axis) > 1 or any(axis not in part for part in parts):
                 raise fail(node, f"cannot sum over {axis}: it does not depend on it, or sums it twice")
             others = Counter(tree.factors) - Counter(node.factors)
-            if late := [name for name in others if axis in inner.axes(name)]:
+            if late := [name for name in others if axis in inner.axes[name]]:
                 raise fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
         if node.kind == "dot":
             check_dot(node, *parts)

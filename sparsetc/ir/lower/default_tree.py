@@ -396,7 +396,7 @@ def _tree(inner: Inner, g: TileGroups, tile_loops: Sequence[str]) -> Tree:
     within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
     (x,) = map(factor, inner.stored)
     # Where each tile has a key of its own, its positions in turn are all that is added up.
-    loops = inner.loops(LEAF) if inner.key.level == ITEM else ()
+    loops = tuple([axis.name for axis in inner.view.loops]) if inner.key.level == ITEM else ()
     if any(g.sampled):
         left, right = (product(map(factor, side)) for side in g.sampled)
         return total(product([x, dot(left, right, inner.summed)]), loops)

@@ -125,24 +125,18 @@ class Inner:
         """The level at which each factor is read."""
         return dict.fromkeys(self.stored, LEAF) | {o.name: self.depth(o.rows) for o in self.operands}
 
-    def loops(self, level: int) -> Names:
-        """The loops of the view in which a level is known, outermost first."""
-        return tuple([axis.name for axis in self.view.loops if axis.level <= level])
-
-    def axes(self, factor: str) -> frozenset[str]:
-        """The axes on which a factor depends."""
-        level = self.levels[factor]
-        around = {*self.loops(level), *self.view.beside[level]}
-        if factor in self.stored:
-            return frozenset({*around, *among(self.stored[factor], self.sides)})
-        o = self.operand[factor]
-        return frozenset({*around, *o.axes, *self.along(o.rows)})
+    @cached_property
+    def axes(self) -> dict[str, frozenset[str]]:
+        """The axes on which each factor depends."""
+        read = {name: among(letters, self.sides) for name, letters in self.stored.items()}
+        read |= {o.name: (*o.axes, *self.along(o.rows)) for o in self.operands}
+        return {name: frozenset((*self.view.walked[level], *read[name])) for name, level in self.levels.items()}
 
     @cached_property
     def keyed(self) -> frozenset[str]:
         """The axes on which the result depends."""
         level = self.key.level
-        return frozenset({*self.loops(level), *self.view.beside[level], *self.output_axes, *self.along(self.kept)})
+        return frozenset((*self.view.walked[level], *self.output_axes, *self.along(self.kept)))
 
     @cached_property
     def summed(self) -> Names:

@@ -356,6 +356,8 @@ class Lowering:
 
     def _late(self) -> list[str]:
         """Factors that positions of a tile are multiplied by after a sum over loops: they are read then."""
+        if not self.inner.sides:
+            return []
         products = [node for node in self.tree.nodes if node.kind == "product"]
         after = [p for p in products if any(t.kind == "sum" and self._loops(t.over) for t in p.parts)]
         one = {LANES, *self.inner.dense}  # beside the positions along a stored tile

@@ -82,6 +82,11 @@ class Writer(Protocol):
         """Return the text that reads bits of a word, and its last operator; empty if the text needs no parentheses."""
         return bits.operations(self.lookup(bits.word))
 
+    def plain_bits(self, bits: Bits) -> tuple[str, str]:
+        """Return what `bits` does, a shift alone without its parentheses."""
+        text, last = bits.operations(self.lookup(bits.word))
+        return (text[1:-1], ">>") if bits.top and bits.shift and not last else (text, last)
+
 
 class Expression:
     """An integer for each position of some axes."""

@@ -41,7 +41,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.axes import LANE, LANES, LEAF, LEVELS, Axis, Each, Fibers, Items, Run
+from sparsetc.ir.nest.axes import ITEM, LANE, LANES, LEAF, LEVELS, Axis, Each, Fibers, Items, Run
 from sparsetc.ir.nest.coordinates import (
     Along,
     Constant,
@@ -186,6 +186,18 @@ class Nest:
         """The axes of values of a step that lie side by side, for each level: ``("lane",)`` or ``()``."""
         first = min([axis.level for axis in self.loops if axis.lanes], default=len(LEVELS))
         return [(LANES,) * (first <= level) for level in range(len(LEVELS))]
+
+    @cached_property
+    def walked(self) -> list[Names]:
+        """The axes along which the coordinates of each level vary: loops, outermost first, then `beside`."""
+        loops = [[axis.name for axis in self.loops if axis.level <= level] for level in range(len(LEVELS))]
+        return [(*names, *beside) for names, beside in zip(loops, self.beside, strict=True)]
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """The level whose positions are the rows of torch's results at each level; sides make no rows."""
+        loops = [axis.level for axis in self.loops]
+        return [max([own for own in loops if own <= level], default=ITEM) for level in range(len(LEVELS))]
 
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:

@@ -73,4 +73,5 @@ def walk(
         map_9 = map_7 * map_8
         d_s_weight = tl.where(met, map_9, 0.0)
         grad_q_sum = tl.dot(d_s_weight.to(k_tile.dtype), k_tile, grad_q_sum, input_precision="tf32x3")
-    tl.store(grad_q + head * grad_q_head + row[:, None] * grad_q_row + tl.arange(0, 64)[None, :], (grad_q_sum * 0.3).to(grad_q.dtype.element_ty), mask=row_ok[:, None])
+    address = grad_q + head * grad_q_head + row[:, None] * grad_q_row + tl.arange(0, 64)[None, :]
+    tl.store(address, (grad_q_sum * 0.3).to(grad_q.dtype.element_ty), mask=row_ok[:, None])

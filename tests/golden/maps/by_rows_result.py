@@ -26,35 +26,37 @@ def walk(
     program = tl.program_id(0)
     item = items + program % item_count * 6
     window = tl.load(item)
-    head = (program // item_count).to(tl.int64)
-    lane_row = tl.arange(0, 1)
-    row = window * 1 + lane_row
-    row_ok = row < rows
-    lane_col = tl.arange(0, 16)
-    lane_16 = tl.arange(0, 16)
-    lane_32 = tl.arange(0, 32)
-    q_own = tl.load(q + head * q_head + row[:, None] * q_row + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
-    top = tl.full([1], -1e30, tl.float32)
-    total = tl.zeros([1, 16], tl.float32)
-    o_sum = tl.zeros([16, 16], tl.float32)
-    begin, end = tl.load(item + 3), tl.load(item + 4)
-    for tile in tl.range(begin, end, num_stages=1):
-        col = tl.load(part_col + tile * 16 + lane_col)
-        word = tl.load(bits + tile * 1 + lane_row)
-        met = ((word[:, None] >> lane_col[None, :]) & 1) != 0
-        k_tile = tl.load(k + head * k_head + col[:, None] * k_row + lane_32[None, :], mask=(lane_32 < 20)[None, :], other=0.0)
-        s = tl.sum(q_own.to(tl.float32) * k_tile.to(tl.float32), 1)[None, :]
-        score = tl.where(met, s + tl.zeros([1, 16], tl.float32), float("-inf"))
-        most = tl.maximum(top, tl.max(score, 1) * 0.432808512266689)
-        p = tl.exp2(score * 0.432808512266689 - most[:, None])
-        shrink = tl.exp2(top - most)
-        total = total * shrink[:, None] + p
-        top = most
-        o_sum = o_sum * shrink[:, None]
-        v_tile = tl.load(v + head * v_head + col[:, None] * v_row + lane_16[None, :])
-        o_sum += p.T * v_tile.to(tl.float32)
-    total = tl.sum(total, 1)
-    o_sum = tl.sum(o_sum, 0)[None, :]
-    divisor = tl.where(total == 0.0, 1.0, total)
-    tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-    tl.store(o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :], (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
+    for nth in range(0, 2):
+        head = (program // item_count * 2 + nth).to(tl.int64)
+        lane_row = tl.arange(0, 1)
+        row = window * 1 + lane_row
+        row_ok = row < rows
+        lane_col = tl.arange(0, 16)
+        lane_16 = tl.arange(0, 16)
+        lane_32 = tl.arange(0, 32)
+        q_own = tl.load(q + head * q_head + row[:, None] * q_row + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
+        top = tl.full([1], -1e30, tl.float32)
+        total = tl.zeros([1, 16], tl.float32)
+        o_sum = tl.zeros([16, 16], tl.float32)
+        begin, end = tl.load(item + 3), tl.load(item + 4)
+        for tile in tl.range(begin, end, num_stages=1):
+            col = tl.load(part_col + tile * 16 + lane_col)
+            word = tl.load(bits + tile * 1 + lane_row)
+            met = ((word[:, None] >> lane_col[None, :]) & 1) != 0
+            k_tile = tl.load(k + head * k_head + col[:, None] * k_row + lane_32[None, :], mask=(lane_32 < 20)[None, :], other=0.0)
+            s = tl.sum(q_own.to(tl.float32) * k_tile.to(tl.float32), 1)[None, :]
+            score = tl.where(met, s + tl.zeros([1, 16], tl.float32), float("-inf"))
+            most = tl.maximum(top, tl.max(score, 1) * 0.432808512266689)
+            p = tl.exp2(score * 0.432808512266689 - most[:, None])
+            shrink = tl.exp2(top - most)
+            total = total * shrink[:, None] + p
+            top = most
+            o_sum = o_sum * shrink[:, None]
+            v_tile = tl.load(v + head * v_head + col[:, None] * v_row + lane_16[None, :])
+            o_sum += p.T * v_tile.to(tl.float32)
+        total = tl.sum(total, 1)
+        o_sum = tl.sum(o_sum, 0)[None, :]
+        divisor = tl.where(total == 0.0, 1.0, total)
+        tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
+        address = o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :]
+        tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])

@@ -57,7 +57,8 @@ def walk(
     if slot < 0:
         divisor = tl.where(total == 0.0, 1.0, total)
         tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-        tl.store(o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :], (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
+        address = o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :]
+        tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
     else:
         at = slot * (tl.num_programs(0) // item_count) + head
         tl.store(top_slots + at * 64 + lane_row, top)
@@ -93,4 +94,5 @@ def combine(item_count, rows, lse_out_head, o_head, o_row, items, top_slots, sum
         o_sum = o_sum * shrink[:, None] + tl.sum(o_part * grow[:, :, None], 0)
     divisor = tl.where(total == 0.0, 1.0, total)
     tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-    tl.store(o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :], (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
+    address = o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :]
+    tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
