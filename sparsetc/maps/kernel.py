@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -243,19 +244,12 @@ class WalkKernel:
         return {"num_warps": warps, "num_stages": self.layout.stages, **FUSED}
 
     def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
-        """Return a launch function of the tensors that are not fixed, by name."""
-        arguments = [fixed.get(name) for name in names]
-        places = [(n, name) for n, name in enumerate(names) if name not in fixed]
-        options = self.options_for(machine_of(self.device))
-        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, [n for n, _ in places], options, arguments)
-
-        def run(tensors: Mapping[str, Tensor]) -> None:
-            filled = [*arguments]
-            for place, name in places:
-                filled[place] = tensors[name]
-            launch(filled)
-
-        return run
+        """Return a launch function of the tensors that are not fixed, by name, which are the last arguments."""
+        constants = [fixed[name] for name in names if name in fixed]
+        varied = range(len(constants), len(names))
+        read, options = itemgetter(*names[len(constants) :]), self.options_for(machine_of(self.device))
+        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, varied, options, constants)
+        return lambda tensors: launch([*constants, *read(tensors)])
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
         """Launch with inputs and results by name. Their heads must lie as in the tensors it was made for."""
