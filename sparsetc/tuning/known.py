@@ -113,8 +113,8 @@ DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, LookupError, Ar
 
 def candidate_of(line: Line) -> Candidate:
     """Return the candidate of a line, with its expected sizes. Raise one of `DAMAGED` if there is none."""
-    named = ("runs", "near")
-    expected = [Statistics(**sizes | {n: tuple(map(tuple, sizes[n])) for n in named}) for sizes in line.expected]
+    named, each = ("runs", "near"), line.expected
+    expected = [Statistics(**own | {n: tuple(map(tuple, own.get(n, ()))) for n in named}) for own in each]
     plan = plan_of(line.plan)
     if not isinstance(plan, Plan):
         raise ValueError("no plan")
