@@ -190,7 +190,7 @@ class WalkKernel:
         self.device = tiles.full_ptr.device
         self.parts = heads.parts // (heads.group if walk.mode else 1)
         self.items, self.cut, self.slots = tiles.items(most_tiles(tiles, self.parts))
-        self.slots = self.slots if walk.accumulated else 0  # items that store each entry share no sums
+        self.slots *= bool(walk.accumulated)  # items that store each entry share no sums
         self.idle = not len(self.items)
         self.layout = Layout(
             height=tiles.height,

@@ -206,7 +206,7 @@ class Kernels:
         outputs = {RESULT: rows_whole(torch.empty_like(first)) if alike else first.new_empty(self.shape)}
         if self.body.softmax:
             sums = self.shape[: len(self.lead) + 1]
-            outputs["lse_out"] = tensors[0].new_empty(sums, dtype=accumulator(tensors[0].dtype))
+            outputs["lse_out"] = first.new_empty(sums, dtype=accumulator(first.dtype))
         return outputs
 
     def gradient_of(self, name: str, tensor: Tensor) -> Tensor:
@@ -224,8 +224,8 @@ class Kernels:
             tensors: inputs, the result, its gradient, and of a softmax `lse`, `delta`, and maybe ``g_lse``, by name.
             wanted: of which inputs.
         """
-        strides = [tensors[name].stride() for name in (RESULT, f"g_{RESULT}")]  # a graph's results are contiguous
-        key = tuple(wanted), "g_lse" in tensors, *strides
+        strides = tensors[RESULT].stride(), tensors[f"g_{RESULT}"].stride()  # a graph's results are contiguous
+        key = tuple(wanted), "g_lse" in tensors, strides
         gradients = self.gradients.get(key)
         return self.gradients.put(key, self._of_gradients(tensors, wanted)) if gradients is None else gradients
 
