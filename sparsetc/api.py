@@ -31,7 +31,7 @@ from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse,
 from sparsetc.packing.base import Packed
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.support import later
-from sparsetc.support.entry import entry_point, traced
+from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.inputs import not_sparse
@@ -99,7 +99,7 @@ def einsum(
             raise DistributedError(f"reduce={reduce!r:.80} is for tensors of one process; take it of x.gather()")
         result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
         return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
-    if traced():
+    if torch.compiler.is_compiling() or traced_by_modes():
         return _traced_einsum(_einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
     return _einsum(args, output, drop_zeros, settings)
 

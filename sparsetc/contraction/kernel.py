@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction, wrap
@@ -30,7 +31,7 @@ from sparsetc.planner.registry import plan_of_derived
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, among, later, required
-from sparsetc.support.entry import entry_point, traced
+from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.convert import laid_out
 from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.kept_values import gradient_taken
@@ -78,7 +79,7 @@ class Kernel(Inspectable):
 
     def _pack(self) -> None:
         """Pack the current values; do nothing while a graph is traced."""
-        if traced():
+        if is_compiling() or traced_by_modes():
             return
         self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
         self._settled = self.contraction.settled
@@ -138,7 +139,7 @@ class Kernel(Inspectable):
             A dense tensor, or a `SparseTensor` where the output keeps modes of sparse operands, as `einsum` says.
             Gradients flow to dense operands and to the values of sparse ones.
         """
-        if traced():
+        if is_compiling() or traced_by_modes():
             return _traced(self, dense, values)  # type: ignore[no-any-return]
         return self._called(dense, values)
 

@@ -370,7 +370,8 @@ class Preparation:
     def _storing_all(self, part: BoundPart) -> BoundPart:
         """Return a part with an item for each row without nonzeros: it stores zeros, and saves a launch.
 
-        It is as it was where it does not store a row an item, by its number, or where most rows have none.
+        The part is as it was if it does not store a row an item, by its number, or most rows have
+        no nonzeros.
         """
         packed, view, rows = part.packed, part.packed.view, self.output.rows
         shared, ends = view.levels[0], view.items.arrays

@@ -14,7 +14,7 @@ from sparsetc.api import compile, einsum
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, KeywordError, ShapeError
 from sparsetc.options import Settings, checked_settings, current
-from sparsetc.support.entry import traced, traced_by_modes
+from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
 from sparsetc.tensor.pattern import Pattern
@@ -154,7 +154,7 @@ class SparseLinear(nn.Module):
         values = self.values
         # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
         held = type(values) is nn.Parameter and x.dtype is values.dtype and self._places is self.coords
-        if not held or traced():
+        if not held or torch.compiler.is_compiling() or traced_by_modes():
             return None
         key = x.shape, x.dtype, x.device, x.layout, current(), torch.get_float32_matmul_precision()
         kernel = self._kernels.get(key)

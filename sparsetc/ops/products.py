@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -14,7 +15,7 @@ from sparsetc.contraction.output import Result
 from sparsetc.errors import ShapeError
 from sparsetc.ops.arguments import checked_table, equation, letters_of, mode_at, one_a_mode, sparse_of
 from sparsetc.options import Auto, ToDense, ToSparse
-from sparsetc.support.entry import traced
+from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -59,7 +60,8 @@ def mttkrp(
         text, operands = _mttkrp(sparse, factors, mode_at(sparse, mode, "mttkrp"))
         return einsum(text, *operands, **settings)
     each = [_mttkrp(sparse, factors, m) for m in range(sparse.order)]
-    planned_alone = traced() or type(sparse) is not SparseTensor  # a graph keeps no workloads: each is planned alone
+    traced = torch.compiler.is_compiling() or traced_by_modes()  # a graph keeps no workloads: each is planned alone
+    planned_alone = traced or type(sparse) is not SparseTensor
     if planned_alone or any(isinstance(o, SparseTensor) for _, operands in each for o in operands[1:]):
         return tuple(einsum(text, *operands, **settings) for text, operands in each)
     return einsum_together(each, **settings)

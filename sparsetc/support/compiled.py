@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.support import files
-from sparsetc.support.entry import traced
+from sparsetc.support.entry import traced_by_modes
 from sparsetc.support.notices import warn
 
 MOST_BYTES = 1 << 26
@@ -72,7 +72,7 @@ def native(function: Callable[..., Any], device: torch.device, elements: int) ->
     """
     if device.type != "cpu" or os.environ.get("SPARSETC_BACKEND", "auto") not in ("auto", "numba"):
         return None
-    seen = traced() or torch._C._are_functorch_transforms_active()
+    seen = torch.compiler.is_compiling() or traced_by_modes() or torch._C._are_functorch_transforms_active()
     if seen:  # by what knows torch's operations alone
         return None
     enough = ENOUGH if "numba" in sys.modules else MANY

@@ -14,7 +14,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.compiler import is_dynamo_compiling
 
 from sparsetc.errors import OutOfMemoryError, PlanError, SparsetcError
 from sparsetc.support.lru import Lock
@@ -64,11 +63,6 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
 def traced_by_modes() -> bool:
     """True while `make_fx` or fake tensors trace a graph, and not Dynamo."""
     return torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(kind) for kind in _TRACING)
-
-
-def traced() -> bool:
-    """True while a graph is traced, by Dynamo or otherwise."""
-    return is_dynamo_compiling() or torch.compiler._is_compiling_flag or traced_by_modes()
 
 
 _TRACING = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
