@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sparsetc.errors import IOFormatError
-from sparsetc.io import bounds, memory, numbers, parquet
+from sparsetc.io import bounds, memory, numbers, packed, parquet
 from sparsetc.support import required
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -49,7 +49,7 @@ def read(path: str, columns: Sequence[Any] | None, dtype: torch.dtype | None) ->
         batches = list(_batches(table))
         if not sum(map(len, batches)):
             raise ValueError(NO_ROWS)
-        whole = _arrow(path).concat_tables(batches)
+        whole = packed.library().concat_tables(batches)
         return numbers.with_dtype(SparseTensor.from_table(whole, modes, value), dtype)
 
 
@@ -60,7 +60,7 @@ def labels_of(path: str, columns: Sequence[Any] | None) -> Labels:
     """
     Path(path).stat()
     with memory.of_file(path, Exception), _opened(path, columns) as (table, modes, _):
-        is_integer = _arrow(path).types.is_integer
+        is_integer = packed.library().types.is_integer
         texts = [name for name in modes if not is_integer(table.schema.field(name).type)]
         seen = {name: set[str]() for name in texts}
         widths = dict.fromkeys(texts, 1)
@@ -87,10 +87,6 @@ def blocks(
             yield numbers.with_dtype(SparseTensor.from_table(block, modes, value), dtype)
 
 
-def _arrow(path: str) -> Any:
-    return required("pyarrow", f'{path} is read by pyarrow: pip install "sparsetc[files]"')
-
-
 def _nbytes(path: str, table: Any) -> int:
     """Return the bytes that a table and its tensor take: of text, of columns in both, and of the order of nonzeros."""
     if isinstance(table, parquet.Table):
@@ -103,7 +99,7 @@ def _batches(table: Any) -> Iterator[Any]:
     if isinstance(table, parquet.Table):
         yield from table.blocks()
         return
-    arrow = _arrow("a table")
+    arrow = packed.library()
     try:
         yield from (arrow.Table.from_batches([batch]) for batch in table)
     except ValueError as error:  # pyarrow's are such, too
@@ -145,7 +141,10 @@ def _opened(
 
 def _distinct(batch: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct labels of a column as text, which keeps the order of times, and the number of each row's."""
-    column = batch[name].combine_chunks().dictionary_encode()
+    column = batch[name].combine_chunks()
+    if hasattr(column, "dictionary_decode"):  # whose labels may not all occur
+        column = column.dictionary_decode()
+    column = column.dictionary_encode()
     if column.null_count:
         raise ValueError(f"column {name!r} has {column.null_count} missing entries; drop these rows, or fill them")
     distinct = column.dictionary.to_numpy(zero_copy_only=False)

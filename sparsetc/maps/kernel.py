@@ -244,7 +244,7 @@ class WalkKernel:
         return {"num_warps": warps, "num_stages": self.layout.stages, **FUSED}
 
     def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
-        """Return a launch function of the tensors that are not fixed, by name, which are the last arguments."""
+        """Return a function to launch with: the tensors named last, those not fixed, are its arguments."""
         constants = [fixed[name] for name in names if name in fixed]
         varied = range(len(constants), len(names))
         read, options = itemgetter(*names[len(constants) :]), self.options_for(machine_of(self.device))

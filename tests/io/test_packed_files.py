@@ -225,6 +225,13 @@ def test_files_of_other_programs_are_read(tmp_path: Path) -> None:
         assert same(found, named)
         assert [None if of is None else of.tolist() for of in found.labels.values()] == [["a", "b"], None]
     assert stc.read(path, columns=("user", None)).values.tolist() == [1, 3]  # rows
+    users = pyarrow.DictionaryArray.from_arrays([1, 2, 1, 1], ["never", "b", "a"])
+    categories = pyarrow.table({**columns, "user": users})
+    pyarrow_parquet.write_table(categories, tmp_path / "categories.parquet", row_group_size=2)
+    stc.pack(tmp_path / "categories.parquet", tmp_path / "packed.parquet", columns=names)
+    for found in (stc.read(tmp_path / "categories.parquet", columns=names), stc.read(tmp_path / "packed.parquet")):
+        assert same(found, named)
+        assert found.labels["user"].tolist() == ["a", "b"]  # type: ignore[union-attr]
     for call in (stc.open_packed, stc.read, lambda path: stc.pack(path, tmp_path / "packed.parquet")):
         with pytest.raises(stc.IOFormatError, match="not of a packed file; to read or pack another, name its columns"):
             call(path)

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 404_170, size.COMPILER: 296_050, size.FILES: 269, size.CLASSES: 325, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 404_180, size.COMPILER: 296_060, size.FILES: 269, size.CLASSES: 325, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
