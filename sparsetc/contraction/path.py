@@ -112,13 +112,13 @@ def in_steps(request: Request) -> Path | Choice | None:
 
 def _seconds_of_pass(request: Request, edge: Edge) -> float:
     """Return the seconds of a first pass over the nonzeros as a plan of its own."""
-    (x,), e = request.sparse, request.bound.einsum
-    assert edge.after is not None
+    (x,), e, after = request.sparse, request.bound.einsum, edge.after
     inputs = e.inputs[e.sparse[0]], *(term.letters for term in edge.taken)
-    output = *edge.after.sparse, *sorted(edge.after.dense)
+    output = e.output if after is None else (*after.sparse, *sorted(after.dense))
     bound = Bound.of(Einsum(inputs, output, (0,), _text(inputs, output)), request.bound.by_index)
     dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]
-    form, settings = "sparse" if edge.after.sparse else "dense", replace(request.settings, plan=ONE_PASS)
+    form = request.form if after is None else "sparse" if after.sparse else "dense"
+    settings = replace(request.settings, plan=ONE_PASS)
     return sum(choose(ONE_PASS, problem_of(Request(bound, [x, *dense], settings, form))).seconds)
 
 

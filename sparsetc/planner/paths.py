@@ -291,7 +291,7 @@ class Search:
             return None
         seconds, steps = best_path
         first = next((step for step in steps if step[1].kind == "pass"), None)
-        if planned and first and first[1].after is not None:
+        if planned and first:
             seconds += planned(first[1]) - self.price(*first, inf)
         seconds = max(seconds, self._launched(steps))
         if seconds >= most:
