@@ -293,9 +293,10 @@ class Search:
         first = next((step for step in steps if step[1].kind == "pass"), None)
         if planned and first:
             seconds += planned(first[1]) - self.price(*first, inf)
-        seconds = max(seconds, self._launched(steps))
-        if seconds >= most:
+        launched = self._launched(steps)
+        if seconds >= most or (launched >= one and not asked):
             return None
+        seconds = max(seconds, launched)
         return f"{1e3 * seconds:.3g} ms expected, {1e3 * one:.3g} in one pass", self._order(steps)
 
     def best(self, most: float = inf, skip: Sequence[str] = ()) -> tuple[float, Steps] | None:
