@@ -153,11 +153,7 @@ class Programs:
             for n, kernel, parts, options in self._splits(self.module)
         }
 
-        def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
-            if out.is_cuda and out.device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
-                with torch.cuda.device(out.device):
-                    call(values, dense, out)
-                return
+        def run(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
             stored: Any = each(values) if several else values
             tables = dense if plain else _as_read(dense, every, splits)
             for launch, arguments, places, numbers in launches:
@@ -166,7 +162,16 @@ class Programs:
                     filled[place] = stored[number]
                 launch([*filled, *(dense if plain else [tables[n] for n in numbers]), out])
 
-        return call if triton or not threads else _by_threads(call, threads)
+        def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
+            if out.is_cuda and out.device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
+                with torch.cuda.device(out.device):
+                    run(values, dense, out)
+            else:
+                run(values, dense, out)
+
+        if triton:
+            return call
+        return _by_threads(run, threads) if threads else run
 
     def blocks(self, arrays: Sequence[Tensor]) -> Tensor:
         """Return (items, elements of a block): each item's sum over its pairs of tiles; a GPU is not waited for.
