@@ -490,6 +490,7 @@ def test_a_linear_operator(dtype: torch.dtype) -> None:
         stc.eye(3, dtype=torch.bfloat16).as_linear_operator()
 
 
+@pytest.mark.filterwarnings("ignore:sparsetc. no GPU")
 @pytest.mark.parametrize("natively", [True, False])
 @pytest.mark.parametrize("columns", [(), (3,)])
 @pytest.mark.filterwarnings("error")
