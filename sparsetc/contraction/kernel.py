@@ -147,9 +147,9 @@ class Kernel(Inspectable):
     def _called(self, dense: tuple[Tensor, ...], values: NewValues | None) -> Result:
         if values is not None:
             return self.with_values(*(values if isinstance(values, Sequence) else [values]))._called(dense, None)
-        made = self.contraction
-        result = made.evaluate(self._patterns, self._values, dense, self._packed_now())
-        return wrap(made, result, self._patterns, self.drop_zeros) if made.sparse else result
+        contraction = self.contraction
+        result = contraction.evaluate(self._patterns, self._values, dense, self._packed_now())
+        return wrap(contraction, result, self._patterns, self.drop_zeros) if contraction.sparse else result
 
     def as_linear_operator(self) -> Any:
         """Scipy's `LinearOperator` of the kernel as a map of its one dense operand, for scipy's solvers.

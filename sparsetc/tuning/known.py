@@ -113,8 +113,8 @@ DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, LookupError, Ar
 
 def candidate_of(line: Line) -> Candidate:
     """Return the candidate of a line, with its expected sizes. Raise one of `DAMAGED` if there is none."""
-    named, each = ("runs", "near"), line.expected
-    expected = [Statistics(**own | {n: tuple(map(tuple, own.get(n, ()))) for n in named}) for own in each]
+    pairs = "runs", "near"
+    expected = [Statistics(**s | {name: tuple(map(tuple, s.get(name, ()))) for name in pairs}) for s in line.expected]
     plan = plan_of(line.plan)
     if not isinstance(plan, Plan):
         raise ValueError("no plan")

@@ -197,7 +197,7 @@ class Nest:
     def rows(self) -> list[int]:
         """The level whose positions are the rows of torch's results at each level; sides make no rows."""
         loops = [axis.level for axis in self.loops]
-        return [max([own for own in loops if own <= level], default=ITEM) for level in range(len(LEVELS))]
+        return [max([outer for outer in loops if outer <= level], default=ITEM) for level in range(len(LEVELS))]
 
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
