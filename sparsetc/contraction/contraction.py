@@ -21,6 +21,7 @@ from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following
+from sparsetc.contraction.direct import Direct
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
 from sparsetc.contraction.output import Result, without_zeros
@@ -91,6 +92,7 @@ class Contraction:
         self.bare = [pattern.bare() for pattern in patterns]
         self.compiled_for = tuple((weakref.ref(x._pattern), x._values.shape) for x in sparse)
         self._others = dict[str, Contraction]()
+        self._direct = Direct()
         self.leaf = leaf
         self.pull = Pull.of(bound.einsum, rewrites)
         self.rewrites = tuple(f"{rewrite.inner.bound.einsum}   {rewrite.name}" for rewrite in rewrites)
@@ -213,6 +215,11 @@ class Contraction:
                 or a transform of `torch.func` is active.
             TransformError: torch.jit.trace calls.
         """
+        straight = (packed is not None or not self.pull.values) and self.sums is None
+        if straight and self._direct.known:
+            found = self._direct(packed or (), (*values, *dense))
+            if found is not None:
+                return found
         if torch._C._get_tracing_state() is not None:
             raise TransformError(
                 "torch.jit.trace records no sparse kernels; torch.export.export makes programs of them"
@@ -228,6 +235,8 @@ class Contraction:
             if not self.sums.fit([*values, *dense]):
                 product = partial(self._in_floats().result, patterns)
                 self.sums.check(product, result, values, dense, self.equation)
+        if straight and self._direct.left:
+            self._direct.learn(self.leaf, self.pull, self._pushes, values, dense)
         return result
 
     def _in_floats(self) -> Contraction:
