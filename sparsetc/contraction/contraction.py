@@ -175,12 +175,18 @@ class Contraction:
         `given` is what all operands were made of, where a guard is to know its verdict by that. Dense operands that are
         `checked` are known to be as the einsum was compiled for.
         """
+        pull = self.pull
+        straight = packed is not None or not pull.values
+        if straight and self._direct.known and (given is None or self.leaf.guard is None):
+            found = self._direct(packed or (), (*values, *dense))
+            if found is not None:
+                return found
         if not checked:
             dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
             return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
-        pull = self.pull
+        as_given = values, dense
         if self.rewrites:
             beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
             given = given or [*(() if pull.values else [v for v in values if v is not None]), *dense]
@@ -190,6 +196,8 @@ class Contraction:
         result = self.leaf.result(patterns, values, dense, packed, given)
         for push in self._pushes:
             result = push(result)
+        if straight and self._direct.left and self._holds is None:
+            self._direct.learn(self.leaf, pull, self._pushes, *as_given)
         return result
 
     def instead(self, why: str, dtype: torch.dtype | None = None, **changes: object) -> Contraction:
@@ -215,11 +223,6 @@ class Contraction:
                 or a transform of `torch.func` is active.
             TransformError: torch.jit.trace calls.
         """
-        straight = (packed is not None or not self.pull.values) and self.sums is None
-        if straight and self._direct.known:
-            found = self._direct(packed or (), (*values, *dense))
-            if found is not None:
-                return found
         if torch._C._get_tracing_state() is not None:
             raise TransformError(
                 "torch.jit.trace records no sparse kernels; torch.export.export makes programs of them"
@@ -235,8 +238,6 @@ class Contraction:
             if not self.sums.fit([*values, *dense]):
                 product = partial(self._in_floats().result, patterns)
                 self.sums.check(product, result, values, dense, self.equation)
-        if straight and self._direct.left:
-            self._direct.learn(self.leaf, self.pull, self._pushes, values, dense)
         return result
 
     def _in_floats(self) -> Contraction:

@@ -42,7 +42,7 @@ class Direct:
 
     def __call__(self, packed: Values, tensors: Tensors) -> Tensor | None:
         """Return the result of operands of a kind that is known; None of others, and where autograd follows it."""
-        if forward_ad._current_level >= 0 or torch.autograd._profiler_enabled():
+        if forward_ad._current_level >= 0:
             return None
         for same, count, learns, run in self.known:
             if len(tensors) == count and same(*tensors) and not (learns and torch.is_grad_enabled()):
@@ -95,7 +95,8 @@ def in_place(leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: T
             return None
         views.append(None if alike else (read.shape, read.stride()))
     as_rows, *as_tables = views
-    index, guard, make = zeroed if zeroed is not None and zeroed.numel() else None, leaf.guard, room_of(result, leaf.device)
+    index = zeroed if zeroed is not None and zeroed.numel() else None
+    guard, make = leaf.guard, room_of(result, leaf.device)
     if backend != "torch":  # given addresses
         as_rows, as_tables = None if index is None else as_rows, []
     _, call, _ = executable.bind(leaf.arrays, (), tensors)

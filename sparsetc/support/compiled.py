@@ -105,7 +105,7 @@ def room(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def room_of(like: Tensor, device: torch.device) -> Callable[[], Tensor]:
-    """Return a function that gives an uninitialised tensor of this kind, on the current GPU without torch's dispatch."""
+    """Return a function that gives an uninitialised tensor like this one; a GPU's is made without torch's dispatch."""
     shape, strides, dtype = like.shape, like.stride(), like.dtype
 
     def make() -> Tensor:
