@@ -123,9 +123,10 @@ def blocks(r: Request) -> Rewrite | None:
         output, rows_of_result, put = _in_blocks(bound, cut, set(output) if whole else coordinates, first)
         form = "sparse" if rows_of_result else "dense"
     inner_bound = Bound.of(Einsum(tuple(inputs), output, e.sparse, e.text), sizes)
-    name = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
+    sides = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
+    name = f"blocks of {sides}" if sides else "positions in blocks as coordinates"
     request = replace(r, bound=inner_bound, operands=inner, form=form, in_blocks=not expands)
-    return Rewrite(f"blocks of {name}", request, take, put)
+    return Rewrite(name, request, take, put)
 
 
 def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
