@@ -390,7 +390,7 @@ def parts(r: Request) -> Rewrite | None:
     coordinates = e.inputs[position]
     tables = sorted(e.tables, key=lambda table: coordinates[0] not in table)
     rows, columns = (prod(sizes[c] for c in t if c in e.output and c not in coordinates) for t in tables)
-    if not x.pattern.ones or columns < COLUMNS:
+    if not x.pattern.ones or (columns < COLUMNS and coordinates[0] not in e.output):
         return None
     exact = r.like.dtype == torch.float32 and r.settings.effective_precision() == "highest"
     size = PART // 2 if exact and rows <= ROWS else PART

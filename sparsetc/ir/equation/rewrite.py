@@ -146,8 +146,8 @@ def _pays(b: Bound, pair: Ints, nonzeros: int, least: int, sampled: int) -> bool
     if len(spanned) > 1 and any(b.by_index[i] >= nonzeros > 0 for i in spanned):
         return False  # each nonzero would read a row of its own, and most rows nobody
     left = [b.elements([i for i in e.inputs[p] if i in result and i not in spanned]) for p in pair]
-    if sums and len(spanned) > 1 and b.elements(spanned) > sampled * nonzeros > 0 and min(left) >= DOT:
-        return False  # a matrix product for each nonzero, as sampled blocks have, and not one for each position
+    if sums and len(spanned) > 1 and nonzeros and min(left) >= DOT:  # one product, or one for each nonzero
+        return b.elements(spanned) <= sampled * nonzeros
     most = max(sizes) if len(spanned) > 1 else GROWTH * sum(sizes)
     small = len(spanned) > 1 and b.elements(spanned) <= nonzeros and b.elements(_indices(e, pair)) >= least
     return (sums or folds) and (small or b.elements(result) <= most)
