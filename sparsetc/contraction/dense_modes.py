@@ -123,8 +123,8 @@ def blocks(r: Request) -> Rewrite | None:
         output, rows_of_result, put = _in_blocks(bound, cut, set(output) if whole else coordinates, first)
         form = "sparse" if rows_of_result else "dense"
     inner_bound = Bound.of(Einsum(tuple(inputs), output, e.sparse, e.text), sizes)
-    sides = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
-    name = f"blocks of {sides}" if sides else "positions in blocks as coordinates"
+    of = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
+    name = f"blocks of {of}" if of else "positions in blocks as coordinates"
     request = replace(r, bound=inner_bound, operands=inner, form=form, in_blocks=not expands)
     return Rewrite(name, request, take, put)
 
