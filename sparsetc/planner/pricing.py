@@ -105,7 +105,7 @@ def seconds_of(
     for how, nbytes in made.items():
         for _, elements in dict.fromkeys(chain(*[part.made[how] for part, _ in both])):  # once, whatever parts read it
             seconds[first] += profile.launch + nbytes * elements / profile.memory
-    output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
+    output, copies = both[0][0].output @ both[0][1].symbols, max([part.copies for part, _ in both])
     if copies > 1:  # summed once, whatever parts add to them
         seconds[first] += profile.launch + copies * output / profile.l2
     seconds[first] += _zeroed(both, copies * output, output, profile.constants["listed_byte"]) / profile.memory
@@ -123,7 +123,7 @@ def _zeroed(both: Sequence[tuple[Cost, Statistics]], every: int, output: int, li
     if not (stored := sum([part.stored(sizes) for part, sizes in both])):
         return every
     if both[0][0].sparse:  # rows that are added to alone are zeroed
-        return sum([min(output, part.added_bytes.at(sizes.symbols)) for part, sizes in both if not part.owned])
+        return sum([min(output, part.added_bytes @ sizes.symbols) for part, sizes in both if not part.owned])
     return max(0, min(output, listed_byte * (output - stored) // 1))
 
 

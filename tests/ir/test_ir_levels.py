@@ -437,7 +437,7 @@ def test_the_counts_agree_with_what_is_packed() -> None:
         packed = kernel.step.parts[0].packed
         fibers = packed.arrays["lane_len"].numel() if format == "fiber" else packed.items
         statistics = Statistics(packed.items, fibers, packed.stored, packed.nnz, 4)
-        found = cost_of(kernel.step.parts[0].program).stream.at(statistics.symbols)
+        found = cost_of(kernel.step.parts[0].program).stream @ statistics.symbols
         uncounted = sum(packed.arrays[n].nbytes for n in (*pointers, "block_full") if n in packed.arrays)
         assert found == packed.nbytes - uncounted + 4 * packed.stored
 
