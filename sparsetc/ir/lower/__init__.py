@@ -101,7 +101,8 @@ class WholeLowering(Lowering):
         inside = frozenset().union(*[self.factors[t.name] for t in tiles])
         needed = self.inner.keyed.union(*[axes for name, axes in self.axes.items() if name not in inside])
         axes = self._within(tiles)
-        sums = ({*axes} - needed) & self.inner.sides.keys() or not any({*axes} <= {*t.axes} for t in tiles)
+        whole = [{*axes} <= {*t.axes} for t in tiles]
+        sums = ({*axes} - needed) & self.inner.sides.keys() or True not in whole
         kept = among(axes, needed) if sums else axes
         left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
         if right:
@@ -126,7 +127,7 @@ class WholeLowering(Lowering):
 
     def _within(self, tiles: Sequence[Tile]) -> Names:
         """The axes that tiles have together, but the lanes."""
-        return tuple([a for a in self._axes(tiles) if a != LANES])
+        return among(self.sizes, set().union(*[t.axes for t in tiles])) if len(tiles) > 1 else tiles[0].within
 
 
 __all__ = ["Fold", "Target", "drafted", "lower", "lower_pairs"]

@@ -18,10 +18,11 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
@@ -29,7 +30,7 @@ from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16, F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.statistics import BY_LEVEL, FIBERS, ITEMS, ONE, STORED, ZERO, Count, Statistics
-from sparsetc.support import NamedInts, Names
+from sparsetc.support import Names
 from sparsetc.support.lru import cached_property
 
 WARP = 32
@@ -139,12 +140,13 @@ class Cost:
         expanded: positions of bitmap tiles.
         met: rows, copies included, that are added to in no order; 0 where results are stored, or added in order.
         lane: threads that a lane has which stores a row of its own; 0 where lanes do not.
+        native: True if it is priced as native loops.
         sparse: True if the result has the rows alone to which something is added.
         lane_dots: whether dots contract the lanes of runs or fibers, not tiles.
         turn: flops of dots in one turn of a program over a tile; None where there are no tiles.
-        made: the operands that something is made of before the program runs, and how many elements each has, by the
-            attribute of `Operand` that says so: they are rounded, their largest magnitude is found, halves are made of
-            them, or they are copied in another order.
+        made: what is made of operands before the program runs: the attribute of `Operand` that says it (it is rounded,
+            its largest magnitude is found, halves are made of it, it is copied in another order), its name and
+            elements.
     """
 
     multiply = outer = dot = converted = halved = expanded = registers = added_rows = added_bytes = ZERO
@@ -154,15 +156,17 @@ class Cost:
     met = 0
     lane = 0.0
     sparse = False
-    made: Mapping[str, NamedInts] = dict.fromkeys(("rounded", "split", "halves", "arranged"), ())
+    native = False
+    made: Sequence[tuple[str, str, int]] = ()
 
     def __init__(self, program: ir.TileProgram) -> None:
         """Count what is stored, then each statement as often as the loops around it turn."""
         self.p = p = program
+        self.native = p.schedule.native
         self.sides = {a.letter for a in p.axes} & {*p.letters}
         self.programs = prod([a.programs for a in p.split])
         self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
-        self.passes = self._passes(a.letter for a in p.axes)
+        self.passes = self._passes([a.letter for a in p.axes])
         values = ZERO
         if p.view.values.held:
             values = STORED * 2 if p.half else STORED.bytes
@@ -176,15 +180,14 @@ class Cost:
         tiles = "tile" in [axis.name for axis in program.view.loops]
         self.turn = self.dot @ FIBERS // self.programs if tiles else None
         self.lane_dots = self.dot.any() and not tiles and bool(program.view.innermost.lanes)
-        self.made = {
-            how: tuple([(o.name, o.nrows * o.width) for o in p.operands if getattr(o, how)]) for how in self.made
-        }
+        made = product(("rounded", "split", "halves", "arranged"), p.operands)
+        self.made = tuple([(how, o.name, o.nrows * o.width) for how, o in made if getattr(o, how)])
 
     @property
     def natively(self) -> Cost:
         """The cost of the same program as native loops."""
         other = copy(self)
-        other.p = replace(self.p, schedule=replace(self.p.schedule, native=True))
+        other.native = True
         return other
 
     # -- what is stored ---------------------------------------------------------------------------------------------
@@ -324,7 +327,7 @@ class Cost:
         written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else f"R*{width}w"
         lines = [f"streams {self.stream} bytes, writes {written} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
-        lines += [text.format(name) for how, text in BEFORE.items() for name, _ in self.made[how]]
+        lines += [BEFORE[how].format(name) for how, name, _ in self.made if how in BEFORE]
         lines.append(f"{'stores' if self.owned else 'adds to'} {self.added_rows} rows of the result")
         lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot.any() else ""))
         return lines
@@ -395,7 +398,7 @@ class Cost:
         """Return the seconds of each count of `loops`; none where loops are not priced apart."""
         if not profile.loops or self.turn is not None:
             return {}
-        rates = profile.loops["native" if self.p.schedule.native else "torch"]
+        rates = profile.loops["native" if self.native else "torch"]
         return {name: count * rates[name] for name, count in self.loops(statistics, profile).items()}
 
     def stored(self, statistics: Statistics) -> int:
@@ -441,7 +444,7 @@ class Cost:
             each |= {name: slower * each[name] for name in ("l2", "dot")}
             of_program = self._matrix_rate(profile) / profile.warps * self.p.schedule.warps
             longest = statistics.chain * (self.p.schedule.stages // 2)
-            alone = slower * longest * self.dot @ STORED / self.programs / of_program
+            alone = slower * longest * (self.dot @ STORED) / self.programs / of_program
             loaded = sum([g.width * (g.itemsize @ at) for g in self.gathers if g.rows @ STORED])
             share = constants["entries_share"] * profile.memory * profile.rules["issued"] / profile.warps
             each["longest"] = longest * loaded / share  # which the loads of others overlap in part
