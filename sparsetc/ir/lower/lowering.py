@@ -1,4 +1,4 @@
-"""The one lowering: a tree over the axes of a view -> a verified tile program.
+"""The one lowering: a tree over the axes of a view -> a tile program.
 
 In: an `Inner` einsum and a `Schedule` that has a tree. Out: a `TileProgram`. The tree says what is computed, in data
 flow's order; what is read, and along which axes, follows from the axes of the view and from the positions that the
@@ -146,10 +146,10 @@ class Lowering:
 
     def _halved(self) -> list[str]:
         """Return the operands that are read in halves: both sides of the one dot, where all values are 1."""
-        if self.schedule.precision != F16X3 or self.view.values.held or self.view.pairs:
+        if self.schedule.precision != F16X3 or self.split or self.view.pairs:
             return []
         sides = [side.name for side in self.dots[0].parts if side.name in self.operand] if len(self.dots) == 1 else []
-        if len(sides) != 2:
+        if self.view.values.held or len(sides) != 2:
             raise self._no_halves()
         return sides
 
