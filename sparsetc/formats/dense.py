@@ -204,7 +204,7 @@ class ProductCost(Cost):
         *before, last = products
         of_values = [last] if last.right else products
         multiplied = [last, *(s for s in before if s in of_values or s.summed)]
-        self.once = 2 * STORED if program.half else STORED.bytes
+        self.once = STORED * 2 if program.half else STORED.bytes
         self.output = ONE.bytes * (program.rows * program.width)
         self.flops = sum([2 * program.elements((*s.out.axes, *s.summed)) for s in multiplied])
         self.multiply = ONE * self.flops
@@ -235,11 +235,11 @@ class ProductCost(Cost):
         """Seconds each resource alone would take."""
         rate = profile.constants["product_memory"] * profile.memory
         dot = self.flops / self._rate(statistics.itemsize, profile)
-        return {"memory": self.moved.at(statistics.symbols) / rate, "dot": dot}
+        return {"memory": self.moved @ statistics.symbols / rate, "dot": dot}
 
     def stored(self, statistics: Statistics) -> int:
         """Bytes of the result, all of which is stored."""
-        return self.output.at(statistics.symbols)
+        return self.output @ statistics.symbols
 
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: a product reads while it multiplies; intermediates and rounding take time of their own."""
