@@ -15,8 +15,9 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from sparsetc.io import lines, memory, npy, npz, numbers
+from sparsetc.io import lines, memory, npy, numbers
 from sparsetc.support import required
+from sparsetc.tensor.inputs import as_values
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 PARTS = ("data", "indices", "indptr"), ("data", "ir", "jc")
@@ -79,7 +80,7 @@ def _hdf5(path: str, dtype: torch.dtype | None) -> SparseTensor:
             shape = array(group, "shape") if "shape" in group else (attributes["MATLAB_sparse"], outer.size - 1)
     compressed: Any = torch.sparse_csr_tensor if by_rows else torch.sparse_csc_tensor
     starts, indices = (torch.from_numpy(index.astype(np.int64)) for index in (outer, inner))
-    values, sizes = npz.stored(data, dtype), tuple(map(int, shape))
+    values, sizes = numbers.cast(as_values(data), dtype), tuple(map(int, shape))
     return SparseTensor.from_torch(compressed(starts, indices, values, sizes, check_invariants=True))
 
 

@@ -119,7 +119,7 @@ def pack(
         with cpu, options(memory_limit=limit):
             packed.write(path, whole(name, dtype))
         return
-    with cpu, memory.named(name, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
+    with cpu, memory.named(name, f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
         with _opened(name, dtype, columns, limit, progress) as opened, ExitStack() as stack:
             rows, largest = packed.row_group(opened.order), [-1] * opened.order

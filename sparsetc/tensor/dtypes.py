@@ -49,5 +49,5 @@ def computable(values: Tensor, given: object = None) -> Tensor:
         return values
     signed = values.to(wider)
     if values.dtype == torch.uint64 and bool((signed < 0).any()):
-        raise DtypeError("values hold integers of 2**63 or more, which int64 cannot; convert them to float64 first")
+        raise DtypeError(f"the value {int(signed.min()) % 2**64} does not fit int64; convert values to float64 first")
     return signed

@@ -20,7 +20,7 @@ from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.inputs import as_tensor
-from sparsetc.tensor.pattern import Labels, Pattern
+from sparsetc.tensor.pattern import Labels, Pattern, once
 
 SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search."""
@@ -267,11 +267,14 @@ def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
         return _enumerated(None, first, end - first, coords)
 
-    def rows() -> tuple[Tensor, Tensor]:
-        begins = torch.searchsorted(row, torch.arange(size + 1, device=row.device))
-        return begins[:-1], begins.diff()
+    return _enumerated(index, *_rows(pattern), coords)
 
-    return _enumerated(index, *pattern._once("rows", rows), coords)
+
+@once
+def _rows(pattern: Pattern) -> tuple[Tensor, Tensor]:
+    """Return the first entry of each row, and how many there are; found once."""
+    begins = torch.searchsorted(pattern.coords[0], torch.arange(pattern.shape[0] + 1, device=pattern.device))
+    return begins[:-1], begins.diff()
 
 
 def _enumerated(kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
@@ -354,18 +357,11 @@ def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
         raise ShapeError(f"index tensors pick together and have one length, found {[i.numel() for i in index]}")
     others = [m for m in range(x.ndim) if m not in picked]
     x = x.permute(*picked, *others)
-    sizes = x.shape[: len(picked)]
-    keys_of = crd.numbered(
-        [torch.cat((row, i)) for row, i in zip(x._pattern.coords, index, strict=False)],
-        sizes,
-        x._pattern.nnz + index[0].numel(),
-        x._pattern.coords[0],
-    )
-    joined = torch.cat((keys_of.rank[: x._pattern.nnz].unsqueeze(0), x._pattern.coords[len(picked) :]))
-    shape = (max(1, keys_of.count), *x.shape[len(picked) :])
-    result = indexed(
-        x._make(Pattern(joined, shape, True), x._values), [keys_of.rank[x._pattern.nnz :], *(keys[m] for m in others)]
-    )
+    both = zip(x._pattern.coords, index, strict=False)
+    place, count = crd.linear_key(map(torch.cat, both), x.shape[: len(picked)])
+    joined = torch.cat((place[None, : x.nnz], x._pattern.coords[len(picked) :]))
+    pattern = Pattern(joined, (count, *x.shape[len(picked) :]), True)
+    result = indexed(x._make(pattern, x._values), [place[x.nnz :], *(keys[m] for m in others)])
     if not others:
         return result.to_dense()
     at = picked[0] if picked[-1] - picked[0] == len(picked) - 1 else 0
