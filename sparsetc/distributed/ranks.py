@@ -127,10 +127,6 @@ class Ranks:
         """The rows of all ranks, of which each has as many as `counts` says."""
         return self.exchanged(torch.cat([x] * self.size), counts, [x.shape[0]] * self.size)
 
-    def part(self, n: int) -> tuple[int, int]:
-        """Return this rank's share of n things as (first, end), where all ranks take equally many."""
-        return n * self.rank // self.size, n * (self.rank + 1) // self.size
-
     def objects(self, mine: Any) -> list[Any]:
         """Gather an object of each rank on all ranks; it is pickled, and waits for the GPU."""
         if self.size == 1:

@@ -69,23 +69,23 @@ def _check(archive: npy.Archive, values: str, dtype: torch.dtype | None) -> None
     """Refuse arrays that pass the memory limit or cannot be of a tensor, by their headers alone."""
     headers = {name: archive.header(name) for name in archive.names if name in (*_INDICES, *_SMALL)}
     headers[values], shape = archive.header(values), archive.header("shape")
-    if len(shape.shape) != 1 or shape.count > bounds.ORDER:
+    if shape.ndim != 1 or shape.size > bounds.ORDER:
         raise ValueError(f"shape should have a size for each of at most {bounds.ORDER} modes, found {shape.shape}")
     for name, header in headers.items():
-        if name in _INDICES and header.dtype.kind not in "iu" and header.count:
+        if name in _INDICES and header.dtype.kind not in "iu" and header.size:
             raise ValueError(f"{name} should be integers, found {header.dtype}")
-        if name in _SMALL and header.count > bounds.ORDER:
-            raise ValueError(f"{name} has {header.count:,} elements, more than modes")
+        if name in _SMALL and header.size > bounds.ORDER:
+            raise ValueError(f"{name} has {header.size:,} elements, more than modes")
     stored, coords = headers[values], headers.get("coords")
     nonzeros, nbytes = stored.shape[0] if stored.shape else 0, sum(header.nbytes for header in headers.values())
     if values == "data" or coords is None:  # what other libraries make of it is their affair, up to three copies
-        nbytes = 3 * nbytes + stored.count * (16 * shape.count + 64)
-    elif coords.dtype != np.int64 or len(stored.shape) > shape.count:  # those of blocks are copied
-        nbytes += 8 * coords.count
-    if len(stored.shape) > shape.count:  # blocks are put in order, and looked at past the end
-        nbytes += stored.nbytes + 2 * stored.count + 64 * nonzeros
+        nbytes = 3 * nbytes + stored.size * (16 * shape.size + 64)
+    elif coords.dtype != np.int64 or stored.ndim > shape.size:  # those of blocks are copied
+        nbytes += 8 * coords.size
+    if stored.ndim > shape.size:  # blocks are put in order, and looked at past the end
+        nbytes += stored.nbytes + 2 * stored.size + 64 * nonzeros
     if dtype is not None:
-        nbytes += stored.count * (2 * dtype.itemsize + 2)
+        nbytes += stored.size * (2 * dtype.itemsize + 2)
     memory.check(archive.path, "the tensor", nbytes + memory.SORTED * nonzeros)
 
 

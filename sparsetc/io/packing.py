@@ -179,7 +179,7 @@ def _opened(
     if text.endswith(".tns"):
         with lines.opened(path, tns.COMMENT, show) as reader:
             layout = tns.head(reader, dtype, torch.float32)
-            batches = _text(reader, layout, tns.fault, lambda coords, reals: (list(coords), reals[0]))
+            batches = _text(reader, layout, lambda coords, reals: (list(coords), reals[0]))
             yield PackingSource(layout.order, layout.dtype, layout.sizes, batches)
     elif text.endswith(".mtx"):
         with lines.opened(path, mtx.COMMENT, show) as reader:
@@ -188,7 +188,7 @@ def _opened(
             header.check(kind)
             layout = header.layout(dtype, torch.float32)
             kind = kind or (torch.complex64 if header.field == "complex" else torch.float32)
-            batches = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
+            batches = _text(reader, layout, lambda coords, reals: header.entries_of(coords, reals, kind))
             yield PackingSource(2, kind, header.shape, batches)
     elif by_columns:
         with options(memory_limit=limit // WHOLE):
@@ -211,11 +211,10 @@ def _opened(
 def _text(
     reader: lines.LineReader,
     layout: table.TableLayout,
-    describe: table.Describe,
     entries: Callable[[Tensor, list[Tensor]], tuple[Iterable[Tensor], Tensor]],
 ) -> Iterator[Batch]:
     rows = 0
-    for part in table.parts(reader, layout, describe):
+    for part in table.parts(reader, layout):
         rows += part.rows
         table.check_declared(reader, layout, rows)
         if part.rows:

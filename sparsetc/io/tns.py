@@ -38,7 +38,7 @@ def read(path: FilePath, dtype: torch.dtype | None = None, show: bool | None = N
     """
     with lines.opened(path, COMMENT, show) as reader:
         layout = head(reader, dtype)
-        coords, reals = table.read(reader, layout, fault)
+        coords, reals = table.read(reader, layout)
     return memory.tensor_of(path, coords, reals[0], layout.sizes)
 
 
@@ -61,7 +61,7 @@ def head(
     dtype = dtype or table.stated_dtype(reader)
     if dtype and (dtype not in DTYPES or dtype.is_complex):
         raise DtypeError(f"{reader.path}: a .tns file holds real numbers; it cannot be read as {dtype}")
-    return table.TableLayout(order, 1, dtype or default, sizes, rows, dtype_open=dtype is None)
+    return table.TableLayout(order, 1, dtype or default, _described, sizes, rows, dtype_open=dtype is None)
 
 
 def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | None]:
@@ -109,8 +109,7 @@ def _spaced(sizes: tuple[int, ...] | None) -> str:
     return " ".join(map(str, sizes or ()))
 
 
-def fault(mode: int, text: str) -> str:
-    """Return what a coordinate is called in messages."""
+def _described(mode: int, text: str) -> str:
     return f"coordinate {text} of mode {mode}"
 
 

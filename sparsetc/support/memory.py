@@ -82,15 +82,17 @@ def _free(device: torch.device) -> int:
 available_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # of a graph: nothing need be traced
 
 
-def _limit(limit: int | None) -> int | None:
-    each = (limit, limit_in_force.get(), limit_of_process)
-    return next((one for one in each if one is not None), None)
+def _limit(limit: int | str | None) -> int | None:
+    if limit is not None:
+        return as_bytes(limit)
+    in_force = limit_in_force.get()
+    return limit_of_process if in_force is None else in_force
 
 
 _limit._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as it has no context variables
 
 
-def check(what: str, nbytes: int, device: torch.device, limit: int | None = None, instead: str = "") -> None:
+def check(what: str, nbytes: int, device: torch.device, limit: int | str | None = None, instead: str = "") -> None:
     """Raise `OutOfMemoryError` when ``what`` would take more bytes than the memory limit allows.
 
     Everything that makes a dense or an unpacked result calls this before it allocates.
@@ -99,7 +101,8 @@ def check(what: str, nbytes: int, device: torch.device, limit: int | None = None
         what: what would be made, as the message begins.
         nbytes: bytes at the peak, beyond what is there before.
         device: where they would be taken.
-        limit: bytes that may be taken. Default: what `sparsetc.options` says, else what the device has free.
+        limit: bytes that may be taken, or text such as ``"8GB"``. Default: what `sparsetc.options` says, else what the
+            device has free.
         instead: what can be done other than raising the limit.
     """
     limit = _limit(limit)

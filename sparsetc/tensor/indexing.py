@@ -102,10 +102,18 @@ class _EntriesLeft:
 
     def index_dense(self, key: Any, mode: int) -> None:
         """Index a dense mode; None adds one."""
+        if isinstance(key, int):
+            self.values = self.values.select(self.axis, key)
+            return
         if key is None:
-            self.values, self.axis = self.values.unsqueeze(self.axis), self.axis + 1
-        else:
-            self.values, self.axis = _of_dense(self.values, self.axis, key, self.x.shape[mode])
+            self.values = self.values.unsqueeze(self.axis)
+        elif isinstance(key, Tensor) or key != WHOLE:
+            if isinstance(key, slice):
+                key = torch.tensor(
+                    range(*key.indices(self.x.shape[mode])), dtype=torch.int64, device=self.values.device
+                )
+            self.values = self.values.index_select(self.axis, key)
+        self.axis += 1
 
     def index(self, key: Any, mode: int) -> None:
         """Index a mode with coordinates."""
@@ -334,17 +342,6 @@ def _selected(
         return which, place
     sorting = crd.lexsort([*rows, place], [*shape, index.numel()])  # `rows` stay as they are
     return sorting if which is None else which.index_select(0, sorting), place.index_select(0, sorting)
-
-
-def _of_dense(values: Tensor, axis: int, key: Any, size: int) -> tuple[Tensor, int]:
-    """Index one dense mode of values; return them and the axis of the next mode."""
-    if isinstance(key, int):
-        return values.select(axis, key), axis
-    if isinstance(key, slice) and key == WHOLE:
-        return values, axis + 1
-    if not isinstance(key, Tensor):
-        key = torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)
-    return values.index_select(axis, key), axis + 1
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:

@@ -134,8 +134,19 @@ class Pattern:
     """
 
     __slots__ = (
-        *("__weakref__", "_blocks", "_cache", "_coalesced", "_coords", "_derived", "_shape"),
-        *("counts", "labels", "number", "ones", "results", "uses"),
+        "__weakref__",
+        "_blocks",
+        "_cache",
+        "_coalesced",
+        "_coords",
+        "_derived",
+        "_shape",
+        "counts",
+        "labels",
+        "number",
+        "ones",
+        "results",
+        "uses",
     )
 
     labels: Labels
