@@ -276,7 +276,7 @@ def from_scipy(cls: type[Sparse], matrix: Any) -> Sparse:
     """Convert any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
     if not is_scipy(matrix):
         raise FormatError(f"from_scipy takes a scipy.sparse matrix or array, found {type(matrix).__name__}")
-    if matrix.format not in ("csr", "csc", "bsr", "coo"):
+    if matrix.ndim == 1 or matrix.format not in ("csr", "csc", "bsr", "coo"):
         coo = matrix.tocoo()
         return cls(np.stack(coo.coords), coo.data, tuple(coo.shape))
     memory = matrix.coords if matrix.format == "coo" else (matrix.indptr, matrix.indices)

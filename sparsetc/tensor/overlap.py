@@ -81,12 +81,7 @@ def places(x: Pattern, y: Pattern) -> tuple[Entries, Tensor]:
     """For each entry of y, return the first entry of x that is not before it, and True if the two are equal."""
     of_x, of_y = _ranks(x, y)
     here = _before(of_x, of_y)
-    equal = (
-        of_x.index_select(0, here.clamp(max=max(0, x.nnz - 1))) == of_y
-        if x.nnz
-        else torch.zeros_like(of_y, dtype=torch.bool)
-    )
-    return here, equal
+    return here, torch.cat((of_x, of_x.new_full((1,), -1))).index_select(0, here) == of_y  # no number is -1
 
 
 def _ranks(x: Pattern, y: Pattern) -> list[Tensor]:

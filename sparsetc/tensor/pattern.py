@@ -297,8 +297,9 @@ class Pattern:
         """Return the pattern with modes reordered, made once, and the old number of each entry (None if unchanged)."""
         if modes == tuple(range(self.order)):
             return self, None
-        return self._once(("permuted", modes), lambda: self._permuted(modes))
+        return self._permuted(modes)
 
+    @once
     def _permuted(self, modes: Ints) -> tuple[Pattern, Tensor | None]:
         coords = self.coords[list(modes)]
         shape = tuple(self._shape[m] for m in modes)
@@ -324,9 +325,10 @@ class Pattern:
             return self, None
         first = tuple(map(letters.index, letters))
         modes = tuple(dict.fromkeys(first))
-        pattern, entries = self._once(("distinct", first), lambda: self._distinct(first, modes))
+        pattern, entries = self._distinct(first, modes)
         return self if pattern is None else pattern, entries
 
+    @once
     def _distinct(self, first: Ints, modes: Ints) -> tuple[Pattern | None, Tensor | None]:
         coords, shape = self.coords, tuple(self._shape[m] for m in modes)
         entries = crd.on_diagonal(first, coords)
@@ -341,13 +343,11 @@ class Pattern:
 
     def expanded(self, sizes: Ints) -> Pattern:
         """Return the pattern with dense modes of these sizes as coordinates, made once."""
-        if not sizes:
-            return self
+        return self._expanded(sizes) if sizes else self
 
-        def made() -> Pattern:
-            return Pattern(crd.with_dense_modes(self.coords, sizes), self._shape + sizes, self._coalesced)
-
-        return self._once(("expanded", sizes), made)
+    @once
+    def _expanded(self, sizes: Ints) -> Pattern:
+        return Pattern(crd.with_dense_modes(self.coords, sizes), self._shape + sizes, self._coalesced)
 
     @once
     def cut(self, sides: Ints) -> tuple[Pattern, BlockCut]:
@@ -359,10 +359,9 @@ class Pattern:
 
     def divided(self, sides: Ints) -> Pattern:
         """Return the pattern with each mode that has a side split in two: blocks, and positions within; made once."""
-        if not any(sides):
-            return self
-        return self._once(("divided", sides), lambda: self._divided(sides))
+        return self._divided(sides) if any(sides) else self
 
+    @once
     def _divided(self, sides: Ints) -> Pattern:
         rows: list[Tensor] = []
         shape: list[int] = []
