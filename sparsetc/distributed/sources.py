@@ -63,7 +63,9 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
         to = ranks.device if device is None else torch.device(device)
         ranks.check(to)
         modes = modes_to_cut(along, x.shape, x.order)
-        coords, values = _part(x, ranks)
+        first, last = shares((0, x.nnz), ranks.size)[ranks.rank]
+        memory.check(x.path, "this rank's part", (last - first) * x.row_bytes)
+        coords, values = x.block(first, last)
         said = {"shape": x.shape, "dtype": x.dtype, "device": to.type, "nnz": x.nnz, "checksum": x.crc}
         return ShardSource(x.shape, modes, (coords.to(to), values.to(to)), said)
     sparse = SparseTensor.coerce(x)
@@ -81,13 +83,6 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
         part = slice(*shares((0, sparse.nnz), ranks.size)[ranks.rank])
         coords, values = coords[:, part], values[part]
     return ShardSource(sparse.shape, modes, (coords, values), said)
-
-
-def _part(file: PackedFile, ranks: Ranks) -> Nonzeros:
-    """The nonzeros of this rank's range."""
-    first, last = shares((0, file.nnz), ranks.size)[ranks.rank]
-    memory.check(file.path, "this rank's part", (last - first) * file.row_bytes)
-    return file.block(first, last)
 
 
 def modes_to_cut(along: Any, shape: Ints, sparse_order: int) -> Ints:

@@ -72,10 +72,12 @@ class LineReader:
                 return self.shown().partition(self._sign)[0].split()
         return None
 
-    def take(self) -> None:
-        """Move past the line that `peek` has shown."""
-        self.numbers += len(self.peek() or ())
+    def take(self) -> list[bytes]:
+        """Move past the line that `peek` shows, and return its fields; none at the end of the file."""
+        fields = self.peek() or []
+        self.numbers += len(fields)
         self._pass(len(self.shown()))
+        return fields
 
     def shown(self) -> bytes:
         """Return the next line as it stands in the file."""

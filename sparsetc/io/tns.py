@@ -70,21 +70,18 @@ def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | N
     Lines of the order and of the sizes; of the order and the number, and of the sizes (extended FROSTT); or the Tensor
     Toolbox's ``sptensor``, the order, the sizes, the number.
     """
-    first = reader.peek() or []
-    of_toolbox = first == [b"sptensor"]
+    of_toolbox = reader.peek() == [b"sptensor"]
     if of_toolbox:
         reader.take()
-        first = reader.peek() or []
+    first = reader.peek() or []
     extended = len(first) == 2 and _EXTENDED.search(reader.head) is not None
     if len(first) != 1 and not extended:
         return None, None
     fault = reader.fault(_ONE_FIELD, reader.line, reader.shown())
-    reader.take()
-    sizes = reader.peek() or []
-    if not sizes or first[0] != b"%d" % len(sizes) or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
+    order, *count = reader.take()
+    sizes = reader.take()
+    if not sizes or order != b"%d" % len(sizes) or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
         raise fault
-    reader.take()
-    count = first[1:]
     if of_toolbox:
         count = reader.peek() or [b""]
         fault = reader.fault("expected the number of nonzeros", reader.line, reader.shown())

@@ -30,7 +30,7 @@ limit_of_process: int | None = None
 SIZE = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 
-def as_bytes(limit: Any) -> int:
+def as_bytes(limit: Any, what: str = "memory_limit") -> int:
     """Bytes, 0 or more, of a whole number or of text: ``"1GB"`` is 10**9, ``"512MiB"`` 512 * 2**20, ``"4096"`` 4096.
 
     Raises:
@@ -43,9 +43,7 @@ def as_bytes(limit: Any) -> int:
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(limit, bool | str) and limit >= 0 and int(limit) == limit:
             return int(limit)
-    raise PlanError(
-        f'memory_limit must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}'
-    )
+    raise PlanError(f'{what} must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}')
 
 
 SOON = 0.005

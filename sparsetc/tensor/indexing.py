@@ -93,12 +93,9 @@ class _EntriesLeft:
 
     def insert_mode(self) -> None:
         """Add a mode of size 1."""
-        self._append(torch.zeros_like(crd.picked(self.coords[0], self.kept)), 1)
+        self.rows.append(torch.zeros_like(crd.picked(self.coords[0], self.kept)))
+        self.shape.append(1)
         self.whole = False
-
-    def _append(self, row: Tensor, size: int) -> None:
-        self.rows.append(row)
-        self.shape.append(size)
 
     def index_dense(self, key: Any, mode: int) -> None:
         """Index a dense mode; None adds one."""
@@ -123,8 +120,7 @@ class _EntriesLeft:
         row = crd.picked(self.coords[mode], self.kept)
         self.whole &= isinstance(key, slice) and key == WHOLE
         if isinstance(key, Tensor):
-            which, row = _selected(row, key, size, self.rows, self.shape if self.in_order else None)
-            self.kept, size = which if self.kept is None else crd.picked(self.kept, which), key.numel()
+            row, size = self._select(row, key, size), key.numel()
         elif key != WHOLE:
             inside, row, size = _sliced(row, key, size, first)
             self.in_order &= isinstance(key, int) or key.step is None or key.step > 0
@@ -133,7 +129,42 @@ class _EntriesLeft:
                 self.kept = inside if self.kept is None else self.kept.index_select(0, inside)
                 row, *self.rows = (r.index_select(0, inside) for r in (row, *self.rows))
         if not isinstance(key, int):
-            self._append(row, size)
+            self.rows.append(row)
+            self.shape.append(size)
+
+    def _select(self, row: Tensor, index: Tensor, size: int) -> Tensor:
+        """Take the entries at indexed positions of a mode, repeated as the index is; return their places in the index.
+
+        Entries that were in the order of the rows are in the order of the rows and their places.
+
+        Args:
+            row: the coordinates of the mode.
+            index: (n,) positions.
+            size: of the mode.
+        """
+        which: Tensor | None = None
+        counts = torch.bincount(index, minlength=size) if size <= row.numel() + index.numel() else None
+        if counts is not None and (not size or int(counts.max()) < 2):
+            places = torch.full_like(counts, -1).index_copy_(0, index, torch.arange(index.numel(), device=row.device))
+            place = places.index_select(0, row)
+            if index.numel() < size:
+                which = torch.nonzero(place >= 0).flatten()
+                place = place.index_select(0, which)
+        else:
+            order = torch.sort(index, stable=True)
+            if counts is not None:
+                (which,), number = _enumerated(row, torch.cumsum(counts, 0) - counts, counts, row.unsqueeze(0))
+            else:
+                first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
+                (which,), number = _enumerated(None, first, last - first, row.unsqueeze(0))
+            place = order.indices.index_select(0, number)
+        self.rows = [crd.picked(r, which) for r in self.rows]
+        if self.in_order and not crd.is_sorted_unique([index]):
+            sorting = crd.lexsort([*self.rows, place], [*self.shape, index.numel()])  # the rows stay as they are
+            place = place.index_select(0, sorting)
+            which = sorting if which is None else which.index_select(0, sorting)
+        self.kept = which if self.kept is None else crd.picked(self.kept, which)
+        return place
 
     def _index_first(self, key: Any, size: int) -> tuple[Any, int]:
         """Take the run of entries for an index of the slowest mode; return the rest of the index, and a size."""
@@ -303,45 +334,6 @@ def _enumerated(kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tens
         return new_coords, entries
     run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
     return torch.stack([run, *(row.index_select(0, entries) for row in coords[1:])]), entries
-
-
-def _selected(
-    row: Tensor, index: Tensor, size: int, rows: list[Tensor], shape: list[int] | None
-) -> tuple[Tensor | None, Tensor]:
-    """Return the entries at indexed positions of a mode, repeated as the index is, and their places in the index.
-
-    Args:
-        row: the coordinates of the mode.
-        index: (n,) positions.
-        size: of the mode.
-        rows: coordinates of the modes before it, which become those of the entries.
-        shape: sizes of `rows`, which ascend; entries are then in the order of `rows` and their places. None if `rows`
-            are in no order.
-
-    Returns:
-        (entries,) their numbers, None for all in the order given; (entries,) their places.
-    """
-    which: Tensor | None = None
-    counts = torch.bincount(index, minlength=size) if size <= row.numel() + index.numel() else None
-    if counts is not None and (not size or int(counts.max()) < 2):
-        places = torch.full_like(counts, -1).index_copy_(0, index, torch.arange(index.numel(), device=row.device))
-        place = places.index_select(0, row)
-        if index.numel() < size:
-            which = torch.nonzero(place >= 0).flatten()
-            place = place.index_select(0, which)
-    else:
-        order = torch.sort(index, stable=True)
-        if counts is not None:
-            (which,), number = _enumerated(row, torch.cumsum(counts, 0) - counts, counts, row.unsqueeze(0))
-        else:
-            first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
-            (which,), number = _enumerated(None, first, last - first, row.unsqueeze(0))
-        place = order.indices.index_select(0, number)
-    rows[:] = [crd.picked(r, which) for r in rows]
-    if shape is None or crd.is_sorted_unique([index]):
-        return which, place
-    sorting = crd.lexsort([*rows, place], [*shape, index.numel()])  # `rows` stay as they are
-    return sorting if which is None else which.index_select(0, sorting), place.index_select(0, sorting)
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
