@@ -204,11 +204,8 @@ def _split_shape(whole: Ints, sides: Ints, sizes: Ints, first: int) -> tuple[lis
 
 def joined(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """Merge each dimension with a side and the next into one of a given size; the inverse of `split`."""
-    shape = _joined_shape(tensor.shape, tuple(sides))
-    tensor = tensor.reshape(shape)
-    for n, (length, size) in enumerate(zip(shape, sizes, strict=True)):
-        tensor = tensor if length == size else tensor.narrow(n, 0, size)
-    return tensor
+    tensor = tensor.reshape(_joined_shape(tensor.shape, tuple(sides)))
+    return tensor if tensor.shape == tuple(sizes) else tensor[tuple(map(slice, sizes))]
 
 
 @lru_cache(maxsize=1024)
