@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -320,7 +319,7 @@ def entries_of(pairs: Pairs) -> Pattern:
 def of_entries(pairs: Pairs) -> Pairs:
     """Return the pairs as a pattern of single entries, whose numbers inputs or results are given by."""
     pattern = entries_of(pairs)
-    return pairs if pattern is pairs.given else replace(pairs, given=pattern)
+    return pairs if pattern is pairs.given else pairs._replace(given=pattern)
 
 
 # -- what operators of graphs do --------------------------------------------------------------------------------------

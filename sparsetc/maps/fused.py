@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.autograd import recordable
+from sparsetc.contraction.autograd import node, recordable
 from sparsetc.maps.body import LOG2E, RESULT
 from sparsetc.maps.task import NOTHING, Kernels, Tensors
 from sparsetc.support.entry import entry_point, without_autocast
@@ -31,7 +31,7 @@ def fused(kernels: Kernels, unfused: Callable[..., Any], tensors: Tensors, seed:
         with_lse: whether the logarithms of rows' sums are wanted too, (*heads, rows).
     """
     if followed(tensors):
-        return _Fused.apply((kernels, unfused, with_lse), seed, *map(recordable, tensors))
+        return node(_Fused, (kernels, unfused, with_lse), seed, *map(recordable, tensors))
     return _returned(results_of(kernels, tensors, seed), with_lse)
 
 

@@ -255,7 +255,7 @@ class WalkKernel:
         """Launch with inputs and results by name. Their heads must lie as in the tensors it was made for."""
         if self.idle:
             return
-        if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
+        if self.device.type == "cuda" and self.device.index != torch._C._cuda_getDevice():
             with torch.cuda.device(self.device):  # Triton launches on the current device
                 self.run(tensors)
         else:

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 from typing_extensions import Unpack
 
-from sparsetc.contraction.autograd import recordable
+from sparsetc.contraction.autograd import node, recordable
 from sparsetc.errors import ShapeError
 from sparsetc.maps.body import RESULT, Body, Side
 from sparsetc.maps.fused import gradients_by, gradients_of, results_of
@@ -323,7 +323,7 @@ def _in_one_node(layer: _Layer, seed: Tensor | None, tensors: Sequence[Tensor]) 
     if kernels is None:
         return layer.composed(_steps, seed, *tensors)
     if followed(tensors):
-        return _Node.apply(layer, kernels, ready, seed, *map(recordable, tensors))
+        return node(_Node, layer, kernels, ready, seed, *map(recordable, tensors))
     return layer.whole(results_of(kernels, ready, seed)[RESULT]).to(tensors[0].dtype) + tensors[0]
 
 
