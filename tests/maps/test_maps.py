@@ -286,7 +286,7 @@ def test_functions_of_scores_that_read_whole_numbers_compile_for(target: str) ->
     pytest.importorskip("triton")
     inputs, function, _ = reading("times", (2, 2))
     every = Pairs(SMALL, (100, 100), CPU)
-    body, every, vectors = _scored(function, every, (2, 2), (2, 2), (0.3, 0.0))
+    body, every, vectors = _scored(function, every, (2, 2), (2, 2), (0.3, 0.0), torch.float32)
     types = {name: vector.dtype for name, vector in zip(body.vectors, vectors, strict=True)}
     assert torch.int64 in types.values()
     half = [t.detach().half().flatten(0, 1) for t in inputs]
