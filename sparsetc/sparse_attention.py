@@ -97,9 +97,9 @@ def attention(
     these lie far apart; values and keys in a tile must be finite, even those that some query of the tile does not
     attend to. On a CPU, windows of 32 or 64 queries are multiplied by the tiles of keys that they meet; large patterns
     of entries that leave most of such tiles empty run as native loops where numba is installed. What is left runs in
-    three steps: a sampled product, `softmax`, and a product with the values. These are small patterns of entries and
-    dropout with masks on a CPU, and on all devices calls with a `plan`, in forward mode, in transforms of `torch.func`,
-    and second gradients. The log says which way was taken, and why (``logging.getLogger("sparsetc")``, level DEBUG).
+    three steps: a sampled product, `softmax`, and a product with the values. These are small patterns of entries on a
+    CPU, and on all devices calls with a `plan`, in forward mode, in transforms of `torch.func`, and second gradients.
+    The log says which way was taken, and why (``logging.getLogger("sparsetc")``, level DEBUG).
 
     Args:
         q: (*heads, rows, d) with any number of leading modes for batches and heads; or a jagged nested tensor

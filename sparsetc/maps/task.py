@@ -350,8 +350,8 @@ def _has_triton() -> bool:
 
 def _unfit_for_tiles(side: int, body: Body) -> str:
     """Return why a body has no kernels of torch's operations; empty where it has."""
-    if body.inner or body.dropout:
-        return "on a CPU, dropout and inner functions of products have no kernel"
+    if body.inner:
+        return "on a CPU, inner functions of products have no kernel"
     if not side:
         return "on a CPU, most places of its tiles would be empty"
     return ""
