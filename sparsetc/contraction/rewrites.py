@@ -244,6 +244,18 @@ class Pull:
             tensors.append(tensors[0] if change is None else change(*map(tensors.__getitem__, read)))
         return list(map(tensors.__getitem__, self.values)), list(map(tensors.__getitem__, self.dense))
 
+    def sources(self, count: int) -> list[int] | None:
+        """Return which of a call's `count` tensors each dense operand is made of; None where one is of several."""
+        numbers = [*self.dense]
+        for at, n in enumerate(numbers):
+            while n >= count:
+                read = self.steps[n - count][1]
+                if len(read) != 1:
+                    return None
+                n = read[0]
+            numbers[at] = n
+        return numbers
+
     def value(self, values: Tensor) -> Tensor:
         """Return the values of the one sparse operand."""
         return reduce(lambda tensor, change: change(tensor), self.of_values, values)
