@@ -54,12 +54,16 @@ class Direct:
         """Look for what gives the result of operands of this kind, which the leaf has run."""
         tensors = [*values, *dense]
         watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
-        if watched or followed(tensors) or any(type(t) not in PLAIN or captured(t) for t in tensors):
+        if (
+            watched
+            or getattr(leaf, "trials", None) is not None
+            or followed(tensors)
+            or any(type(t) not in PLAIN or captured(t) for t in tensors)
+        ):
             return
         self.left -= 1
-        if not getattr(leaf, "straight", False) or leaf.trials is not None:
-            return
-        if (run := in_place(leaf, pull, pushes, values, dense)) is not None:
+        run = in_place(leaf, pull, pushes, values, dense) if getattr(leaf, "straight", False) else None
+        if run is not None:
             self.known.append((same_kind(tensors), len(tensors), any(t.requires_grad for t in tensors), run))
 
 
