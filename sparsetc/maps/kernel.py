@@ -134,8 +134,6 @@ ROW_FORMS = {1 << n: Sides(1, 16, 1 if n <= 6 else 2, 1, True) for n in range(9)
 UNSAMPLED = 32
 """Columns of such tiles where no rows are multiplied, of 64 elements at most (GAT of 4 x 32 in float16, the same
 graphs: .78 and .86 of the time of 16)."""
-SHORTEST = 8
-"""Columns at least of tiles of one row; tiles are no wider than the rows that entries are in, on average."""
 SMALLEST = 64
 """Row size that smaller ones are taken for."""
 

@@ -27,7 +27,6 @@ from sparsetc.maps.row_tiles import (
     stacked_shape,
 )
 from sparsetc.tensor.blocks import without_blocks
-from sparsetc.tensor.groups import sizes_of
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -75,19 +74,6 @@ class Pairs(NamedTuple):
         if not isinstance(self.given, Pattern):
             return SQUARE
         return self.given._once(("maps", "width"), partial(_cheapest, self.given))
-
-    @property
-    def length(self) -> int:
-        """Entries of the row that an entry is in, on average; of masks and blocks, how many columns there are."""
-        given = self.given
-        if not isinstance(given, Pattern) or given.blocks is not None:
-            return self.shape[1]
-
-        def made() -> int:
-            each = sizes_of(given, tuple(range(given.order - 1))).double()
-            return int(each.square().sum() / each.sum().clamp(min=1))
-
-        return given._once(("maps", "length"), made)
 
     def side(self, loops: bool) -> int:
         """Side of the square tiles that cost least on a CPU; 0 where it costs less to go entry by entry, in `loops`."""
