@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import folders
 import pytest
@@ -31,12 +32,26 @@ _folder.mkdir(0o700, parents=True, exist_ok=True)
 shutil.rmtree(_folder / "tuning", ignore_errors=True)  # what a run has measured decides none after it
 os.environ["SPARSETC_CACHE_DIR"] = str(_folder)
 
+from program_checks import verify  # noqa: E402
+
 from sparsetc.contraction import passing  # noqa: E402
+from sparsetc.ir import lower  # noqa: E402
+from sparsetc.ir.program.tile import TileProgram  # noqa: E402
 from sparsetc.support import files, memory  # noqa: E402
 
 options = import_module("sparsetc.options")  # whose name in the package is the function's
 files.MAX_FILES = 1 << 16  # a run makes more than a user's folder holds, and the next would compile its first again
 passing.IN_A_ROW = 1 << 62  # or equations that come again, of other patterns, would have no kernels
+
+
+def _checked(*arguments: Any) -> TileProgram:
+    """Lower a program, and check it."""
+    program = _lowered(*arguments)
+    verify(program)
+    return program
+
+
+_lowered, lower._program = lower._program, _checked
 
 collect_ignore = []
 if not torch.cuda.is_available():

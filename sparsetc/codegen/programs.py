@@ -42,10 +42,9 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.ir.program import names
-from sparsetc.ir.program.checks import check_sizes
 from sparsetc.ir.program.operands import HALVES
 from sparsetc.ir.program.text import header
-from sparsetc.ir.program.tile import TileProgram, tables_of
+from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, TileProgram, Value, Zero, tables_of
 from sparsetc.support import later
 from sparsetc.support.compiled import usable
 from sparsetc.tensor.sums import accumulator
@@ -261,6 +260,25 @@ def _text(
     ported = tuple([_ported(program, machine) for program in programs])
     named, text = f"tl.{str(sums).removeprefix('torch.')}", header(ported, "triton", about)
     return _triton_source(ported, named, sums != dtype, text, fused, popcount=machine == "cuda")
+
+
+MOST_ELEMENTS = 1 << 20
+"""Elements of the largest tensor that a Triton program may have."""
+
+
+def check_sizes(p: TileProgram) -> None:
+    """Raise `PlanError` where a tile of the program holds more elements than Triton's tensors may (`MOST_ELEMENTS`)."""
+    for statement, _ in p.statements:
+        if not isinstance(statement, Value | Gather | Zero | Product | Reduce):
+            continue
+        tiles = (statement.out, *(statement.inputs if isinstance(statement, Product) else ()))
+        for tile in tiles:
+            elements = prod([p.view.lanes if a == LANES else p.axis(a).block for a in tile.axes])
+            if elements > MOST_ELEMENTS:
+                raise PlanError(
+                    f'part {p.number} ({p.format}) of "{p.equation}": {tile} would hold {elements:,} elements, and a '
+                    f"program's tile at most {MOST_ELEMENTS:,}; give the schedule smaller blocks"
+                )
 
 
 def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:

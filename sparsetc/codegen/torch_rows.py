@@ -180,6 +180,7 @@ def summed(text: str, own: Names, axes: Names) -> str:
     return text
 
 
+@lru_cache(maxsize=256)
 def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
     """Find the products that add up rows of an operand where they lie in its table, weighted by the other factors.
 

@@ -208,6 +208,11 @@ def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candid
 
 def _least(problem: Problem, counts: Counts, best: Best) -> float:
     """Seconds that a hybrid takes at least by a sample, whatever its threshold."""
+    profile, rules = problem.profile, problem.rules
+    turns = min(rules["item_tiles"], rules["chained_tiles"]) // 2  # of the shortest program
+    waits = profile.constants["waits_a_turn"] * turns + profile.constants["first_waits"]
+    if (least := profile.launch + waits * profile.wait) >= best.seconds:
+        return least
     rates = _rates(problem.of_any_pattern, problem.profile)
     least = float(rates.first.min())
     if least >= best.seconds:

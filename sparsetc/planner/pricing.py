@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from itertools import chain
 from typing import Any
 
 from sparsetc.codegen.numba import unprinted
@@ -95,17 +94,19 @@ def seconds_of(
     scalar = [part.turn is None for part, _ in both]
     beside_tiles = plan.fused and not all(scalar)
     seconds, first = [0.0] * len(parts), run[0]
-    for launch in [run] if plan.fused and backend == "triton" else [[n] for n in run]:
-        seconds[launch[0]] += profile.launch
-        if all(parts[n].turn is None for n in launch):
-            seconds[launch[0]] += profile.constants["starting_waits"] * profile.wait
+    starting = profile.constants["starting_waits"] * profile.wait
+    launches = [(first, all(scalar))] if plan.fused and backend == "triton" else zip(run, scalar, strict=True)
+    for n, waits in launches:
+        seconds[n] += profile.launch
+        if waits:
+            seconds[n] += starting
     made = {"rounded": ROUNDING, "split": LARGEST, "halves": HALVING}
     if backend == "triton":
         made["arranged"] = 2 * both[0][1].itemsize
-    for how, nbytes in made.items():
-        for _, elements in dict.fromkeys(chain(*[part.made[how] for part, _ in both])):  # once, whatever parts read it
-            seconds[first] += profile.launch + nbytes * elements / profile.memory
-    output, copies = both[0][0].output.at(both[0][1].symbols), max([part.copies for part, _ in both])
+    for how, _, elements in dict.fromkeys([table for part, _ in both for table in part.made]):  # whatever parts read it
+        if how in made:
+            seconds[first] += profile.launch + made[how] * elements / profile.memory
+    output, copies = both[0][0].output @ both[0][1].symbols, max([part.copies for part, _ in both])
     if copies > 1:  # summed once, whatever parts add to them
         seconds[first] += profile.launch + copies * output / profile.l2
     seconds[first] += _zeroed(both, copies * output, output, profile.constants["listed_byte"]) / profile.memory
@@ -123,7 +124,7 @@ def _zeroed(both: Sequence[tuple[Cost, Statistics]], every: int, output: int, li
     if not (stored := sum([part.stored(sizes) for part, sizes in both])):
         return every
     if both[0][0].sparse:  # rows that are added to alone are zeroed
-        return sum([min(output, part.added_bytes.at(sizes.symbols)) for part, sizes in both if not part.owned])
+        return sum([min(output, part.added_bytes @ sizes.symbols) for part, sizes in both if not part.owned])
     return max(0, min(output, listed_byte * (output - stored) // 1))
 
 
@@ -131,9 +132,11 @@ def views(candidate: Candidate, problem: Problem) -> list[tuple[Nest, bool]]:
     """Return each part's view, and True if the part is expected to own the rows that it writes."""
     plan, expected = candidate.plan, candidate.expected
     alone = sum([s.nnz > 0 for s in expected]) <= 1 or PARTITIONS[plan.partition].whole_rows
-    nests = [get_format(part.format).view(problem.shape, part.storage) for part in plan.parts]
-    each = zip(nests, expected, strict=True)
-    return [(view, owns(view, problem, s, alone=alone, padded=s.stored > s.nnz)) for view, s in each]
+    each = []
+    for part, sizes in zip(plan.parts, expected, strict=True):
+        view = get_format(part.format).view(problem.shape, part.storage)
+        each.append((view, owns(view, problem, sizes, alone=alone, padded=sizes.stored > sizes.nnz)))
+    return each
 
 
 def orderly(candidate: Candidate, problem: Problem) -> bool:
@@ -199,8 +202,9 @@ def natively(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
-    """Return the candidate priced, with `Schedule.slowest_axes` of each part where they are expected to gain."""
-    return tried(_by_passes, price(candidate, problem), problem, by_part=True)
+    """Return the candidate priced, with `Schedule.slowest_axes` of each part where a grid is expected to gain."""
+    candidate = price(candidate, problem)
+    return candidate if problem.backend == "torch" else tried(_by_passes, candidate, problem, by_part=True)
 
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
@@ -222,11 +226,10 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
 
 
 def _by_passes(own: Schedule, problem: Problem) -> Schedule:
-    """Make every axis that is split over the grid slowest there, unless the schedule names some; torch has no grid."""
+    """Make every axis that is split over the grid slowest there, unless the schedule names some."""
     sizes = problem.bound.by_index
     slowest_axes = own.slowest_axes or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
-    same = problem.backend == "torch" or slowest_axes == own.slowest_axes
-    return own if same else replace(own, slowest_axes=slowest_axes)
+    return own if slowest_axes == own.slowest_axes else replace(own, slowest_axes=slowest_axes)
 
 
 def _in_copies(own: Schedule, problem: Problem) -> Schedule:
@@ -242,7 +245,8 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         PlanError: a tree has dots, and the type has none.
     """
     triton = problem.backend == "triton"
-    if problem.itemsize != 2 and any(p.schedule.precision == F16 for p in plan.parts):
+    schedules = [p.schedule for p in plan.parts]
+    if problem.itemsize != 2 and F16 in [schedule.precision for schedule in schedules]:
         raise PlanError(f"precision {F16} is of operands of 16 bits, found {dtype_name(problem.dtype)}")
     without: tuple[tuple[bool, dict[str, Any]], ...] = (  # what stands where an option does not apply
         (triton, {"lanes": 1, "unroll": 1}),
@@ -250,17 +254,20 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         (triton and not problem.deterministic, {"copies": 1}),
         (problem.products, {"dot": False}),
     )
-    options = {name: value for applies, replacements in without if not applies for name, value in replacements.items()}
-    if problem.native == "all" or any(p.schedule.native for p in plan.parts):
+    options: dict[str, Any] = {}
+    for applies, replacements in without:
+        options |= {} if applies else replacements
+    if problem.native == "all" or True in [schedule.native for schedule in schedules]:
         options["native"] = problem.native != "none"
     if triton and not options:
         return plan
-    parts = [replace(p, schedule=replace(p.schedule, **options)) for p in plan.parts]
-    if not triton:
-        parts = [replace(p, storage=replace(p.storage, lanes=1, narrow=False)) for p in parts]
-    trees = [p.schedule.tree for p in parts]
-    if wrong := [tree for tree in trees if tree is not None and tree.dots and not problem.products]:
-        raise PlanError(f"tree {wrong[0]}: integers have no matrix product")
+    parts = []
+    for part in plan.parts:
+        tree, storage = part.schedule.tree, part.storage
+        if tree is not None and tree.dots and not problem.products:
+            raise PlanError(f"tree {tree}: integers have no matrix product")
+        storage = storage if triton else replace(storage, lanes=1, narrow=False)
+        parts.append(replace(part, storage=storage, schedule=replace(part.schedule, **options)))
     return replace(plan, parts=tuple(parts))
 
 

@@ -293,7 +293,7 @@ class Problem:
         """The profile of the device that runs the plan, as it was when it was first asked for."""
         return of_backend(self.backend if self.native == "none" else "numba")
 
-    @property
+    @cached_property
     def rules(self) -> Mapping[str, Any]:
         """The device's numbers for schedules and formats."""
         return self.profile.rules

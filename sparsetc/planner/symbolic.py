@@ -18,7 +18,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.statistics import Count, Statistics
 from sparsetc.ir.program.tile import Gather, Loop, Statement, TileProgram
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.support import outside
@@ -30,6 +30,7 @@ COUNTED = {"items": "items", "fibers": "fibers", "stored": "nonzeros", "chain": 
 class Traced(float):
     """A number with the symbolic expression it came from; comparisons use the number."""
 
+    __array_ufunc__ = None  # a count times a number is each of its numbers times that
     expression: Any
 
     def __new__(cls, value: float, expression: Any) -> Traced:
@@ -48,8 +49,10 @@ def _expression(number: Any) -> Any:
     return number.expression if isinstance(number, Traced) else number
 
 
-def _arithmetic(apply: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Traced, Any], Traced]:
-    def method(self: Traced, other: Any) -> Traced:
+def _arithmetic(apply: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Traced, Any], Any]:
+    def method(self: Traced, other: Any) -> Any:
+        if isinstance(other, Count):
+            return Count.of_each([apply(number, self) for number in other])
         left, right = (other, self) if reflected else (self, other)
         return Traced(apply(float(left), float(right)), apply(_expression(left), _expression(right)))
 
@@ -150,8 +153,8 @@ def symbolic_cost(
     each = [*zip(costs, stored, strict=True)]
     numbers = {
         "bytes": sum(cost.work(part, rates)[0] for cost, part in each),
-        "gathered rows": sum(g.rows.at(part.symbols) for cost, part in each for g in cost.gathers),
-        "atomics": sum(cost.added_bytes.at(part.symbols) / part.itemsize for cost, part in each if not cost.owned),
+        "gathered rows": sum(g.rows @ part.symbols for cost, part in each for g in cost.gathers),
+        "atomics": sum(cost.added_bytes @ part.symbols / part.itemsize for cost, part in each if not cost.owned),
         "products": sum(cost.work(part, rates)[2] for cost, part in each),
         "seconds": sum(seconds_of(plan, costs, stored, backend, rates)),
     }

@@ -114,7 +114,7 @@ def _stored(cost: Cost, sizes: Statistics) -> int:
     if not sizes.nnz:
         return 0
     view = cost.p.view
-    return cost.once.at(sizes.symbols) + BLOCK * sizes.fibers // view.lanes * ("block_ptr" in view.arrays)
+    return cost.once @ sizes.symbols + BLOCK * sizes.fibers // view.lanes * ("block_ptr" in view.arrays)
 
 
 def _worth_trying(options: Sequence[Option], most: int) -> list[Option]:

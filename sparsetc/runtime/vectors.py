@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from llvmlite import ir
@@ -161,16 +161,14 @@ def _multiply(builder: Any, element: types.Type, left: Any, right: Any) -> Any:
 _OPERATIONS: dict[Any, Callable[..., Any]] = {operator.add: _add, operator.iadd: _add, operator.mul: _multiply}
 
 
-def _typed(context: Any) -> Callable[[Any, Any], Any]:
-    def result(left: Any, right: Any) -> Any:
-        vectors = [kind for kind in (left, right) if isinstance(kind, Vector)]
-        fits = vectors and all(kind == vectors[0] or isinstance(kind, types.Number) for kind in (left, right))
-        return vectors[0] if fits else None
-
-    return result
+def _typed(left: Any, right: Any) -> Any:
+    """Return the vector that an operation on these types gives; None if it is not of this module."""
+    vector, other = (left, right) if isinstance(left, Vector) else (right, left)
+    fits = isinstance(vector, Vector) and (other == vector or isinstance(other, types.Number))
+    return vector if fits else None
 
 
-def _spread(context: Any, builder: Any, kind: Any, value: Any, vector: Vector) -> Any:
+def _spread(context: Any, builder: Any, vector: Vector, kind: Any, value: Any) -> Any:
     """Return a number repeated as a vector; a vector is returned as it is."""
     if isinstance(kind, Vector):
         return value
@@ -181,11 +179,11 @@ def _spread(context: Any, builder: Any, kind: Any, value: Any, vector: Vector) -
 
 
 for _function in _OPERATIONS:
-    type_callable(_function)(_typed)
+    type_callable(_function)(lambda context: _typed)
 
     def _code(context: Any, builder: Any, signature: Any, arguments: Any, function: Any = _function) -> Any:
         vector = signature.return_type
-        sides = (_spread(context, builder, *side, vector) for side in zip(signature.args, arguments, strict=True))
+        sides = map(partial(_spread, context, builder, vector), signature.args, arguments)
         return _OPERATIONS[function](builder, vector.element, *sides)
 
     for _sides in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):

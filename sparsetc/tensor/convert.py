@@ -36,8 +36,8 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     """See SparseTensor.to_dense."""
     blocks, values = x.pattern.blocks, x.values
-    # blocks are laid out in a copy, with what they hold past the end
-    whole = x.shape if blocks is None else (2, *blocks.grid, *values.shape[1:])
+    # blocks are laid out with what they hold past the end
+    whole = x.shape if blocks is None else (*blocks.grid, *values.shape[1:])
     scratch = (8 if x.sparse_order > 1 else 0) * x.nnz
     if not x.is_coalesced:
         scratch += coalescing_bytes(x.pattern.shape, x.nnz, values)
@@ -45,16 +45,17 @@ def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     memory.check(what, math.prod(whole) * x.dtype.itemsize + scratch, x.device, memory_limit)
     if 0 in x.shape:
         return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
-    dense = laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
-    return dense if blocks is None else blocks.laid_out(dense)
+    return laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
 
 
 def laid_out(x: Attributes) -> Tensor:
-    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes), or of its blocks."""
-    values = x._values
-    dense = values.new_zeros((*x._pattern.shape, *values.shape[1:]))
+    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes)."""
+    values, blocks = x._values, x._pattern.blocks
+    places = (*x._pattern.shape, *values.shape[1:])
+    dense = values.new_zeros(places) if blocks is None else blocks.zeros(places, values)
     with without_autocast(values.device):
-        return dense.index_put_(x.coords.unbind(), values)
+        dense.index_put_(x.coords.unbind(), values)
+    return dense if blocks is None else blocks.laid_out(dense)
 
 
 def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> Tensor:

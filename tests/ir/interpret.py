@@ -19,6 +19,7 @@ from math import prod
 
 import reference
 import torch
+from program_checks import verify
 from work_item import ArgumentMemory, WorkItem
 
 from sparsetc.codegen.split_float16 import largest, split_whole
@@ -26,7 +27,6 @@ from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.ir import plan as plans
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.program import names
-from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.operands import HALVES
 from sparsetc.ir.program.tile import Operand, TileProgram
 from sparsetc.packing.base import pack

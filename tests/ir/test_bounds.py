@@ -13,7 +13,7 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc.ir.program.checks import MOST_ELEMENTS
+from sparsetc.codegen.programs import MOST_ELEMENTS
 from sparsetc.ir.program.operands import MIN_DOT
 from sparsetc.ir.program.tile import LANES, Product, TileProgram, walk
 from sparsetc.planner.schedule import fit

@@ -10,9 +10,9 @@ import pytest
 from cases import Problem, check
 from grid_order_cases import CASES, with_slowest
 from matrix_units import CUDA, dealt
+from program_checks import verify
 
 import sparsetc as stc
-from sparsetc.ir.program.checks import verify
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import program_checks
 import pytest
 import torch
 
@@ -18,7 +19,6 @@ from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.coordinates import Computed, Field, Position
 from sparsetc.ir.nest.nest import Nest, blocks, runs
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
-from sparsetc.ir.program import checks as tile_checks
 from sparsetc.ir.program import tile as tiles
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import operand_names
@@ -314,9 +314,9 @@ def without(kind: type, name: str = "") -> Callable[[Statement], list[Statement]
 )
 def test_a_faulty_tile_program_is_refused(change: Callable[[Statement], list[Statement]], message: str) -> None:
     program = mttkrp("fiber")
-    tile_checks.verify(program)
+    program_checks.verify(program)
     with pytest.raises(PlanError, match=message):
-        tile_checks.verify(replace(program, body=inside(program.body, change)))
+        program_checks.verify(replace(program, body=inside(program.body, change)))
 
 
 @pytest.mark.parametrize(("axes", "folded"), [((LANES, "s", "r"), 1), (("s", "r"), 0)])
@@ -325,7 +325,7 @@ def test_a_dot_that_does_not_contract_what_both_sides_have_is_refused(axes: tupl
     out = Tile("total", axes, ITEM, folded)
     body = inside(program.body, lambda s: [replace(s, out=out) if isinstance(s, Product) else s])
     with pytest.raises(PlanError, match="a dot contracts the axes of both sides and folds the others in two"):
-        tile_checks.verify(replace(program, body=body))
+        program_checks.verify(replace(program, body=body))
 
 
 def test_what_a_program_says_of_itself() -> None:
@@ -437,7 +437,7 @@ def test_the_counts_agree_with_what_is_packed() -> None:
         packed = kernel.step.parts[0].packed
         fibers = packed.arrays["lane_len"].numel() if format == "fiber" else packed.items
         statistics = Statistics(packed.items, fibers, packed.stored, packed.nnz, 4)
-        found = cost_of(kernel.step.parts[0].program).stream.at(statistics.symbols)
+        found = cost_of(kernel.step.parts[0].program).stream @ statistics.symbols
         uncounted = sum(packed.arrays[n].nbytes for n in (*pointers, "block_full") if n in packed.arrays)
         assert found == packed.nbytes - uncounted + 4 * packed.stored
 

@@ -223,7 +223,7 @@ def test_half_the_bytes_and_a_call_more() -> None:
     case = SCALAR["rows"]
     wide = stc.compile(case.equation, *case.problem.operands(), plan=case.plan(case.problem), backend="triton")
     costs = [cost_of(k.programs[0]) for k in (case.compiled(), wide)]
-    assert [c.made["rounded"] for c in costs] == [(("B", 9 * 8), ("C", 5 * 8)), ()]
+    assert [c.made for c in costs] == [(("rounded", "B", 9 * 8), ("rounded", "C", 5 * 8)), ()]
     assert "gathers N rows of 16 bytes of B" in costs[0].describe()
     assert "gathers N rows of 8*w bytes of B" in costs[1].describe()
     assert "reads C in bfloat16, cast before the launch" in costs[0].describe()

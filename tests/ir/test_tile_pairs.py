@@ -13,6 +13,7 @@ import torch
 from cases import random_sparse
 from hypothesis import given, settings
 from interpret import run_program
+from program_checks import verify
 from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_tiles, error, spread_tiles
 
 import sparsetc as stc
@@ -25,7 +26,6 @@ from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, TileLoop
 from sparsetc.ir.nest.nest import Nest, pairs
 from sparsetc.ir.nest.values import EXACT, Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import FIBERS, ITEMS, STORED, ZERO, Statistics
 from sparsetc.ir.program.text import header

@@ -117,9 +117,9 @@ def test_lists_are_streamed_by_what_has_them(format: Grouped) -> None:
     bound, x, _ = problem("ij,jr->ir")
     program = lower(bound, format.view(x.shape, storage(2)), Schedule(blocks=(("r", 8),)), Target(rows=10))
     found = cost_of(program).stream
-    assert found.of(ITEMS) == 4 * SIDES[0]
+    assert found @ ITEMS == 4 * SIDES[0]
     columns = 4 * SIDES[1] if format.columns else 0
-    assert found.of(FIBERS) == 4 + columns + (4 + 15 // 8 if format.bitmap else 0)
+    assert found @ FIBERS == 4 + columns + (4 + 15 // 8 if format.bitmap else 0)
 
 
 def test_a_coordinate_is_not_read_where_its_loop_has_ended(format: Grouped) -> None:

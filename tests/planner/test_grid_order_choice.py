@@ -121,4 +121,4 @@ def test_every_format_is_priced_in_both_orders(name: str) -> None:
     between = replace(GPU, l2_bytes=table.table_rows * 20 * few.itemsize)
     assert passes.gathers[0].moved(few, between, 3)[1] < table.moved(few, between, 3)[1]
     again = passes.seconds(many, GPU)["memory"] - plain.seconds(many, GPU)["memory"]
-    assert again * GPU.memory == pytest.approx(passes.stream.at(many.symbols) * 2 / 3)
+    assert again * GPU.memory == pytest.approx(passes.stream @ many.symbols * 2 / 3)

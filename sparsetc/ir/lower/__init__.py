@@ -1,7 +1,7 @@
 """Level 2 to level 3: an einsum and the view of a packed part -> the tile program of one work item.
 
 In: a `Bound` einsum with one sparse operand whose letters are distinct, the `Nest` of its packed part and a `Schedule`;
-or, for `lower_pairs`, what two operands of tiles and a task list are. Out: a verified `TileProgram`. The tree of the
+or, for `lower_pairs`, what two operands of tiles and a task list are. Out: a `TileProgram`. The tree of the
 schedule says what is computed, in an order of data flow (`contract`); one rule says where each computation stands
 (`place`). A schedule without a tree is completed by the default rule (`ir.lower.default_tree`).
 
@@ -33,7 +33,6 @@ from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.nest import PAIRED, Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.program.checks import verify
 from sparsetc.ir.program.tile import LANES, Gather, Key, Product, Tile, TileProgram, Value
 from sparsetc.support import NamedInts, Names, among, outside, volume
 
@@ -101,7 +100,8 @@ class WholeLowering(Lowering):
         inside = frozenset().union(*[self.factors[t.name] for t in tiles])
         needed = self.inner.keyed.union(*[axes for name, axes in self.axes.items() if name not in inside])
         axes = self._within(tiles)
-        sums = ({*axes} - needed) & self.inner.sides.keys() or not any({*axes} <= {*t.axes} for t in tiles)
+        whole = [{*axes} <= {*t.axes} for t in tiles]
+        sums = ({*axes} - needed) & self.inner.sides.keys() or True not in whole
         kept = among(axes, needed) if sums else axes
         left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
         if right:
@@ -126,7 +126,7 @@ class WholeLowering(Lowering):
 
     def _within(self, tiles: Sequence[Tile]) -> Names:
         """The axes that tiles have together, but the lanes."""
-        return tuple([a for a in self._axes(tiles) if a != LANES])
+        return among(self.sizes, set().union(*[t.axes for t in tiles])) if len(tiles) > 1 else tiles[0].within
 
 
 __all__ = ["Fold", "Target", "drafted", "lower", "lower_pairs"]
@@ -135,23 +135,21 @@ __all__ = ["Fold", "Target", "drafted", "lower", "lower_pairs"]
 def lower(
     bound: Bound, view: Nest, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
 ) -> TileProgram:
-    """Lower one part to its verified tile program. Raise `PlanError` if the view cannot serve the einsum."""
-    return _verified(bound, view, schedule.by_rule(), target, number, format)
+    """Lower one part to its tile program. Raise `PlanError` if the view cannot serve the einsum."""
+    return _lowered(bound, view, schedule.by_rule(), target, number, format)
 
 
 def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
-    """Lower one part to its tile program for pricing, without verification."""
+    """Lower one part to its tile program for pricing, without its number and its format."""
     return _drafted(bound, view, schedule.by_rule(), target)
 
 
 @lru_cache(maxsize=1024)
-def _verified(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
+def _lowered(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
     # Native loops are the same program, which was drafted for its price.
     program = _drafted(bound, view, replace(schedule, native=False), target)
     run = replace(program.schedule, native=schedule.native)
-    program = replace(program, number=number, format=format, schedule=run)
-    verify(program)
-    return program
+    return replace(program, number=number, format=format, schedule=run)
 
 
 @lru_cache(maxsize=1024)
@@ -191,8 +189,7 @@ def lower_pairs(
         bitmaps: whether each operand is stored as bitmaps and packed values.
 
     Raises:
-        PlanError, FormatError: sides that are not powers of two, letters that repeat, or bitmaps or multiplications in
-            f16x3.
+        PlanError, FormatError: sides that are not powers of two, letters that repeat, or bitmaps in f16x3.
     """
     letters = [c for fold in folds for c, _ in fold]
     if len(set(letters)) != len(letters):
@@ -215,9 +212,7 @@ def lower_pairs(
         output_axes=(row, column),
         folds=named,
     )
-    program = _program(inner_einsum, schedule, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
-    verify(program)
-    return program
+    return _program(inner_einsum, schedule, " x ".join("bcb" if tiles.volume > 1 else "coo" for tiles in stored))
 
 
 def _name(fold: Fold, role: str) -> str:

@@ -1,4 +1,4 @@
-"""The one lowering: a tree over the axes of a view -> a verified tile program.
+"""The one lowering: a tree over the axes of a view -> a tile program.
 
 In: an `Inner` einsum and a `Schedule` that has a tree. Out: a `TileProgram`. The tree says what is computed, in data
 flow's order; what is read, and along which axes, follows from the axes of the view and from the positions that the
@@ -146,10 +146,10 @@ class Lowering:
 
     def _halved(self) -> list[str]:
         """Return the operands that are read in halves: both sides of the one dot, where all values are 1."""
-        if self.schedule.precision != F16X3 or self.view.values.held or self.view.pairs:
+        if self.schedule.precision != F16X3 or self.split or self.view.pairs:
             return []
         sides = [side.name for side in self.dots[0].parts if side.name in self.operand] if len(self.dots) == 1 else []
-        if len(sides) != 2:
+        if self.view.values.held or len(sides) != 2:
             raise self._no_halves()
         return sides
 
@@ -254,12 +254,13 @@ class Lowering:
         inner = self.inner
         values = self.view.values
         fixed = values.sequence if values.bitmap and values.contracted else ()  # of others, any order will do
-        stored = [inner.letters[m] for m in fixed if m in view.sided]
+        if not (stored := [inner.letters[m] for m in fixed if m in view.sided]):
+            return
         at_hand = {*self.tile_sizes, *self.schedule.tile_loops}  # at once or in turn, and not over the grid
         held, wanted = [
             [c for c in order if inner.sides[c] > 1 and c in at_hand] for order in (stored, self.stored_order)
         ]
-        if stored and held != wanted:
+        if held != wanted:
             raise PlanError(
                 f"tiles are stored in the order {''.join(stored)} for dots over "
                 f"{''.join(stored[-values.contracted :])}; "
@@ -367,24 +368,23 @@ class Lowering:
     # -- nodes ------------------------------------------------------------------------------------------------------
     def tile(self, node: Tree) -> Tile:
         """Return the tile of a node, made once."""
-        if node not in self.made:
-            self.made[node] = self._make(node)
-        return self.made[node]
-
-    def _make(self, node: Tree) -> Tile:
-        if node.kind == "factor":
-            rows = self.make(self.load(node.name))
-            if node.name != self.split:
-                return rows
-            scale = _number(names.scale(self.split))
-            return self.make(Product(replace(rows, name=names.scaled(self.split)), (rows, scale)))
-        if node.kind == "product":
-            return self.multiply(self._product_name(node), [self.tile(part) for part in node.parts])
-        if node.kind == "dot":
-            left, right = [self._side(side, node) for side in node.parts]
-            part = self.dot("part", left, right, node.over)
-            return self._scaled(part, map(self._unscale, self.halved))
-        return self._sum(node)
+        if node in self.made:
+            return self.made[node]
+        match node.kind:
+            case "factor":
+                tile = self.make(self.load(node.name))
+                if node.name == self.split:
+                    scale = _number(names.scale(self.split))
+                    tile = self.make(Product(replace(tile, name=names.scaled(self.split)), (tile, scale)))
+            case "product":
+                tile = self.multiply(self._product_name(node), [self.tile(part) for part in node.parts])
+            case "dot":
+                left, right = [self._side(side, node) for side in node.parts]
+                tile = self._scaled(self.dot("part", left, right, node.over), map(self._unscale, self.halved))
+            case "sum":
+                tile = self._sum(node)
+        self.made[node] = tile
+        return tile
 
     def _side(self, side: Tree, dot: Tree) -> list[Tile]:
         """Return the factors of a side of a dot; over the lanes every step multiplies them anew."""
@@ -392,7 +392,7 @@ class Lowering:
         return [self.tile(part) for part in (side.parts if fused else (side,))]
 
     def _product_name(self, node: Tree) -> str:
-        if any(part.kind != "factor" for part in node.parts):
+        if {part.kind for part in node.parts} != {"factor"}:
             return "result" if node == self.last else "scaled"
         return next((name for dot, name in zip(self.dots, "wv", strict=False) if node in dot.parts), "term")
 

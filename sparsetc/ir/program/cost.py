@@ -18,10 +18,11 @@ Resources, each with the time it alone would take:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
@@ -29,7 +30,7 @@ from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16, F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.statistics import BY_LEVEL, FIBERS, ITEMS, ONE, STORED, ZERO, Count, Statistics
-from sparsetc.support import NamedInts, Names
+from sparsetc.support import Names
 from sparsetc.support.lru import cached_property
 
 WARP = 32
@@ -85,13 +86,13 @@ class GatherTerm:
 
     def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
         """Return True if the table is too large for the L2 cache to hold most of it."""
-        held = self.table_rows * self.held_width * self.itemsize.at(statistics.symbols)
+        held = self.table_rows * self.held_width * (self.itemsize @ statistics.symbols)
         return held > 2 * profile.l2_bytes
 
     def moved(self, statistics: Statistics, profile: DeviceProfile, programs: int) -> tuple[float, float]:
         """Return (bytes from the L2 cache, bytes from device memory) with `programs` programs an item."""
-        size, runs = self.itemsize.at(statistics.symbols), dict(statistics.runs)
-        rows = self.rows.at(statistics.symbols)
+        size, runs = self.itemsize @ statistics.symbols, dict(statistics.runs)
+        rows = self.rows @ statistics.symbols
         fresh = max([programs * runs.get(c, statistics.stored) for c in self.letters], default=rows)
         moved = min(rows, fresh) * self.width * size
         table = self.table_rows * size
@@ -139,12 +140,13 @@ class Cost:
         expanded: positions of bitmap tiles.
         met: rows, copies included, that are added to in no order; 0 where results are stored, or added in order.
         lane: threads that a lane has which stores a row of its own; 0 where lanes do not.
+        native: True if it is priced as native loops.
         sparse: True if the result has the rows alone to which something is added.
         lane_dots: whether dots contract the lanes of runs or fibers, not tiles.
         turn: flops of dots in one turn of a program over a tile; None where there are no tiles.
-        made: the operands that something is made of before the program runs, and how many elements each has, by the
-            attribute of `Operand` that says so: they are rounded, their largest magnitude is found, halves are made of
-            them, or they are copied in another order.
+        made: what is made of operands before the program runs: the attribute of `Operand` that says it (it is rounded,
+            its largest magnitude is found, halves are made of it, it is copied in another order), its name and
+            elements.
     """
 
     multiply = outer = dot = converted = halved = expanded = registers = added_rows = added_bytes = ZERO
@@ -154,18 +156,20 @@ class Cost:
     met = 0
     lane = 0.0
     sparse = False
-    made: Mapping[str, NamedInts] = dict.fromkeys(("rounded", "split", "halves", "arranged"), ())
+    native = False
+    made: Sequence[tuple[str, str, int]] = ()
 
     def __init__(self, program: ir.TileProgram) -> None:
         """Count what is stored, then each statement as often as the loops around it turn."""
         self.p = p = program
+        self.native = p.schedule.native
         self.sides = {a.letter for a in p.axes} & {*p.letters}
         self.programs = prod([a.programs for a in p.split])
         self.readers = prod([a.programs for a in p.split if a.letter not in self.sides])
-        self.passes = self._passes(a.letter for a in p.axes)
+        self.passes = self._passes([a.letter for a in p.axes])
         values = ZERO
         if p.view.values.held:
-            values = 2 * STORED if p.half else STORED.bytes
+            values = STORED * 2 if p.half else STORED.bytes
         index = self._index()
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index
@@ -174,17 +178,16 @@ class Cost:
         self.visit(p.body, ITEMS * self.programs)
         self.precision = ROUNDED if program.schedule.precision == F16 else program.schedule.precision  # of one rate
         tiles = "tile" in [axis.name for axis in program.view.loops]
-        self.turn = self.dot.of(FIBERS) // self.programs if tiles else None
-        self.lane_dots = self.dot != ZERO and not tiles and bool(program.view.innermost.lanes)
-        self.made = {
-            how: tuple([(o.name, o.nrows * o.width) for o in p.operands if getattr(o, how)]) for how in self.made
-        }
+        self.turn = self.dot @ FIBERS // self.programs if tiles else None
+        self.lane_dots = self.dot.any() and not tiles and bool(program.view.innermost.lanes)
+        made = product(("rounded", "split", "halves", "arranged"), p.operands)
+        self.made = tuple([(how, o.name, o.nrows * o.width) for how, o in made if getattr(o, how)])
 
     @property
     def natively(self) -> Cost:
         """The cost of the same program as native loops."""
         other = copy(self)
-        other.p = replace(self.p, schedule=replace(self.p.schedule, native=True))
+        other.native = True
         return other
 
     # -- what is stored ---------------------------------------------------------------------------------------------
@@ -261,7 +264,7 @@ class Cost:
         """The rows that a statement gathers."""
         o = s.operand
         width = self._cells(s.operand.axes)
-        size = 2 * ONE if s.operand.rounded else ONE.bytes
+        size = ONE * 2 if s.operand.rounded else ONE.bytes
         held = prod([min(a.size, a.block) if a.slowest else a.size for a in self.p.axes if a.letter in o.axes])
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
@@ -324,29 +327,29 @@ class Cost:
         written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else f"R*{width}w"
         lines = [f"streams {self.stream} bytes, writes {written} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
-        lines += [text.format(name) for how, text in BEFORE.items() for name, _ in self.made[how]]
+        lines += [BEFORE[how].format(name) for how, name, _ in self.made if how in BEFORE]
         lines.append(f"{'stores' if self.owned else 'adds to'} {self.added_rows} rows of the result")
-        lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot != ZERO else ""))
+        lines.append(f"{self.multiply} flops outside dots" + (f", {self.dot} inside" if self.dot.any() else ""))
         return lines
 
     def work(self, statistics: Statistics, profile: DeviceProfile) -> tuple[int, int, int]:
         """Return (least bytes moved by device memory, bytes moved to registers, flops in dots and outside)."""
         at = statistics.symbols
-        moved, flops = self.once.at(at) + self.output.at(at), self.multiply.at(at) + self.dot.at(at)
+        moved, flops = self.once @ at + self.output @ at, self.multiply @ at + self.dot @ at
         return moved, self._read(statistics, profile), flops
 
     def _read(self, statistics: Statistics, profile: DeviceProfile) -> int:
         """Bytes that reach registers."""
         at = statistics.symbols
         row = 1 if self.sides else prod([1 << (a.block - 1).bit_length() for a in self.p.axes]) // VECTOR
-        words = self.registers.at(at) * max(1, min(profile.warp_size, row))
-        return words + sum([g.rows.at(at) * max(g.width * g.itemsize.at(at), g.sector) for g in self.gathers])
+        words = self.registers @ at * max(1, min(profile.warp_size, row))
+        return words + sum([g.rows @ at * max(g.width * (g.itemsize @ at), g.sector) for g in self.gathers])
 
     def seconds(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Seconds each resource alone would take."""
         at = statistics.symbols
         counts = self.once, self.stream, self.output, self.added_bytes, self.multiply, self.expanded, self.dot
-        once, stream, output, added, multiply, expanded, dot = [c.at(at) for c in counts]
+        once, stream, output, added, multiply, expanded, dot = [c @ at for c in counts]
         gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
         missed, again = sum([missed for _, missed in gathered]), stream - once
         # Blocks of one item follow one another and find its storage near; each pass reads all of it again.
@@ -369,12 +372,12 @@ class Cost:
         farther = 0.0
         for g in self.gathers:
             moved, missed = g.moved(statistics, profile, 1)
-            lines += g.rows.at(at) * max(1.0, g.width * g.itemsize.at(at) / CPU_LINE)
+            lines += g.rows @ at * max(1.0, g.width * (g.itemsize @ at) / CPU_LINE)
             far, farther = far + moved / CPU_LINE, farther + missed / CPU_LINE
         dense = [a.size for a in self.p.axes if a.letter not in self.p.along] or [1]
         width = int(dense[-1]) or 1
         of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two
-        vectors = (self.multiply + self.dot).at(at) / 2 * of_row / width
+        vectors = (self.multiply + self.dot) @ at / 2 * of_row / width
         sums = [s.out.within for s in self.p.each(ir.Product) if s.accumulate]
         kept = max(map(self.p.elements, sums), default=0) * of_row > REGISTERS * width
         return {
@@ -387,21 +390,21 @@ class Cost:
             "line": lines,
             "far_line": far,
             "farther_line": farther,
-            "stored_line": self.output.at(at) / CPU_LINE,
-            "added_line": 0.0 if self.owned else self.added_bytes.at(at) / CPU_LINE,
+            "stored_line": self.output @ at / CPU_LINE,
+            "added_line": 0.0 if self.owned else self.added_bytes @ at / CPU_LINE,
         }
 
     def _by_loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Return the seconds of each count of `loops`; none where loops are not priced apart."""
         if not profile.loops or self.turn is not None:
             return {}
-        rates = profile.loops["native" if self.p.schedule.native else "torch"]
+        rates = profile.loops["native" if self.native else "torch"]
         return {name: count * rates[name] for name, count in self.loops(statistics, profile).items()}
 
     def stored(self, statistics: Statistics) -> int:
         """Bytes of the rows that the program stores."""
         at = statistics.symbols
-        return min(self.output.at(at), self.added_bytes.at(at)) if self.owned else 0
+        return min(self.output @ at, self.added_bytes @ at) if self.owned else 0
 
     def roofline(self, statistics: Statistics, profile: DeviceProfile) -> tuple[str, float]:
         """Return the resource that bounds the part, and the seconds it would take alone."""
@@ -420,12 +423,12 @@ class Cost:
         at = statistics.symbols
         constants = profile.constants
         rate = (constants["stored_rate"] if self.lane else 1.0) * profile.memory
-        each["memory"] += self.stored(statistics) / rate - self.output.at(at) / profile.memory
-        each["multiply"] += (constants["outer"] - 1) * self.outer.at(at) / profile.multiply
+        each["memory"] += self.stored(statistics) / rate - self.output @ at / profile.memory
+        each["multiply"] += (constants["outer"] - 1) * (self.outer @ at) / profile.multiply
         if self.met:
             each["add"] *= max(1, constants["uncrowded"] / self.met) ** constants["crowding"]
-        if self.dot != ZERO:
-            narrowed = constants["conversion"] * self.converted.at(at) + constants["halving"] * self.halved.at(at)
+        if self.dot.any():
+            narrowed = constants["conversion"] * (self.converted @ at) + constants["halving"] * (self.halved @ at)
             each["dot"] += narrowed / profile.multiply
         if self.p.view.blocks:
             share = min(1.0, self.lane * constants["lane_wait"]) if self.lane else 1.0
@@ -435,14 +438,14 @@ class Cost:
         if self.turn is not None:
             each["dot"] += self.programs * statistics.fibers * profile.tile * self._turn_share(profile)
         alone = 0.0
-        if self.dot != ZERO and self.turn is None and not self.lane_dots:
+        if self.dot.any() and self.turn is None and not self.lane_dots:
             by = {"tf32": constants["entries_tf32"], "tf32x3": constants["entries_tf32x3"]}
             slower = by.get(self.precision, constants["entries"])
             each |= {name: slower * each[name] for name in ("l2", "dot")}
             of_program = self._matrix_rate(profile) / profile.warps * self.p.schedule.warps
             longest = statistics.chain * (self.p.schedule.stages // 2)
-            alone = slower * longest * self.dot.of(STORED) / self.programs / of_program
-            loaded = sum([g.width * g.itemsize.at(at) for g in self.gathers if g.rows.of(STORED)])
+            alone = slower * longest * (self.dot @ STORED) / self.programs / of_program
+            loaded = sum([g.width * (g.itemsize @ at) for g in self.gathers if g.rows @ STORED])
             share = constants["entries_share"] * profile.memory * profile.rules["issued"] / profile.warps
             each["longest"] = longest * loaded / share  # which the loads of others overlap in part
         if not self.lane:  # whose programs' waits are those of their lanes
@@ -460,7 +463,7 @@ class Cost:
         alone = self.turn / (self._matrix_rate(profile) / profile.warps * self.p.schedule.warps)
         waits = constants["waits_a_turn"] * statistics.chain + constants["first_waits"]
         tall = self.p.view.values.volume >= constants["tall"]
-        if tall and self.listed != ZERO and self.precision in (ROUNDED, F16X3):
+        if tall and self.listed.any() and self.precision in (ROUNDED, F16X3):
             waits += constants["tall_waits"]
         return busy + waits * profile.wait + statistics.chain * alone
 
@@ -468,7 +471,7 @@ class Cost:
         """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
         chain, constants = statistics.chain * profile.wait, profile.constants
         if not self.p.view.blocks:
-            return chain * min(1.0, constants["idle_wait"] * (1 + sum([g.rows.of(STORED) > 0 for g in self.gathers])))
+            return chain * min(1.0, constants["idle_wait"] * (1 + sum([g.rows @ STORED > 0 for g in self.gathers])))
         near = constants["near_wait"]
         line = 1.0
         among_others = 1.0
@@ -491,7 +494,7 @@ class Cost:
             return min(1.0, nbytes / constants["whole_turn"]) ** constants["turn_power"]
         smaller = (volume / constants["whole_tile"]) ** constants["turn_power"]
         share = min(1.0, smaller * max(2, self.p.schedule.warps) / constants["turn_warps"])
-        return constants["listed_turn"] * share if self.listed != ZERO and self.precision == ROUNDED else share
+        return constants["listed_turn"] * share if self.listed.any() and self.precision == ROUNDED else share
 
     def _matrix_rate(self, profile: DeviceProfile) -> float:
         """Flops a second of dots at this precision."""

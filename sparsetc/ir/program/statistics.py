@@ -11,50 +11,55 @@ text, R are rows of the result. A text has no sizes of modes: one source serves 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import add, mul
+from typing import Any
 
-from sparsetc.support import Ints, NamedInts
+import numpy as np
+
+from sparsetc.support import NamedInts
 from sparsetc.support.lru import cached_property
 
 SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
 """Terms of a count, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
 
 
-@dataclass(frozen=True)
-class Count:
-    """A sum of the products in `SYMBOLS`, each times a number."""
+_Array: Any = np.ndarray  # whose operators give counts here, as no type of numpy says
 
-    factors: Ints
 
-    def __add__(self, other: Count) -> Count:
-        return Count(tuple(map(add, self.factors, other.factors)))
+class Count(_Array):  # type: ignore[misc]
+    """A sum of the products in `SYMBOLS`: an array of the numbers of each, which adds up and multiplies as one.
 
-    def __mul__(self, n: int) -> Count:
-        return Count(tuple(map(mul, self.factors, (n,) * len(self.factors))))
+    The number where the products have values `symbols` is ``count @ symbols``, of one symbol ``count @ FIBERS``.
+    """
 
-    __rmul__ = __mul__
+    __add__ = __iadd__ = _Array.__add__  # a count that is kept stays as it is
+    __mul__ = _Array.__mul__
+    __matmul__ = _Array.dot  # which gives a number
+
+    @classmethod
+    def of_each(cls, factors: Sequence[int]) -> Count:
+        """Return the count of so many of each product."""
+        return np.array(factors, dtype=object).view(cls)  # type: ignore[return-value]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Count) and self.tolist() == other.tolist()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
 
     @property
     def bytes(self) -> Count:
         """The bytes of this many values; a count in bytes has none."""
-        return Count(tuple([f for plain in self.factors[1::2] for f in (plain, 0)]))
-
-    def of(self, symbol: Count) -> int:
-        """Return the factor of one symbol."""
-        return self.factors[symbol.factors.index(1)]
-
-    def at(self, symbols: Ints) -> int:
-        """The number where each product in `SYMBOLS` has the value given."""
-        return sum(map(mul, self.factors, symbols))
+        return Count.of_each([f for plain in self[1::2] for f in (plain, 0)])
 
     def __str__(self) -> str:
-        terms = ((f, s) for f, s in zip(self.factors, SYMBOLS, strict=True) if f)
-        return " + ".join(f"{f}*{s}" if s and f != 1 else s or str(f) for f, s in terms) or "0"
+        terms = [(f, s) for f, s in zip(self.tolist(), SYMBOLS, strict=True) if f]
+        return " + ".join([f"{f}*{s}" if s and f != 1 else s or str(f) for f, s in terms]) or "0"
 
 
-FIBERS, STORED, ITEMS, ONE = (Count(tuple(int(at == place) for at in range(8))) for place in (1, 3, 5, 7))
-ZERO = Count((0,) * 8)
+FIBERS, STORED, ITEMS, ONE = (Count.of_each([int(at == place) for at in range(8)]) for place in (1, 3, 5, 7))
+ZERO = Count.of_each([0] * 8)
 BY_LEVEL = (ITEMS, FIBERS, STORED)
 """Counts of what each level has; of blocks, their fibers."""
 
@@ -89,7 +94,7 @@ class Statistics:
         return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
 
     @cached_property
-    def symbols(self) -> Ints:
+    def symbols(self) -> Count:
         """The values of the products of symbols that a `Count` is a sum of."""
         plain = self.fibers, self.stored, self.items, 1
-        return tuple([n * w for n in plain for w in (self.itemsize, 1)])
+        return Count.of_each([n * w for n in plain for w in (self.itemsize, 1)])

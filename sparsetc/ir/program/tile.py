@@ -54,7 +54,7 @@ class Tile:
     @cached_property
     def within(self) -> Names:
         """The axes without the lanes."""
-        return tuple([a for a in self.axes if a != LANES])
+        return tuple(filter(LANES.__ne__, self.axes))
 
     def __str__(self) -> str:
         return f"{self.name}[{','.join(self.axes)}]" if self.axes else self.name
@@ -265,13 +265,17 @@ class TileProgram:
         return {a.letter: a for a in self.axes}
 
     @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {a.letter: a.size for a in self.axes}
+
+    @cached_property
     def width(self) -> int:
         """Elements of one output row."""
         return self.elements(self.output_axes)
 
     def elements(self, letters: Iterable[str]) -> int:
         """Return the product of the sizes of axes."""
-        return prod([self.axis(c).size for c in letters])
+        return prod(map(self._sizes.__getitem__, letters))
 
     @cached_property
     def statements(self) -> tuple[tuple[Statement, int], ...]:

@@ -1,11 +1,9 @@
-"""Checks of a tile program: everything is made before it is read, sums stand where they may, tiles fit a program.
+"""Checks of a tile program: everything is made before it is read, sums stand where they may. Tests check all programs.
 
 In: a `TileProgram`. Out: nothing, or a `PlanError` that names the statement and the fault.
 """
 
 from __future__ import annotations
-
-from math import prod
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.axes import ITEM
@@ -14,9 +12,6 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.text import line
 from sparsetc.support import among, outside
-
-MOST_ELEMENTS = 1 << 20
-"""Elements of the largest tensor that a Triton program may have."""
 
 
 def verify(program: ir.TileProgram) -> None:
@@ -65,21 +60,6 @@ def verify(program: ir.TileProgram) -> None:
         if axis.slowest and (axis not in program.split or axis.letter in program.letters):
             raise PlanError(f"axis {axis.letter}: only a dense axis that is split can be slowest on the grid")
     _verify_stored(program)
-
-
-def check_sizes(p: ir.TileProgram) -> None:
-    """Raise `PlanError` where a tile of the program holds more elements than Triton's tensors may (`MOST_ELEMENTS`)."""
-    for statement, _ in p.statements:
-        if not isinstance(statement, ir.Value | ir.Gather | ir.Zero | ir.Product | ir.Reduce):
-            continue
-        tiles = (statement.out, *(statement.inputs if isinstance(statement, ir.Product) else ()))
-        for tile in tiles:
-            elements = prod([p.view.lanes if a == ir.LANES else p.axis(a).block for a in tile.axes])
-            if elements > MOST_ELEMENTS:
-                raise PlanError(
-                    f'part {p.number} ({p.format}) of "{p.equation}": {tile} would hold {elements:,} elements, and a '
-                    f"program's tile at most {MOST_ELEMENTS:,}; give the schedule smaller blocks"
-                )
 
 
 def _verify_stored(p: ir.TileProgram) -> None:
