@@ -105,6 +105,5 @@ def write(path: FilePath, x: SparseTensor) -> None:
     """
     if x.dtype.is_complex:
         raise DtypeError(f"a .tns file holds real numbers, not {x.dtype}; write .npz")
-    x = x.expand_dense()
     comments = f"# shape: {_spaced(x.shape)}\n# dtype: {dtype_name(x.dtype)}\n"
     table.write(path, comments, x)

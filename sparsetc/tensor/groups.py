@@ -33,12 +33,14 @@ class Groups(NamedTuple):
     Attributes:
         pattern: distinct coordinates in these modes, an entry a group.
         of_entry: (nnz,) the number of each entry's group.
-        number: how many groups there are.
+        sizes: (groups,) int64: how many entries each has.
+        largest: how many the largest has.
     """
 
     pattern: Pattern
     of_entry: Tensor
-    number: int
+    sizes: Tensor
+    largest: int
 
 
 @once
@@ -47,8 +49,9 @@ def groups_of(pattern: Pattern, kept: Ints) -> Groups:
     rows, shape = crd.of_modes(pattern.coords, pattern.shape, kept)
     distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
     coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
-    labels = pattern.labels_of(kept)
-    return Groups(Pattern(coords, shape, True, labels=labels), distinct.rank, distinct.count)
+    sizes = crd.histogram(distinct.rank, distinct.count)
+    largest = int(sizes.max()) if distinct.count else 0
+    return Groups(Pattern(coords, shape, True, labels=pattern.labels_of(kept)), distinct.rank, sizes, largest)
 
 
 def check_reduction(kind: str, dtype: torch.dtype) -> None:
@@ -77,9 +80,9 @@ def reduced_groups(
         values = _over(values, kind, dims)
     if every:
         return values
-    each = sizes_of(pattern, kept).view(-1, *[1] * (values.ndim - 1))
     if kind == "sum":
         return added(values, pattern, kept)
+    each = groups_of(pattern, kept).sizes.view(-1, *[1] * (values.ndim - 1))
     if kind == "mean":
         return added(values, pattern, kept) / (float(positions) or each.to(values.dtype))
     absent = float(positions) - each.double() if positions else None  # sizes may pass 2**63
@@ -104,7 +107,7 @@ def _extrema(values: Tensor, pattern: Pattern, kept: Ints, kind: str, absent: Te
 
     Gradients are shared by all that are equal to it, absent zeros among them, as those of torch's dense extrema are.
     """
-    if absent is None and not dims and not followed([]) and _largest(pattern, kept) <= PIECE:
+    if absent is None and not dims and not followed([]) and groups_of(pattern, kept).largest <= PIECE:
         return _reduced(values, pattern, kept, kind)  # torch's gradients are even within a piece
     rows, fixed = groups_of(pattern, kept).of_entry, values.detach()
     most = _reduced(_over(fixed, kind, dims), pattern, kept, kind)
@@ -136,20 +139,6 @@ def _products(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     return products
 
 
-@once
-def sizes_of(pattern: Pattern, kept: Ints) -> Tensor:
-    """(groups,) int64: how many entries each has; made once."""
-    _, rows, count = groups_of(pattern, kept)
-    return crd.histogram(rows, count)
-
-
-@once
-def _largest(pattern: Pattern, kept: Ints) -> int:
-    """Count the entries of the largest group, once."""
-    each = sizes_of(pattern, kept)
-    return int(each.max()) if each.numel() else 0
-
-
 def gathered(source: Tensor, rows: Tensor) -> Tensor:
     """``source.index_select(0, rows)``, of rows of any width."""
     places = _places(source, rows)
@@ -160,12 +149,13 @@ def gathered(source: Tensor, rows: Tensor) -> Tensor:
 
 def added(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     """(groups, *sizes): sums of the values of each group; in float64 where a group is large."""
-    _, rows, count = groups_of(pattern, kept)
+    _, rows, sizes, largest = groups_of(pattern, kept)
+    count = len(sizes)
     if not kept:
         return values.sum(0, keepdim=True, dtype=values.dtype)[:count]
     if values.is_complex():
         return torch.view_as_complex(added(torch.view_as_real(values.resolve_conj()), pattern, kept))
-    terms = values.to(wide(values.dtype)) if _largest(pattern, kept) > LONG else values
+    terms = values.to(wide(values.dtype)) if largest > LONG else values
     places = rows if values.ndim == 1 else _places(terms, rows)
     if places is None:
         return terms.new_zeros(count, *values.shape[1:]).index_add(0, rows, terms).to(values.dtype)
@@ -183,13 +173,15 @@ def _places(values: Tensor, rows: Tensor) -> Tensor | None:
 
 def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
     """Reduce groups by an extremum or a product: in pieces if these beat a scatter and its slow gradients."""
-    _, rows, count = groups_of(pattern, kept)
+    rows, sizes = groups_of(pattern, kept)[1:3]
     in_pieces = values.is_floating_point() and values.numel() and not transforming()
     width = prod(values.shape[1:])
     narrow = isinstance(width, torch.SymInt) or width <= NARROW  # of a symbol nothing is asked: it would be fixed
     if not in_pieces or not (values.is_cuda or values.requires_grad or narrow):
         index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-        return values.new_zeros(count, *values.shape[1:]).scatter_reduce(0, index, values, kind, include_self=False)
+        return values.new_zeros(len(sizes), *values.shape[1:]).scatter_reduce(
+            0, index, values, kind, include_self=False
+        )
     order, levels = _pieces(pattern, kept, PIECE)
     grouped = crd.picked(values, order).reshape(values.shape[0], -1)
     for lengths in levels:
@@ -200,6 +192,6 @@ def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
 @once
 def _pieces(pattern: Pattern, kept: Ints, most: int) -> tuple[Tensor | None, list[Tensor]]:
     """Return the entries sorted by groups (None if they are), and the lengths of pieces, level by level."""
-    rows = groups_of(pattern, kept).of_entry
+    rows, sizes = groups_of(pattern, kept)[1:3]
     order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
-    return order, [*in_pieces(sizes_of(pattern, kept), most)]
+    return order, [*in_pieces(sizes, most)]
