@@ -1,9 +1,9 @@
 """Groups of entries that agree in some modes, and reductions of their values.
 
 In: a pattern, values of its entries and the modes that are kept. Out: a value a group, differentiable. Groups are found
-once for a pattern. Extrema and products are taken over pieces of a group of a few hundred entries, and over what these
-give, until one is left: so no group, however large, is one thread's work, and nothing is written by atomics. Sums of
-large groups are made in float64.
+once for a pattern. Extrema and products are taken over segments of a group, of a few hundred entries, and over what
+these give, until one is left: so no group, however large, is one thread's work, and nothing is written by atomics. Sums
+of large groups are made in float64.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sparsetc.errors import DtypeError
 from sparsetc.support import Ints, volume
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.pattern import Pattern, followed, once, transforming
-from sparsetc.tensor.sums import LONG, in_pieces, wide
+from sparsetc.tensor.sums import LONG, segments, wide
 
-PIECE = 256
-"""Entries of a piece of a group, at most."""
+SEGMENT = 256
+"""Entries of a segment of a group, at most."""
 NARROW = 16
 """Values of a row up to which a GPU takes them one by one, as torch has a block of threads a row, however narrow; and
-up to which pieces are faster on a CPU (2 to 10 times, 64 values 3 times slower)."""
+up to which segments are faster on a CPU (2 to 10 times, 64 values 3 times slower)."""
 
 
 class Groups(NamedTuple):
@@ -107,8 +107,8 @@ def _extrema(values: Tensor, pattern: Pattern, kept: Ints, kind: str, absent: Te
 
     Gradients are shared by all that are equal to it, absent zeros among them, as those of torch's dense extrema are.
     """
-    if absent is None and not dims and not followed([]) and groups_of(pattern, kept).largest <= PIECE:
-        return _reduced(values, pattern, kept, kind)  # torch's gradients are even within a piece
+    if absent is None and not dims and not followed([]) and groups_of(pattern, kept).largest <= SEGMENT:
+        return _reduced(values, pattern, kept, kind)  # torch's gradients are even within a segment
     rows, fixed = groups_of(pattern, kept).of_entry, values.detach()
     most = _reduced(_over(fixed, kind, dims), pattern, kept, kind)
     if absent is not None:
@@ -129,7 +129,7 @@ def _products(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     """Multiply the values of each group; with gradients, by a tree of products of neighbours."""
     if not followed([values]):
         return _reduced(values, pattern, kept, "prod")
-    order, levels = _pieces(pattern, kept, 2)
+    order, levels = _segments(pattern, kept, 2)
     products = crd.picked(values, order)
     for lengths in levels:
         first = lengths.cumsum(0) - lengths
@@ -172,17 +172,17 @@ def _places(values: Tensor, rows: Tensor) -> Tensor | None:
 
 
 def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
-    """Reduce groups by an extremum or a product: in pieces if these beat a scatter and its slow gradients."""
+    """Reduce groups by an extremum or a product: by segments if these beat a scatter and its slow gradients."""
     rows, sizes = groups_of(pattern, kept)[1:3]
-    in_pieces = values.is_floating_point() and values.numel() and not transforming()
+    by_segments = values.is_floating_point() and values.numel() and not transforming()
     width = prod(values.shape[1:])
     narrow = isinstance(width, torch.SymInt) or width <= NARROW  # of a symbol nothing is asked: it would be fixed
-    if not in_pieces or not (values.is_cuda or values.requires_grad or narrow):
+    if not by_segments or not (values.is_cuda or values.requires_grad or narrow):
         index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
         return values.new_zeros(len(sizes), *values.shape[1:]).scatter_reduce(
             0, index, values, kind, include_self=False
         )
-    order, levels = _pieces(pattern, kept, PIECE)
+    order, levels = _segments(pattern, kept, SEGMENT)
     grouped = crd.picked(values, order).reshape(values.shape[0], -1)
     for lengths in levels:
         grouped = torch.segment_reduce(grouped, kind.removeprefix("a"), lengths=lengths, axis=0, unsafe=True)
@@ -190,8 +190,8 @@ def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
 
 
 @once
-def _pieces(pattern: Pattern, kept: Ints, most: int) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the entries sorted by groups (None if they are), and the lengths of pieces, level by level."""
+def _segments(pattern: Pattern, kept: Ints, most: int) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the entries sorted by groups (None if they are), and the lengths of segments, level by level."""
     rows, sizes = groups_of(pattern, kept)[1:3]
     order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
-    return order, [*in_pieces(sizes, most)]
+    return order, [*segments(sizes, most)]

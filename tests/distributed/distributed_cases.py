@@ -307,7 +307,7 @@ def dense_modes_and_blocks(mesh: Any, folder: Path) -> None:
 
 
 @check
-def rows_that_are_uneven_are_cut_into_pieces(mesh: Any, folder: Path) -> None:
+def rows_that_are_uneven_are_divided_into_parts(mesh: Any, folder: Path) -> None:
     ones = torch.arange(40)
     x = stc.SparseTensor(torch.stack((torch.zeros_like(ones), ones)), dense(40), (3, 40))
     s = sd.shard(x, 0, mesh=mesh)
