@@ -32,7 +32,7 @@ _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 def head(
     reader: lines.LineReader, dtype: torch.dtype | None, default: torch.dtype = torch.float64
 ) -> table.TableLayout:
-    """Read the header, and return the layout of the lines that follow, in ``dtype`` or that of a comment.
+    """Read the header. Return the layout of the lines after it, in ``dtype`` or in the dtype of a comment.
 
     A comment ``% dtype: float64`` says the dtype, which `write` leaves. Where nothing says it the layout is open, of
     dtype ``default``.
