@@ -135,6 +135,12 @@ def level(value: Any, what: str) -> float:
     return float(value)
 
 
+def callback(value: Any) -> None:
+    """Raise `DecompositionError` for a callback that cannot be called."""
+    if value is not None and not callable(value):
+        raise DecompositionError(f"callback must be a function of a model and an error, found {value!r:.80}")
+
+
 def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> Ints:
     """Return the modes that are not fixed, at least one; negative numbers count from the end."""
     kept = set()
