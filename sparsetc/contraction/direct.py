@@ -30,7 +30,7 @@ Run = Callable[[Values, Tensors], Tensor | None]
 
 
 class Direct:
-    """What was found for the kinds of operands that calls had so far.
+    """The ways to a result found for the kinds of operands of earlier calls.
 
     Attributes:
         known: a guard of tensors, how many there are, whether one requires a gradient, and what gives the result.
@@ -51,7 +51,7 @@ class Direct:
         return None
 
     def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> None:
-        """Look for what gives the result of operands of this kind, which the leaf has run."""
+        """Find a way to the result of operands of this kind, which the leaf has run once."""
         tensors = [*values, *dense]
         watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
         if (

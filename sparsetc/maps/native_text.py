@@ -183,7 +183,7 @@ class NativeText(Text, Lines):
                 self.put_pieces(size, f"store({name}, {name}_at + {{n}}, {sum_of_row})")
 
     def turns(self, loop: str) -> None:
-        """Print the loops of entries that find products, what the map gives of them, and sums of rows."""
+        """Print the loops over entries: their products, the map, and the sums of rows."""
         if self.products:
             with self.block(loop):
                 self.put("col = load(far, n)")
