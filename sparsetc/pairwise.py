@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from sparsetc.maps.fused import fused, gradients_by, gradients_of_steps
 from sparsetc.maps.pairs import Pairs, single
 from sparsetc.maps.saved import described, read
 from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
+from sparsetc.maps.torch_walk import mixed, multiplied_by
 from sparsetc.options import Options, Settings, in_force, of_call
 from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes, without_autocast
@@ -39,7 +39,6 @@ from sparsetc.tensor.softmax import log_sums, softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
-BITS = 0xFFFFFFFF
 KEPT = 256
 """Bodies that graphs may name. Not measured."""
 
@@ -320,7 +319,7 @@ def entries_of(pairs: Pairs) -> Pattern:
 def of_entries(pairs: Pairs) -> Pairs:
     """Return the pairs as a pattern of single entries, whose numbers inputs or results are given by."""
     pattern = entries_of(pairs)
-    return pairs if pattern is pairs.given else replace(pairs, given=pattern)
+    return pairs if pattern is pairs.given else pairs._replace(given=pattern)
 
 
 # -- what operators of graphs do --------------------------------------------------------------------------------------
@@ -424,14 +423,5 @@ def kept(share: float, seed: Tensor, pattern: Pattern, pairs: Pairs, heads: int)
     part = torch.arange(heads // pairs.patterns, device=seed.device)
     which = stack[0][:, None] if stack else torch.zeros_like(row)[:, None]
     head = which + part * pairs.patterns if pairs.fastest else which * len(part) + part
-    salt = _mixed(seed + head & BITS)
-    drawn = _mixed(_mixed(salt + row[:, None] & BITS) ^ _mixed(column)[:, None])
-    factor = 1 / (1 - share) if share < 1 else 0.0
-    return torch.where(drawn < min(int(share * 2**32), BITS), 0.0, factor)
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Return a hash of 32 bits of numbers of 32 bits (lowbias32, Wellons 2018)."""
-    x = (x ^ (x >> 16)) * 0x7FEB352D & BITS
-    x = (x ^ (x >> 15)) * 0x846CA68B & BITS
-    return x ^ (x >> 16)
+    near = mixed(mixed((seed + head).int()) + row[:, None].int())
+    return multiplied_by(near, mixed(column.int())[:, None], share, torch.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, Literal, overload
 
@@ -37,7 +37,7 @@ from sparsetc.support.lru import Lru
 from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator
-from sparsetc.to_pairs import pairs_of, parts_of, within_sequences
+from sparsetc.to_pairs import kept_with, pairs_of, parts_of, within_sequences
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -97,9 +97,9 @@ def attention(
     these lie far apart; values and keys in a tile must be finite, even those that some query of the tile does not
     attend to. On a CPU, windows of 32 or 64 queries are multiplied by the tiles of keys that they meet; large patterns
     of entries that leave most of such tiles empty run as native loops where numba is installed. What is left runs in
-    three steps: a sampled product, `softmax`, and a product with the values. These are small patterns of entries and
-    dropout with masks on a CPU, and on all devices calls with a `plan`, in forward mode, in transforms of `torch.func`,
-    and second gradients. The log says which way was taken, and why (``logging.getLogger("sparsetc")``, level DEBUG).
+    three steps: a sampled product, `softmax`, and a product with the values. These are small patterns of entries on a
+    CPU, and on all devices calls with a `plan`, in forward mode, in transforms of `torch.func`, and second gradients.
+    The log says which way was taken, and why (``logging.getLogger("sparsetc")``, level DEBUG).
 
     Args:
         q: (*heads, rows, d) with any number of leading modes for batches and heads; or a jagged nested tensor
@@ -209,9 +209,8 @@ def _attention(
         pairs = of_entries(pairs)
         tensors.append(_bias(bias, parts_of(pairs, tuple(heads)), pairs.given.nnz))  # type: ignore[union-attr]
     elif callable(bias):
-        body, pairs, vectors = _scored(bias, pairs, tuple(heads), tuple(k.shape[:-2]), numbers)
-        whole = accumulator(q.dtype), torch.int64
-        tensors += [one.to(q.device, whole[one.dtype in INTEGERS]) for one in vectors]
+        body, pairs, vectors = _scored(bias, pairs, tuple(heads), tuple(k.shape[:-2]), numbers, accumulator(q.dtype))
+        tensors += vectors
     elif bias is not None:
         raise ShapeError(f"attention: bias is a tensor or a function of (score, b, h, i, j), found {bias!r:.80}")
     seed = torch.randint(1 << 31, (1,), device=q.device) if dropout else None
@@ -322,7 +321,7 @@ _steps: Lru[Any, Body] = Lru(64)
 
 
 def _scored(
-    function: Any, pairs: Pairs, heads: Ints, fewer: Ints, numbers: tuple[float, float]
+    function: Any, pairs: Pairs, heads: Ints, fewer: Ints, numbers: tuple[float, float], dtype: torch.dtype
 ) -> tuple[Body, Pairs, list[Tensor]]:
     """Return attention by a function of (score, b, h, i, j), its pairs, and its vectors of numbers."""
     read: list[Tensor] = []
@@ -333,14 +332,17 @@ def _scored(
     if not isinstance(score, str):
         body = _of_score(score, heads != fewer, *numbers)
         if "entries" not in body.vectors.values():
-            return body, pairs, _numbers(score, body, pairs, heads, fewer, read)
+            made = partial(_numbers, score, body, pairs, heads, fewer, read, dtype)
+            if not read or (torch.is_grad_enabled() and any(one.requires_grad for one in read)):
+                return body, pairs, made()
+            return body, pairs, kept_with(read, (body, pairs.shape, pairs.device, heads, fewer, dtype), made)
         if pairs.patterns == 1:
             pairs = of_entries(pairs)
-            return body, pairs, _numbers(score, body, pairs, heads, fewer, read)
+            return body, pairs, _numbers(score, body, pairs, heads, fewer, read, dtype)
         score = "it reads a tensor by query and key, and heads have patterns of their own"
     body = _steps.once((told_apart(function), numbers, score), lambda: _in_steps(function, score, *numbers))
     vectors = pairs.kept(("positions", heads, fewer), lambda: _positions(heads, fewer, pairs))
-    return body, pairs, [vectors[name] for name in POSITIONS]
+    return body, pairs, [vectors[name].to(dtype) for name in POSITIONS]
 
 
 def _taken_apart(function: Any, read: Sequence[Tensor], device: torch.device) -> Score | str:
@@ -371,15 +373,18 @@ def _in_steps(function: Any, reason: str, scale: float, dropout: float) -> Body:
     return Body({SCORE: ("q", "k")}, POSITIONS, mapped, True, "v", dropout=dropout, positions=names, untraced=reason)
 
 
-def _numbers(score: Score, body: Body, pairs: Pairs, heads: Ints, fewer: Ints, read: Sequence[Tensor]) -> list[Tensor]:
+def _numbers(
+    score: Score, body: Body, pairs: Pairs, heads: Ints, fewer: Ints, read: Sequence[Tensor], dtype: torch.dtype
+) -> list[Tensor]:
     """Return the vectors of a function of scores: positions, and numbers that are read of tensors."""
     vectors = pairs.kept(("positions", heads, fewer), lambda: _positions(heads, fewer, pairs))
     places = pairs.kept(("places", heads, fewer), lambda: _places(heads, fewer, pairs))
     sizes = {side: place.shape[1] for side in places for place in places[side].values()}
-    return [
+    found = [
         vectors[name] if name in POSITIONS else score.computed(name, places[side], read, sizes[side])
         for name, side in body.vectors.items()
     ]
+    return [one.to(pairs.device, torch.int64 if one.dtype in INTEGERS else dtype) for one in found]
 
 
 def _places(heads: Ints, fewer: Ints, pairs: Pairs) -> dict[Side, dict[str, Tensor]]:

@@ -74,7 +74,7 @@ def test_autocast_rounds_no_scores() -> None:
     torch.testing.assert_close(*both, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "dropout_p" not in form])
+@pytest.mark.parametrize("name", FORMS)
 def test_forms_by_matrices_of_windows(
     name: str, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
+from operator import or_
 from typing import Any
 
 import torch
@@ -88,16 +90,16 @@ def launch_of(
         A function of the list of all arguments, which it may change.
     """
     forms: dict[Any, Any] = {}
-    fixed = [(n, one.data_ptr()) for n, one in enumerate(constant) if isinstance(one, Tensor)]
+    fixed = [one.data_ptr() if isinstance(one, Tensor) else one for one in constant]
 
     def launch(arguments: list[Any]) -> None:
         out = arguments[-1]
         addresses = [arguments[n].data_ptr() for n in varied]
-        form = (out.device, out.dtype, *[address % ALIGNED for address in addresses])
+        apart = reduce(or_, addresses) % ALIGNED and tuple([address % ALIGNED for address in addresses])
+        form = out.device, out.dtype, apart
         run = forms.get(form)
         if run is not None:
-            for n, address in fixed:
-                arguments[n] = address
+            arguments[: len(fixed)] = fixed
             for n, address in zip(varied, addresses, strict=True):
                 arguments[n] = address
             run(arguments)

@@ -55,9 +55,9 @@ def apply(function: Multilinear, tensors: Tensors) -> Tensor:
     """Compute the result, and record a graph if a tensor requires a gradient."""
     if not followed(tensors):
         return function.rows(tensors)
-    kind = _Transformed if transforming() else _Rows
-    result: Tensor = kind.apply(function, *map(recordable, tensors))
-    return result
+    if transforming():
+        return _Transformed.apply(function, *map(recordable, tensors))  # type: ignore[no-any-return]
+    return node(_Rows, function, *map(recordable, tensors))  # type: ignore[no-any-return]
 
 
 FOLLOWED = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")
@@ -73,8 +73,14 @@ def following() -> Iterator[None]:
         yield
 
 
+def node(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """``function.apply`` of `recordable` tensors outside transforms, without its checks for them."""
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+
 def recordable(tensor: Tensor) -> Tensor:
     """A tensor that autograd can save: itself, or a copy where it was made under ``torch.inference_mode``."""
+    tensor = torch._C._functorch.unwrap_if_dead(tensor)
     return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 

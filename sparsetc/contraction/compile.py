@@ -10,29 +10,31 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from math import inf
 from typing import Any
 
 from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, known, parsed
 from sparsetc.contraction.operands import Operands, check_operand, stand_in
-from sparsetc.contraction.output import check_form, sparse_result
+from sparsetc.contraction.output import check_form, is_sparse, sparse_result
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.path import Path, in_steps
-from sparsetc.contraction.prepare import in_place, problem_of
+from sparsetc.contraction.prepare import Preparation, in_place, problem_of
 from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import rewrites_of
 from sparsetc.contraction.step import Step
 from sparsetc.contraction.tuned import tune
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.plan import STEPS, requested
+from sparsetc.ir.plan import AUTO, DENSE, ONE_PASS, STEPS, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.paths import checked_order
-from sparsetc.planner.registry import by_nonzeros
+from sparsetc.planner.registry import PLANS, by_nonzeros, choose
 from sparsetc.planner.workload import choose_together
 from sparsetc.products.problem import paired
 from sparsetc.support.notices import log_since
 from sparsetc.support.progress import bar
-from sparsetc.tensor.pattern import lasting
+from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _numbers = itertools.count()
@@ -82,6 +84,12 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
         if isinstance(path, Path):
             return path, [], request
         choice = path
+    if choice is None and request.dense_modes and len(request.sparse) == 1 and wanted in (AUTO, ONE_PASS):
+        with in_place(request.settings, request.like.device):
+            recurs = request.repeated and not request.settings.timed
+            choice = choose(wanted, problem_of(request), recurs, partial(_as_dense, request))
+        if choice.plan.is_request:
+            return _leaf(replace(request, settings=replace(request.settings, plan=choice.plan)), None)
     rewrites, inner = rewrites_of(request)
     if len(inner.sparse) == 1:
         step = Step(inner, choice)
@@ -94,6 +102,27 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
         pair.find_pattern([x.pattern for x in inner.sparse])
         return pair, rewrites, inner
     return Path(inner, True, checked_order(order, len(inner.operands)) if order else None), rewrites, inner
+
+
+def _as_dense(request: Request, choice: Choice) -> Choice | None:
+    """Request the dense tensor of an operand with dense modes, or in blocks, if it is priced lower than a choice."""
+    (x,), e = request.sparse, request.bound.einsum
+    term = e.inputs[e.sparse[0]]
+    if len(term) > len(e.sparse_indices) or is_sparse(request.form, e, [term[: x.sparse_order]]):
+        return None
+    shape = request.bound.extents(term)
+    empty = Pattern(x.coords.new_empty(len(shape), 0), shape, x.is_coalesced)
+    stored = SparseTensor._make(empty, request.like.expand(0))
+    operands = [stored if p in e.sparse else operand for p, operand in enumerate(request.operands)]
+    problem = Preparation(replace(request, operands=operands, form="dense")).problem
+    seconds, most = (
+        min([sum(own.seconds or ()) for own in PLANS[DENSE.name].estimates(problem)], default=inf),
+        sum(choice.seconds),
+    )
+    if seconds >= most:
+        return None
+    reason = f"{1e6 * seconds:.1f} us expected, {1e6 * most:.1f} of its entries as they are stored"
+    return Choice(replace(DENSE, reason=reason))
 
 
 Workload = Sequence[tuple[str, Operands]]

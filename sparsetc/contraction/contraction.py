@@ -21,6 +21,7 @@ from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following
+from sparsetc.contraction.direct import Direct
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
 from sparsetc.contraction.output import Result, without_zeros
@@ -91,6 +92,7 @@ class Contraction:
         self.bare = [pattern.bare() for pattern in patterns]
         self.compiled_for = tuple((weakref.ref(x._pattern), x._values.shape) for x in sparse)
         self._others = dict[str, Contraction]()
+        self._direct = Direct()
         self.leaf = leaf
         self.pull = Pull.of(bound.einsum, rewrites)
         self.rewrites = tuple(f"{rewrite.inner.bound.einsum}   {rewrite.name}" for rewrite in rewrites)
@@ -173,12 +175,18 @@ class Contraction:
         `given` is what all operands were made of, where a guard is to know its verdict by that. Dense operands that are
         `checked` are known to be as the einsum was compiled for.
         """
+        pull = self.pull
+        straight = packed is not None or not pull.values
+        if straight and self._direct.known and (given is None or self.leaf.guard is None):
+            found = self._direct(packed or (), (*values, *dense))
+            if found is not None:
+                return found
         if not checked:
             dense = dense_of_call(self.bound, dense, self.dtype, self.device)
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
             return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
-        pull = self.pull
+        as_given = values, dense
         if self.rewrites:
             beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
             given = given or [*(() if pull.values else [v for v in values if v is not None]), *dense]
@@ -188,6 +196,8 @@ class Contraction:
         result = self.leaf.result(patterns, values, dense, packed, given)
         for push in self._pushes:
             result = push(result)
+        if straight and self._direct.left and self._holds is None:
+            self._direct.learn(self.leaf, pull, self._pushes, *as_given)
         return result
 
     def instead(self, why: str, dtype: torch.dtype | None = None, **changes: object) -> Contraction:

@@ -123,9 +123,10 @@ def blocks(r: Request) -> Rewrite | None:
         output, rows_of_result, put = _in_blocks(bound, cut, set(output) if whole else coordinates, first)
         form = "sparse" if rows_of_result else "dense"
     inner_bound = Bound.of(Einsum(tuple(inputs), output, e.sparse, e.text), sizes)
-    name = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
+    of = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
+    name = f"blocks of {of}" if of else "positions in blocks as coordinates"
     request = replace(r, bound=inner_bound, operands=inner, form=form, in_blocks=not expands)
-    return Rewrite(f"blocks of {name}", request, take, put)
+    return Rewrite(name, request, take, put)
 
 
 def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
@@ -389,7 +390,7 @@ def parts(r: Request) -> Rewrite | None:
     coordinates = e.inputs[position]
     tables = sorted(e.tables, key=lambda table: coordinates[0] not in table)
     rows, columns = (prod(sizes[c] for c in t if c in e.output and c not in coordinates) for t in tables)
-    if not x.pattern.ones or columns < COLUMNS:
+    if not x.pattern.ones or (columns < COLUMNS and coordinates[0] not in e.output):
         return None
     exact = r.like.dtype == torch.float32 and r.settings.effective_precision() == "highest"
     size = PART // 2 if exact and rows <= ROWS else PART

@@ -54,8 +54,10 @@ class Leaf(Preparation, Inspectable):
         turned: calls of all steps in which a candidate had its turn.
         trials: the candidates that take turns in calls; None once the plan is decided.
         guard: what says which operands the step takes; None where it takes all.
+        covers: whether programs store all of the result and read operands in any order.
         whole: whether packed values are the dense tensor, which torch multiplies once.
-        alone: whether a call is a launch and nothing else, so that calls may share what they need beside it.
+        straight: whether a call runs programs and nothing else, unless the guard refuses an infinity.
+        alone: whether it is one launch, so that calls may share what they need beside it.
         _empty: whether there is nothing to sum.
         _repacks: whether packed values are a copy; otherwise parts read values where they are given.
     """
@@ -76,6 +78,7 @@ class Leaf(Preparation, Inspectable):
         self.form = request.form
         self.result_dtype = summed_dtype(self.dtype) if self.written.plain_sum else self.dtype
         self.empty = not self.operand.nnz
+        self.ordered = settings.deterministic and self.problem.backend == "torch"
         self._others = dict[object, Any]()
         self._pattern, self._order = arranged(self.output)
         in_order = self.output.permutation is None
@@ -104,18 +107,18 @@ class Leaf(Preparation, Inspectable):
             for p in self.parts
         ]
         self.guard = self._guard()
-        self._covers = self.programs[0].covers
+        self.covers = self.programs[0].covers
         as_given = {key[1:] for key in self._value_keys} == {(self.dtype, False)}
         self._repacks = not (as_given and all(p.packed.in_order for p in self.parts))
         first, order = self.programs[0], self.parts[0].packed.storage.sequence
         self.whole = first.is_product and as_given and not self.output.sparse and [*order] == sorted(order)
         sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.bound.sizes))
         self._empty = 0 in sizes
-        self.alone = (
-            self.backend == "triton"
-            and not (self._empty or self.guard or self.arrays.second)
-            and {self.executable.dtype, *(t for _, t, _ in self._value_keys)} == {self.result_dtype}
+        types = {self.dtype, self.executable.dtype, *(t for _, t, _ in self._value_keys)}
+        self.straight = types == {self.result_dtype} and not (
+            self._empty or self.arrays.second or self.ordered or (self.guard and self.guard.instead != "coo")
         )
+        self.alone = self.straight and self.backend == "triton" and not self.guard
 
     def under(self, plan: Plan, cache: Lru[Any, Any]) -> Leaf:
         """The step by another plan; what is packed for it is kept in a cache of its own."""
@@ -227,10 +230,9 @@ class Leaf(Preparation, Inspectable):
             packed: the values as `packed` gives them, where the caller has them.
             given: what the dense operands were made of, of which the guard knows its verdict while they stay the same.
         """
-        device, ordered = self.device, self.settings.deterministic and self.problem.backend == "torch"
-        if not ordered and not torch.is_autocast_enabled(device.type):
+        if not self.ordered and not torch.is_autocast_enabled(self.device.type):
             return self._rows(values, dense, packed, given)
-        with without_autocast(device), in_order(ordered):
+        with without_autocast(self.device), in_order(self.ordered):
             return self._rows(values, dense, packed, given)
 
     def on_arrays(self, packed: Values) -> Callable[[Any], Any] | None:
@@ -251,7 +253,7 @@ class Leaf(Preparation, Inspectable):
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
-        tables = self.tables(dense, contiguous=not self._covers)
+        tables = self.tables(dense, contiguous=not self.covers)
         if self.problem.backend == "torch" and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:

@@ -194,7 +194,7 @@ def _within(equation: str, small: int) -> tuple[int, bool, list[int]] | None:
     terms, output, summed = pair
     matrix, letters = terms[small], terms[1 - small]
     shared = set(matrix) & set(letters)
-    if len(matrix) != 2 or len(shared) != 1 or shared != summed or letters[0] in shared:
+    if len(matrix) != 2 or len(shared) != 1 or shared != summed:
         return None
     (mode,) = shared
     result = letters.replace(mode, matrix.replace(mode, ""))

@@ -73,8 +73,13 @@ def reduced(
         return filled.index_put((row.long(),), values).reshape(shape[: len(kept)] + values.shape[1:])
 
     if reduce == "mean" and not sparse:
-        each = dense(sizes_of(x.pattern, kept), 1).reshape((*shape[: len(kept)], *[1] * len(free)))
-        return einsum(text, *operands, output="dense").div(each.permute(places)).to(dtype)  # type: ignore[no-any-return]
+
+        def counts() -> Tensor:
+            entries = dense(sizes_of(x.pattern, kept).to(x.dtype), 1)
+            return entries.reshape((*shape[: len(kept)], *[1] * len(free))).permute(places)
+
+        each = x.pattern._once(("counts", kept, tuple(places), x.dtype), counts)
+        return einsum(text, *operands, output="dense").div(each).to(dtype)  # type: ignore[no-any-return]
     entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
 
     def over_groups(values: Tensor) -> Tensor:

@@ -22,8 +22,10 @@ from torch import Tensor
 from sparsetc.contraction import dense_modes
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, einsum, repeated_dims
 from sparsetc.contraction.request import Change, Request, Rewrite, Take
+from sparsetc.device.profile import profile_of
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.equation.rewrite import dense_products
+from sparsetc.ir.plan import F16
 from sparsetc.support import Ints, outside
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.pattern import Pattern
@@ -32,9 +34,6 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 STEP = 1 << 29
 """Products of a dense step from which it is worth its call on a GPU: of 10^8 a kernel alone took half the time of step
 and kernel, of 3 * 10^9 four times it (one H200)."""
-SAMPLED = 1, 4
-"""Positions for each nonzero up to which one dense product is made for all, where nonzeros have blocks; in 16 bits
-torch's own products are that much faster than products of blocks, which load their sides for each."""
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -142,8 +141,7 @@ def products(r: Request) -> Rewrite | None:
         return None
     (x,) = r.sparse
     least = 0 if x.device.type == "cpu" else STEP
-    sampled = SAMPLED[x.dtype.itemsize < 4]
-    product = next(dense_products(r.bound, 0 if r.cut else max(1, x.nnz), least, sampled), None)
+    product = next(dense_products(r.bound, 0 if r.cut else max(1, x.nnz), least, partial(_worth, r)), None)
     if product is None:
         return None
     positions, equation, bound = product
@@ -154,6 +152,16 @@ def products(r: Request) -> Rewrite | None:
     take: list[Take] = [((p,), None) if p != first else (positions, change) for p in left]
     operands = [r.operands[p] if p != first else r.like.expand(bound.shape(n)) for n, p in enumerate(left)]
     return Rewrite(f"first {equation}", replace(r, bound=bound, operands=operands), take)
+
+
+def _worth(r: Request, rows: int, summed: int) -> float:
+    """Positions for each nonzero up to which one product of torch takes less time than a block for each nonzero."""
+    like, exact = r.like, r.settings.effective_precision() == "highest"
+    unit = F16 if like.dtype.itemsize < 4 else "ieee" if exact or like.dtype.itemsize > 4 else "tf32"
+    rules = profile_of(like.device, r.settings, r.settings.effective_backend(like.device)).rules
+    least, by_rows = rules["sampled_blocks"][unit]
+    worth = next(worth for least_rows, worth in reversed(by_rows) if least_rows <= rows)
+    return float(worth * summed / (summed + least))
 
 
 def _multiplied(equation: str, shapes: Sequence[Ints], precision: str, *operands: Tensor) -> Tensor:
@@ -235,6 +243,18 @@ class Pull:
         for change, read in self.beside if packed else self.steps:
             tensors.append(tensors[0] if change is None else change(*map(tensors.__getitem__, read)))
         return list(map(tensors.__getitem__, self.values)), list(map(tensors.__getitem__, self.dense))
+
+    def sources(self, count: int) -> list[int] | None:
+        """Return which of a call's `count` tensors each dense operand is made of; None where one is of several."""
+        numbers = [*self.dense]
+        for at, n in enumerate(numbers):
+            while n >= count:
+                read = self.steps[n - count][1]
+                if len(read) != 1:
+                    return None
+                n = read[0]
+            numbers[at] = n
+        return numbers
 
     def value(self, values: Tensor) -> Tensor:
         """Return the values of the one sparse operand."""

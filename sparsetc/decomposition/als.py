@@ -126,20 +126,17 @@ class Sweep:
         self._factors = factors
         self._free = tuple(free)
         self._update = update
-        self._device = factors[0].device
-        rank = factors[0].shape[1]
-        self._penalty = l2_reg * torch.eye(rank, dtype=torch.float64, device=self._device) if l2_reg else None
+        self._penalty = l2_reg * torch.eye(factors[0].shape[1]).to(equations.norm) if l2_reg else None
         shares = [[float(mode in free) / len(free)] for mode in range(len(factors))]
-        self._shares = torch.tensor(shares, dtype=torch.float64, device=self._device)
-        self.measures = torch.zeros(1, dtype=torch.float64, device=self._device)
+        self._shares = equations.norm.new_tensor(shares)
+        self.measures = equations.norm.new_zeros(1)
 
     def __call__(self) -> None:
         for mode in self._free:
             factor, gram = self._factors[mode], self._equations.gram(mode)
             penalised = gram if self._penalty is None else gram + self._penalty.to(gram.dtype)
-            system = self._update.system(penalised, factor.dtype)
             rhs = self._equations.rhs(mode)
-            self._update.apply(factor, rhs, system)
+            self._update(factor, penalised, rhs)
             self._equations.updated(mode)
         inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
         self.measures.copy_(fit_of(self._equations.norm, inner, square))

@@ -7,7 +7,6 @@ tensor is two einsums: the model at its nonzeros, and an MTTKRP of their ratios.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -105,16 +104,37 @@ def cp_apr(
         entries: Tensor = masked(*matrices).values
         return entries.clamp(min=epsilon)
 
-    def multiplier(mode: int) -> Tensor:
-        """Return the (size, rank) multiplier of a mode's factor, which holds the weights."""
-        return kernels[mode](factors, sparse.values / at_nonzeros(*factors))
+    def updated(mode: int, factor: Tensor) -> Tensor:
+        """Update a factor and the weights in place; return how far the factor was from the KKT conditions before.
+
+        Once they hold, the factor stays as it is. A GPU is not asked whether they do, but goes through all updates.
+        """
+        factor.mul_(weights)
+        first = holds = torch.zeros((), dtype=torch.bool, device=factor.device)
+        for number in range(n_inner_max):
+            phi = kernels[mode](factors, sparse.values / at_nonzeros(*factors))
+            violation = torch.linalg.vector_norm(torch.minimum(factor, 1 - phi), torch.inf)
+            holds = holds | (violation < tol)
+            if number == 0:
+                first = violation
+            if not factor.is_cuda and bool(holds):
+                break
+            if number == 0:
+                # Entries that are 0 and at which the likelihood rises: no product would ever change them.
+                stuck = (factor < kappa_tol * weights) & (phi > 1)
+                changed = torch.where(stuck, kappa * weights, factor * phi)
+                factor.copy_(torch.where(holds, factor, changed))
+            else:
+                factor.mul_(phi.masked_fill_(holds, 1))
+        weights.copy_(factor.sum(0))
+        factor.div_(divisor(weights))
+        return first
 
     def sweep() -> None:
         """Every mode's updates, then the fit, the log-likelihood, and the worst violation that a mode began with."""
         worst = torch.zeros((), dtype=weights.dtype, device=weights.device)
         for mode, factor in enumerate(factors):
-            phi = partial(multiplier, mode)
-            worst = torch.maximum(worst, _update(factor, weights, phi, n_inner_max, tol, kappa, kappa_tol))
+            worst = torch.maximum(worst, updated(mode, factor))
         entries = at_nonzeros(factors[0] * weights, *factors[1:])
         inner, sums = (sparse.values * entries).sum(dtype=torch.float64), weights.double()
         square = sums @ torch.stack([(f.T @ f).double() for f in factors]).prod(0) @ sums
@@ -123,38 +143,3 @@ def cp_apr(
 
     title = f"CP-APR, rank {rank}"
     return model(*iterate(sweep, measures, n_iter_max, lambda rows: rows[-1][2] < tol, asked, progress, title))
-
-
-def _update(
-    factor: Tensor,
-    weights: Tensor,
-    multiplier: Callable[[], Tensor],
-    n_inner_max: int,
-    tol: float,
-    kappa: float,
-    kappa_tol: float,
-) -> Tensor:
-    """Update a factor and the weights in place; return how far the factor was from the KKT conditions before.
-
-    Once they hold, the factor stays as it is. A GPU is not asked whether they do, but goes through all updates.
-    """
-    factor.mul_(weights)
-    first = holds = torch.zeros((), dtype=torch.bool, device=factor.device)
-    for number in range(n_inner_max):
-        phi = multiplier()
-        violation = torch.linalg.vector_norm(torch.minimum(factor, 1 - phi), torch.inf)
-        holds = holds | (violation < tol)
-        if number == 0:
-            first = violation
-        if not factor.is_cuda and bool(holds):
-            break
-        if number == 0:
-            # Entries that are 0 and at which the likelihood rises: no product would ever change them.
-            stuck = (factor < kappa_tol * weights) & (phi > 1)
-            updated = torch.where(stuck, kappa * weights, factor * phi)
-            factor.copy_(torch.where(holds, factor, updated))
-        else:
-            factor.mul_(phi.masked_fill_(holds, 1))
-    weights.copy_(factor.sum(0))
-    factor.div_(divisor(weights))
-    return first

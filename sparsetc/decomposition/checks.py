@@ -94,9 +94,8 @@ def kind(dtype: torch.dtype, device: torch.device, shape: Sequence[int], name: s
         raise DeviceError(f"{name}: x is on the meta device, which holds no values")
     if len(shape) < 2:
         raise ShapeError(f"{name}: x has one mode, shape {shape}; a decomposition needs at least 2")
-    for mode, size in enumerate(shape):
-        if size == 0:
-            raise ShapeError(f"{name}: mode {mode} of x has size 0, shape {shape}; there is nothing to decompose")
+    if 0 in shape:
+        raise ShapeError(f"{name}: mode {shape.index(0)} of x has size 0, shape {shape}; there is nothing to decompose")
 
 
 def check_values(values: Tensor, name: str) -> None:

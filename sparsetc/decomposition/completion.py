@@ -44,9 +44,7 @@ def _positions(x: SparseTensor, mask: Any, name: str) -> SparseTensor:
     where: Any = None if isinstance(mask, str) else as_dense(mask, f"{name}: mask")
     if isinstance(where, Tensor) and where.layout == torch.strided:
         _check_no_nan(where, name)
-        where = SparseTensor.from_dense((where != 0).to(x.dtype))
-    elif str(getattr(where, "dtype", "")).endswith("bool"):  # of torch.sparse or scipy; no values that sums are made of
-        where = where.to(x.dtype) if isinstance(where, Tensor) else where.astype("float32")
+        where = SparseTensor.from_dense(where)
     sparse = None if where is None else SparseTensor.coerce(where)
     if sparse is None:
         raise DecompositionError(

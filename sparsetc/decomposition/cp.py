@@ -17,8 +17,8 @@ from typing_extensions import Unpack
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations, Sweep
 from sparsetc.decomposition.completion import Observed, observed
-from sparsetc.decomposition.initial import STARTS, cp_factors, is_model
-from sparsetc.decomposition.linear import HALS, LEAST_SQUARES, ROWWISE, Update, normalized
+from sparsetc.decomposition.initial import STARTS, cp_factors
+from sparsetc.decomposition.linear import Update, hals, least_squares, least_squares_by_row, normalized
 from sparsetc.decomposition.loop import Rows, asking, column, convergence_test, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.options import Settings
@@ -109,9 +109,9 @@ def cp_als(
     entries = sparse if mask is None else observed(sparse, mask, NAME)
     factors = start(entries, wanted)
     equations = (Equations if mask is None else Observed)(entries, factors, wanted.free, **settings)
-    update = LEAST_SQUARES if mask is None else ROWWISE
+    update = least_squares if mask is None else least_squares_by_row
     if nonnegative:
-        update = HALS
+        update = hals
     return run(equations, factors, update, wanted, lambda: factors)
 
 
@@ -193,7 +193,7 @@ def run(
     if not bool(equations.norm > 0):
         factors[free[0]].zero_()
         return model([[1.0]], "converged")
-    if not is_model(wanted.init):
+    if checks.model_parts(wanted.init) is None:
         sweep.fit_scale()
     asked, converged = asking(wanted.callback, model), convergence_test(wanted.tol, factors[0].dtype)
     title = f"CP, rank {wanted.rank}"

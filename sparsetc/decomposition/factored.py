@@ -146,9 +146,8 @@ class Factored:
         Raises:
             OutOfMemoryError: it would take more than the limit.
         """
-        limit = None if memory_limit is None else memory.as_bytes(memory_limit)
         nbytes = self._most_elements() * self.dtype.itemsize
-        memory.check(f"the model in full, {self.shape},", nbytes, self.device, limit)
+        memory.check(f"the model in full, {self.shape},", nbytes, self.device, memory_limit)
         return self._dense()
 
     def values_at(self, coords: Any) -> Tensor:

@@ -149,14 +149,11 @@ def _start(
         if mode in free:
             factors[mode] = torch.linalg.qr(factor).Q
         else:
-            _check_orthonormal(factor, mode)
+            gram = factor.T @ factor
+            off = (gram - torch.eye(factor.shape[1]).to(gram)).abs().max()
+            if not bool(off < torch.finfo(factor.dtype).eps ** 0.5):
+                raise DecompositionError(
+                    f"{NAME}: init's factor of mode {mode} is fixed, so its columns must be orthonormal "
+                    "(torch.linalg.qr)"
+                )
     return factors
-
-
-def _check_orthonormal(factor: Tensor, mode: int) -> None:
-    gram = (factor.T @ factor).double()
-    off = (gram - torch.eye(factor.shape[1], dtype=gram.dtype, device=gram.device)).abs().max()
-    if not bool(off < torch.finfo(factor.dtype).eps ** 0.5):
-        raise DecompositionError(
-            f"{NAME}: init's factor of mode {mode} is fixed, so its columns must be orthonormal (torch.linalg.qr)"
-        )

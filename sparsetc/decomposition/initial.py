@@ -93,8 +93,3 @@ def cp_factors(
         zero = torch.stack([(factors[mode] == 0).all(0) for mode in free]).any(0)
         factors[free[0]].mul_(torch.where(zero, 1, scales.sign()))
     return factors
-
-
-def is_model(init: Any) -> bool:
-    """True if `init` has weights: a model, or a pair (weights, factors) as of tensorly."""
-    return checks.model_parts(init) is not None

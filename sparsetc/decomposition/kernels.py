@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from sparsetc.contraction.compile import kept_together
@@ -52,7 +51,8 @@ def _together(
     """The einsums of x with a matrix of every mode but one, compiled together; of each mode, the ranks it keeps."""
     others = {mode: [m for m in range(x.order) if m != mode] for mode in kept}
     texts = [equation(letters, [letters[m] + rank_letters[m] for m in others[n]], letters[n] + kept[n]) for n in kept]
-    operands: list[Operands] = [[x, *(_table(x, x.shape[m], ranks[m]) for m in others[n])] for n in kept]
+    tables = [x.values.new_empty(size, rank) for size, rank in zip(x.shape, ranks, strict=True)]
+    operands: list[Operands] = [[x, *(tables[m] for m in others[n])] for n in kept]
     kernels = kept_together(list(zip(texts, operands, strict=True)), of_call(settings), "dense")
     return {mode: partial(_called, Kernel(one, [x]), mode) for mode, one in zip(kept, kernels, strict=True)}
 
@@ -66,10 +66,5 @@ def model_kernel(x: SparseTensor, rank: int, **settings: Any) -> Kernel:
     """A CP model times x's values at x's nonzeros, ``"ijk,ir,jr,kr->ijk"``, called with all factors."""
     letters, rank_letter = letters_of(x.order, 1, "cp")
     text = equation(letters, [c + rank_letter for c in letters], letters)
-    operands: Operands = [x, *(_table(x, n, rank) for n in x.shape)]
+    operands: Operands = [x, *(x.values.new_empty(n, rank) for n in x.shape)]
     return Kernel(compiled(text, operands, of_call(settings), "sparse"), [x])
-
-
-def _table(x: SparseTensor, size: int, rank: int) -> Tensor:
-    """Return a matrix in place of a factor, for compilation."""
-    return torch.empty(size, rank, dtype=x.dtype, device=x.device)

@@ -8,7 +8,7 @@ scalar is given to `torch.where` either, which copies it from the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,36 +25,17 @@ HALS_PASSES = 3
 """Passes over the columns of a nonnegative factor in a sweep: fewer take more sweeps, whose MTTKRPs are dear."""
 
 
-class Update(NamedTuple):
-    """The solution of a factor's normal equations, in two steps; the first does not wait for B.
+def least_squares(factor: Tensor, gram: Tensor, rhs: Tensor) -> None:
+    """One least-squares update in place, ``A += (B - A H) (H + D)^-1``, with one H for all rows.
 
-    Attributes:
-        system: what the second reads, of H and the factor's dtype.
-        apply: change the factor in place, by B and what the first gave.
-    """
-
-    system: Callable[[Tensor, torch.dtype], tuple[Tensor, ...]]
-    apply: Callable[[Tensor, Tensor, tuple[Tensor, ...]], None]
-
-
-def inverted(gram: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(H, (H + D)^-1) for one H of all rows, D being a few rounding errors of H, as a share of its diagonal.
-
-    H is inverted in float64, being squared in condition.
-    """
-    by_kernel = gram.is_cuda and gram.shape[0] <= INVERSE_RANK
-    return gram.to(dtype), (inverse_by_kernel if by_kernel else inverse_by_torch)(gram, dtype)
-
-
-def step(factor: Tensor, rhs: Tensor, system: tuple[Tensor, ...]) -> None:
-    """One least-squares update in place, ``A += (B - A H) (H + D)^-1``.
-
+    D is a few rounding errors of H, as a share of its diagonal. H is inverted in float64, being squared in condition.
     So a rank-deficient H is no special case, for which a pseudo-inverse would have the host wait: what H says nothing
     of stays as it was (a proximal step, of which the exact solution is the fixed point, and which never increases the
     error).
     """
-    matrix, inverse = system
-    residual = torch.addmm(rhs, factor, matrix, alpha=-1)
+    by_kernel = gram.is_cuda and gram.shape[0] <= INVERSE_RANK
+    inverse = (inverse_by_kernel if by_kernel else inverse_by_torch)(gram, factor.dtype)
+    residual = torch.addmm(rhs, factor, gram.to(factor.dtype), alpha=-1)
     factor.addmm_(residual, inverse)
 
 
@@ -90,48 +71,30 @@ def inverse_by_torch(gram: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(failed == 0, half.mT @ half, torch.diag(1 / damped.abs().sum(-1))).to(dtype)
 
 
-def factorized(grams: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return Cholesky factors of each row's H + D (as in `inverted`), which rows failed, and a diagonal bound."""
-    damped = _damped(grams, dtype)
-    lower, failed = torch.linalg.cholesky_ex(damped)
-    return lower, failed, damped.abs().sum(-1)
-
-
-def solve_rows(factor: Tensor, rhs: Tensor, system: tuple[Tensor, ...]) -> None:
+def least_squares_by_row(factor: Tensor, grams: Tensor, rhs: Tensor) -> None:
     """Solve each row's least squares in place, ``A[i] = B[i] (H[i] + D[i])^-1``; of minimal norm if H[i] is singular.
 
-    A row without observations becomes 0.
+    D is as in `least_squares`. A row without observations becomes 0.
     """
-    lower, failed, bound = system
+    damped = _damped(grams, factor.dtype)
+    lower, failed = torch.linalg.cholesky_ex(damped)
     half = torch.linalg.solve_triangular(lower, rhs[..., None], upper=False)
     solved = torch.linalg.solve_triangular(lower.mT, half, upper=True)[..., 0]
-    factor.copy_(torch.where(failed[:, None] == 0, solved, rhs / bound))
+    factor.copy_(torch.where(failed[:, None] == 0, solved, rhs / damped.abs().sum(-1)))
 
 
-def hals_system(gram: Tensor, dtype: torch.dtype) -> tuple[Tensor]:
-    """Return the input of `hals`: H of either kind, in the factor's dtype."""
-    return (gram.to(dtype),)
-
-
-def hals(factor: Tensor, rhs: Tensor, system: tuple[Tensor, ...]) -> None:
+def hals(factor: Tensor, gram: Tensor, rhs: Tensor) -> None:
     """A nonnegative update in place, a column at a time (hierarchical alternating least squares); H of either kind.
 
     Each column is the best nonnegative one for the others as they are, so the error never rises; a column of which H
     says nothing stays as it was. Cichocki & Phan 2009. On a GPU it is one launch.
     """
-    (gram,) = system
-    if factor.is_cuda and factor.shape[1] <= KERNEL_RANK:
-        hals_by_kernel(factor, rhs, gram)
-    else:
-        hals_by_columns(factor, rhs, gram)
+    by_kernel = factor.is_cuda and factor.shape[1] <= KERNEL_RANK
+    (hals_by_kernel if by_kernel else hals_by_columns)(factor, rhs, gram.to(factor.dtype))
 
 
-LEAST_SQUARES = Update(inverted, step)
-"""One H of all rows."""
-ROWWISE = Update(factorized, solve_rows)
-"""An H a row."""
-HALS = Update(hals_system, hals)
-"""Nonnegative, with an H of either kind."""
+Update: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
+"""A change of a factor in place, by its H and its B."""
 
 
 def hals_by_kernel(factor: Tensor, rhs: Tensor, gram: Tensor) -> None:

@@ -62,16 +62,11 @@ def _capture(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAG
             finally:
                 graph.capture_end()
     except RuntimeError:  # a library that waits for the GPU; nothing was run, so nothing was changed
-        _free_generator(device)
+        number = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[number]
+        generator.graphsafe_set_state(generator.clone_state())  # which the failed capture has left capturing
         return None
     return graph
-
-
-def _free_generator(device: torch.device) -> None:
-    """Reset a device's random generator after a failed capture, which leaves it capturing."""
-    number = torch.cuda.current_device() if device.index is None else device.index
-    generator = torch.cuda.default_generators[number]
-    generator.graphsafe_set_state(generator.clone_state())
 
 
 P = ParamSpec("P")
@@ -116,7 +111,7 @@ def asking(callback: Any, model: Callable[[Rows], Any]) -> Callable[[Rows], bool
 
     def asked(rows: Rows) -> bool:
         said = callback(model(rows), 1 - rows[-1][0])
-        return bool(said) if isinstance(said, bool | Tensor | np.bool_) else False
+        return isinstance(said, bool | Tensor | np.bool_) and bool(said)
 
     return asked
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations
 from sparsetc.decomposition.cp import NAME, Wanted, run, start
-from sparsetc.decomposition.linear import HALS, LEAST_SQUARES
+from sparsetc.decomposition.linear import hals, least_squares
 from sparsetc.decomposition.models import CP
 from sparsetc.distributed.agree import agreed, alike, on_all
 from sparsetc.distributed.cut import Cut, Range, shares
@@ -65,7 +65,7 @@ def cp_als(x: Sharded, wanted: Wanted, settings: dict[str, Any]) -> CP:
     return run(
         equations,
         own_rows,
-        HALS if wanted.nonnegative else LEAST_SQUARES,
+        hals if wanted.nonnegative else least_squares,
         chosen,
         gather,
         # Of sweeps with collectives in them only NCCL's become CUDA graphs (`benchmarks/results/distributed_2.json`).

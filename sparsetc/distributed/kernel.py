@@ -6,7 +6,7 @@ whole on every rank, or DTensors. Out: results, or a `DistributedKernel`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,11 +20,12 @@ from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.operands import check_operand
 from sparsetc.distributed.agree import agreed, alike, on_all
-from sparsetc.distributed.combine import Combined, dense_result, sparse_result
+from sparsetc.distributed.combine import dense_result, sparse_result
 from sparsetc.distributed.cut import Cut, ranks_of
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.share import Share
+from sparsetc.distributed.transfer import Transfer
 from sparsetc.errors import DistributedError, DtypeError, EquationError, TransformError
 from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.options import Form, of_call
@@ -64,6 +65,7 @@ class Explained:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class DistributedKernel:
     """An einsum of a sharded operand, compiled on every rank by `sparsetc.compile`.
 
@@ -74,14 +76,15 @@ class DistributedKernel:
         share: the einsum, and how it is cut.
         kernel: this rank's kernel.
         transfers: of a dense result, or of the values of a sparse one, in order.
+        wrap: makes the result of what the last of them gives.
         ranks: all ranks.
     """
 
-    def __init__(self, share: Share, kernel: Kernel, combined: Combined, ranks: Ranks) -> None:
-        self.share = share
-        self.kernel = kernel
-        self.ranks = ranks
-        self.transfers, self._wrap = combined
+    share: Share
+    kernel: Kernel
+    transfers: Sequence[Transfer]
+    wrap: Callable[[Tensor], Tensor | Sharded]
+    ranks: Ranks
 
     @entry_point
     def __call__(self, *dense: Any) -> Tensor | Sharded:
@@ -109,7 +112,7 @@ class DistributedKernel:
         part = local.values if isinstance(local, SparseTensor) else local
         for transfer in self.transfers:
             part = transfer(part, what)
-        return self._wrap(part)  # type: ignore[no-any-return]
+        return self.wrap(part)
 
     def explain(self, symbolic: bool = False) -> Explained:
         """Return the cut, the bytes that a call sends, and this rank's `Kernel.explain`; prints as a table."""
@@ -219,8 +222,8 @@ def _made(
     kernel = on_all(x.ranks, "compile", make, settings)
     contraction = kernel.contraction
     if kernel.pattern is None:
-        combined = dense_result(share, gather, x.ranks, x.device)
+        transfers, wrap = dense_result(share, gather, x.ranks, x.device)
     else:
         values = torch.zeros(contraction.shape, dtype=contraction.result_dtype, device=x.device)
-        combined = sparse_result(share, SparseTensor._make(kernel.pattern, values), x.ranks)
-    return DistributedKernel(share, kernel, combined, x.ranks)
+        transfers, wrap = sparse_result(share, SparseTensor._make(kernel.pattern, values), x.ranks)
+    return DistributedKernel(share, kernel, transfers, wrap, x.ranks)

@@ -127,26 +127,20 @@ class Ranks:
         """The rows of all ranks, of which each has as many as `counts` says."""
         return self.exchanged(torch.cat([x] * self.size), counts, [x.shape[0]] * self.size)
 
-    def part(self, n: int) -> tuple[int, int]:
-        """Return this rank's share of n things as (first, end), where all ranks take equally many."""
-        return n * self.rank // self.size, n * (self.rank + 1) // self.size
-
     def objects(self, mine: Any) -> list[Any]:
         """Gather an object of each rank on all ranks; it is pickled, and waits for the GPU."""
         if self.size == 1:
             return [mine]
         data, gathered = pickle.dumps(mine), [None] * self.size
         device = torch.device("cpu") if "gloo" in self.backend else self.device
-        first = len(data).to_bytes(8, "little") + data
-        sent = torch.zeros(SHORT, dtype=torch.uint8)
-        sent[: len(first)] = torch.frombuffer(bytearray(first[:SHORT]), dtype=torch.uint8)
-        all_sent = torch.empty(self.size * SHORT, dtype=torch.uint8, device=device)
+        short = bytes([len(data) < SHORT]) + data[: SHORT - 1].ljust(SHORT - 1)  # pickles end by themselves
+        sent = torch.frombuffer(bytearray(short), dtype=torch.uint8).to(device)
+        all_sent = sent.new_empty(self.size, SHORT)
         with self._naming("ranks could not be asked"):
-            dist.all_gather([*all_sent.split(SHORT)], sent.to(device), group=self.group)
-            each = [one.numpy().tobytes() for one in all_sent.cpu().split(SHORT)]
-            ends = [8 + int.from_bytes(one[:8], "little") for one in each]
-            if max(ends) <= SHORT:
-                return [pickle.loads(one[8:end]) for one, end in zip(each, ends, strict=True)]
+            dist.all_gather([*all_sent], sent, group=self.group)
+            each = [one.numpy().tobytes() for one in all_sent.cpu()]
+            if all(one[0] for one in each):
+                return [pickle.loads(one[1:]) for one in each]
             dist.all_gather_object(gathered, mine, group=self.group)
         return gathered
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.distributed.cut import Cut, box_of
+from sparsetc.distributed.cut import Cut, box_of, shares
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import memory
@@ -23,6 +23,7 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.support import Ints
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.checksum import bits
+from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Nonzeros = tuple[Tensor, Tensor]
@@ -62,7 +63,9 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
         to = ranks.device if device is None else torch.device(device)
         ranks.check(to)
         modes = modes_to_cut(along, x.shape, x.order)
-        coords, values = _part(x, ranks)
+        first, last = shares((0, x.nnz), ranks.size)[ranks.rank]
+        memory.check(x.path, "this rank's part", (last - first) * x.row_bytes)
+        coords, values = x.block(first, last)
         said = {"shape": x.shape, "dtype": x.dtype, "device": to.type, "nnz": x.nnz, "checksum": x.crc}
         return ShardSource(x.shape, modes, (coords.to(to), values.to(to)), said)
     sparse = SparseTensor.coerce(x)
@@ -77,32 +80,24 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
     said = {"shape": sparse.shape, "dtype": sparse.dtype, "device": sparse.device.type}
     if not scattered and ranks.size > 1:
         said |= {"nnz": sparse.nnz, "the bits of coordinates": bits(coords), "the bits of values": bits(values)}
-        part = slice(*ranks.part(sparse.nnz))
+        part = slice(*shares((0, sparse.nnz), ranks.size)[ranks.rank])
         coords, values = coords[:, part], values[part]
     return ShardSource(sparse.shape, modes, (coords, values), said)
 
 
-def _part(file: PackedFile, ranks: Ranks) -> Nonzeros:
-    """The nonzeros of this rank's range."""
-    first, last = ranks.part(file.nnz)
-    memory.check(file.path, "this rank's part", (last - first) * file.row_bytes)
-    return file.block(first, last)
-
-
 def modes_to_cut(along: Any, shape: Ints, sparse_order: int) -> Ints:
     """Return the sparse modes that may be cut: the modes given, those kept by an equation, or all."""
-    order, every = len(shape), tuple(range(sparse_order))
+    every = tuple(range(sparse_order))
     if along is None:
         return every
     if isinstance(along, str):
         return _kept(along, shape, every) or every
     modes = set()
     for mode in along if isinstance(along, tuple) else (along,):
-        if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
-            raise ShapeError(f"shard: along has {mode!r:.80}, expected modes {-order}..{order - 1}, or an equation")
-        if mode % order >= sparse_order:
+        at = mode_of(len(shape), mode, "shard")
+        if at >= sparse_order:
             raise ShapeError(f"shard: mode {mode} is dense; only modes with coordinates are cut")
-        modes.add(mode % order)
+        modes.add(at)
     return tuple(sorted(modes))
 
 

@@ -248,12 +248,13 @@ class ProductCost(Cost):
             rounding = profile.constants["rounding_call"] + ROUNDING * self.tables / profile.memory
         forming = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
         each = self.seconds(statistics, profile)
-        multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * self.summed
-        wide = 0.0 if self._narrow(size) else profile.constants["product_wide"]
+        in_turn = min(self.summed, profile.rules["product_split"])
+        multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * in_turn
+        start = profile.constants["product_narrow" if self._narrow(size) else "product_wide"]
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
-            forming += (self.calls - 1) * wide + self.calls * profile.launch + 2 * size * self.copied / profile.memory
+            forming += (self.calls - 1) * start + self.calls * profile.launch + 2 * size * self.copied / profile.memory
             forming += 2 * size * self.arranged / profile.moved
-        return wide + forming + rounding + multiplied
+        return start + forming + rounding + multiplied
 
     def _narrow(self, itemsize: int) -> bool:
         """Return True if two matrices of 16 bits are multiplied: operands have 16 bits, or are rounded to them."""
@@ -271,7 +272,8 @@ class ProductCost(Cost):
             share = constants["product_unaligned"]
         side = by_precision(profile.rules["product_side"], unit)
         processors = max(1, profile.warps // profile.rules["issued"])
-        blocks = max(1, prod(-(-n // side) for n in self.result))
+        shared = max(1, self.summed // profile.rules["product_split"])  # by so many multiprocessors is a block
+        blocks = shared * max(1, prod(-(-n // side) for n in self.result))
         busy = blocks / (processors * -(-blocks // processors))  # the last round leaves some without a block
         return max(usual, share * profile.matrix(unit)) * busy
 

@@ -76,7 +76,7 @@ def read(
     suffix = _suffix(path, READ)
     by_columns = tables.is_table(path, columns)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
-    with cpu, memory.named(path, lambda: "reading takes several times the bytes of the tensor"):
+    with cpu, memory.named(path, "reading takes several times the bytes of the tensor"):
         if by_columns:
             tensor = tables.read(path, columns, dtype)
         elif suffix.startswith(".tns"):

@@ -15,8 +15,9 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from sparsetc.io import lines, memory, npy, npz, numbers
+from sparsetc.io import lines, memory, npy, numbers
 from sparsetc.support import required
+from sparsetc.tensor.inputs import as_values
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 PARTS = ("data", "indices", "indptr"), ("data", "ir", "jc")
@@ -40,8 +41,7 @@ def read(path: str, suffix: str, dtype: torch.dtype | None) -> SparseTensor:
     numbers.check_dtype(path, dtype)
     Path(path).stat()  # else some libraries say in words of their own that there is no such file
     with memory.of_file(path, Exception):
-        x = READERS[suffix](path, dtype)
-        return numbers.with_dtype(x, dtype)
+        return numbers.with_dtype(READERS[suffix](path), dtype)
 
 
 def matrix_of_folder(path: str) -> str:
@@ -54,7 +54,7 @@ def _library(path: str, name: str, extra: str) -> Any:
     return required(name, f"{path} is read by {name}: pip install {extra}")
 
 
-def _hdf5(path: str, dtype: torch.dtype | None) -> SparseTensor:
+def _hdf5(path: str) -> SparseTensor:
     """A matrix of AnnData, of 10x Genomics or of MATLAB 7.3: by columns unless it says that it is by rows."""
     h5py = _library(path, "h5py", "h5py")
 
@@ -79,7 +79,7 @@ def _hdf5(path: str, dtype: torch.dtype | None) -> SparseTensor:
             shape = array(group, "shape") if "shape" in group else (attributes["MATLAB_sparse"], outer.size - 1)
     compressed: Any = torch.sparse_csr_tensor if by_rows else torch.sparse_csc_tensor
     starts, indices = (torch.from_numpy(index.astype(np.int64)) for index in (outer, inner))
-    values, sizes = npz.stored(data, dtype), tuple(map(int, shape))
+    values, sizes = as_values(data), tuple(map(int, shape))
     return SparseTensor.from_torch(compressed(starts, indices, values, sizes, check_invariants=True))
 
 
@@ -121,21 +121,21 @@ def _only(preferred: str, matrices: list[str], how: str) -> str:
     )
 
 
-def _matlab(path: str, dtype: torch.dtype | None) -> SparseTensor:
+def _matlab(path: str) -> SparseTensor:
     scipy_io = _library(path, "scipy.io", '"sparsetc[io]"')
     try:
         variables = scipy_io.loadmat(path)
     except NotImplementedError:  # version 7.3, which is HDF5
-        return _hdf5(path, dtype)
+        return _hdf5(path)
     sparse = [name for name, variable in variables.items() if hasattr(variable, "tocoo")]
     return SparseTensor.from_scipy(variables[_only("", sparse, f"scipy.io.loadmat({path!r})[name]")])
 
 
-def _harwell_boeing(path: str, dtype: torch.dtype | None) -> SparseTensor:
+def _harwell_boeing(path: str) -> SparseTensor:
     return SparseTensor.from_scipy(_library(path, "scipy.io", '"sparsetc[io]"').hb_read(path))
 
 
-def _torch(path: str, dtype: torch.dtype | None) -> SparseTensor:
+def _torch(path: str) -> SparseTensor:
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     sparse = SparseTensor.coerce(loaded)
     if sparse is None:
@@ -143,7 +143,7 @@ def _torch(path: str, dtype: torch.dtype | None) -> SparseTensor:
     return sparse
 
 
-def _smtx(path: str, dtype: torch.dtype | None) -> SparseTensor:
+def _smtx(path: str) -> SparseTensor:
     """A pattern of DLMC: a line of rows, columns and entries, one of starts of rows, one of columns. Values are 1."""
     head, starts, columns = [*_text(path).replace(",", " ").split("\n"), "", ""][:3]
     rows, width, entries = map(int, head.split())
@@ -153,7 +153,7 @@ def _smtx(path: str, dtype: torch.dtype | None) -> SparseTensor:
     )
 
 
-def _fcidump(path: str, dtype: torch.dtype | None) -> SparseTensor:
+def _fcidump(path: str) -> SparseTensor:
     """The integrals (ij|kl) over real orbitals, in all eight orders of their indices."""
     head, *body = re.split(r"&END|^\s*/\s*$", _text(path), maxsplit=1, flags=re.MULTILINE | re.IGNORECASE)
     orbitals = re.search(r"NORB\s*=\s*(\d+)", head, re.IGNORECASE)
@@ -172,9 +172,7 @@ def _text(path: str) -> str:
     return Path(path).read_text(encoding="utf-8")
 
 
-Reader = Callable[[str, torch.dtype | None], SparseTensor]
-
-READERS: dict[str, Reader] = {
+READERS: dict[str, Callable[[str], SparseTensor]] = {
     **dict.fromkeys((".h5", ".h5ad", ".hdf5"), _hdf5),
     ".mat": _matlab,
     **dict.fromkeys((".rua", ".rsa", ".pua", ".psa", ".hb", ".rb"), _harwell_boeing),

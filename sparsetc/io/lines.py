@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import re
@@ -71,10 +72,12 @@ class LineReader:
                 return self.shown().partition(self._sign)[0].split()
         return None
 
-    def take(self) -> None:
-        """Move past the line that `peek` has shown."""
-        self.numbers += len(self.peek() or ())
+    def take(self) -> list[bytes]:
+        """Move past the line that `peek` shows, and return its fields; none at the end of the file."""
+        fields = self.peek() or []
+        self.numbers += len(fields)
         self._pass(len(self.shown()))
+        return fields
 
     def shown(self) -> bytes:
         """Return the next line as it stands in the file."""
@@ -111,12 +114,12 @@ class LineReader:
 
     def _whole_lines(self, file: BinaryIO, told: Callable[[], None]) -> Iterator[bytes]:
         """Yield about BLOCK bytes at a time, cut at the ends of lines, which become ``\\n``."""
-        rest = carried = b""  # a line begun, and a carriage return whose newline may come next
+        rest = b""  # a line begun
+        decoder, returns = io.IncrementalNewlineDecoder(None, translate=True), False
         while chunk := self._chunk(file):
-            chunk, carried = carried + chunk, b""
-            if b"\r" in chunk:
-                carried = b"\r" if chunk.endswith(b"\r") else b""
-                chunk = chunk[: len(chunk) - len(carried)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            returns |= b"\r" in chunk
+            if returns:
+                chunk = decoder.decode(chunk.decode("latin-1")).encode("latin-1")
             text = rest + chunk
             good = self._short_lines(text)
             if cut := text.rfind(b"\n", 0, good) + 1:
@@ -125,7 +128,7 @@ class LineReader:
             if good < len(text):
                 raise self.fault(f"longer than {bounds.LINE:,} bytes", self.line, rest)
             told()
-        if rest or carried:
+        if rest:
             yield rest + b"\n"
 
     def _short_lines(self, text: bytes) -> int:

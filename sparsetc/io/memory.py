@@ -6,7 +6,7 @@ Readers ask for all the memory that they take at their peak, by `sparsetc.suppor
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,14 +61,14 @@ def tensor_of(path: FilePath, coords: Any, values: Any, shape: Sequence[int] | N
 
 
 @contextmanager
-def named(path: FilePath, needed: Callable[[], str]) -> Iterator[None]:
-    """Turn a failed allocation in this block into an `OutOfMemoryError` with the path and the text of ``needed``."""
+def named(path: FilePath, needed: str) -> Iterator[None]:
+    """Turn a failed allocation in this block into an `OutOfMemoryError` with the path and the text ``needed``."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if os.fspath(path) in str(error) or not (lacks_memory(error) or isinstance(error, OutOfMemoryError)):
             raise
-        raise OutOfMemoryError(f"{os.fspath(path)}: out of memory: {needed()}") from error
+        raise OutOfMemoryError(f"{os.fspath(path)}: out of memory: {needed}") from error
 
 
 @contextmanager

@@ -67,7 +67,9 @@ class MatrixHeader:
         """Return the layout of the lines that follow, in ``dtype``; None takes float32 if it holds all digits."""
         dtype, reals = dtype or self.stated, _NUMBERS[self.field]
         real = (dtype or (default if reals else torch.float32)).to_real()
-        return table.TableLayout(2, reals, real, self.shape, self.entries, dtype_open=not dtype and reals > 0)
+        return table.TableLayout(
+            2, reals, real, _described, self.shape, self.entries, dtype_open=not dtype and reals > 0
+        )
 
 
 def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
@@ -86,7 +88,7 @@ def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
         header = head(reader)
         dtype = dtype or header.stated
         header.check(dtype)
-        coords, reals = table.read(reader, header.layout(dtype), fault)
+        coords, reals = table.read(reader, header.layout(dtype))
     if header.symmetry != "general":
         memory.check(path, "both triangles", TRIANGLES * sum(column.nbytes for column in (coords, *reals)))
     coords, values = header.entries_of(coords, reals, dtype)
@@ -133,8 +135,7 @@ def in_full(coords: Tensor, values: Tensor, symmetry: str) -> tuple[Tensor, Tens
     return torch.cat((coords, coords[:, off].flip(0)), dim=1), torch.cat((values, mirrored))
 
 
-def fault(mode: int, text: str) -> str:
-    """Return what a coordinate is called in messages."""
+def _described(mode: int, text: str) -> str:
     return f"{('row', 'column')[mode]} {text}"
 
 

@@ -6,14 +6,12 @@ In: a path. Out: headers by name, and arrays. No pickle is read, and no more is 
 from __future__ import annotations
 
 import io
-import math
 import os
 import stat
 import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -26,24 +24,6 @@ from sparsetc.support import FilePath
 
 _HEADER = 1 << 14  # bytes that hold the longest header that numpy reads
 _DEFLATED_TIMES = 1032  # bytes that a byte of deflate can stand for at most
-
-
-@dataclass(frozen=True)
-class ArrayHeader:
-    """Shape and dtype of an array in the archive."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def count(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return self.count * self.dtype.itemsize
 
 
 class Archive:
@@ -67,8 +47,12 @@ class Archive:
             array = np.lib.format.read_array(member, allow_pickle=False)
         return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
 
-    def _header(self, name: str) -> ArrayHeader:
-        """Return the header of an array. Raise ValueError if it is no plain array or contradicts the archive."""
+    def _header(self, name: str) -> np.ndarray:
+        """Return an array of the shape and dtype of one here, whose elements are one in memory.
+
+        Raises:
+            ValueError: it is no plain array, or its header contradicts the archive.
+        """
         if name not in self._members:
             raise ValueError(f"no array {name} among {', '.join(self.names)[:200] or 'none'}")
         info = self._members[name]
@@ -84,13 +68,13 @@ class Archive:
                 major, _ = np.lib.format.read_magic(begin)
                 reads = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
                 shape, _, dtype = reads(begin)
+                header = np.broadcast_to(np.empty((), dtype), shape)
             except Exception as error:  # whatever it is that the header makes Python's parser raise
                 raise ValueError(f"{name} is no plain array: {error}") from None
         start = begin.tell()
-        header = ArrayHeader(shape, dtype)
         if dtype.hasobject:
             raise ValueError(f"{name} holds Python objects, as a pickle, which is not read")
-        if dtype.kind not in "biufcSU" or not dtype.itemsize or not all(0 <= size < 2**63 for size in shape):
+        if dtype.kind not in "biufcSU" or not dtype.itemsize:
             raise ValueError(f"{name} is no plain array: {dtype} of shape {shape}")
         if start + header.nbytes != info.file_size:
             raise ValueError(

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sparsetc.io import bounds, memory, npy, numbers
 from sparsetc.io.atomic import replacing
 from sparsetc.support import FilePath, required
 from sparsetc.tensor.blocks import inside_only
-from sparsetc.tensor.dtypes import DTYPES, dtype_name
+from sparsetc.tensor.dtypes import dtype_name
+from sparsetc.tensor.inputs import as_values
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _INDICES = ("coords", "row", "col", "indices", "indptr", "offsets", "compressed_axes", "shape")
@@ -42,8 +42,7 @@ def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
         foreign = "data" in archive.names and "values" not in archive.names
         _check(archive, "data" if foreign else "values", dtype)
         if foreign:
-            matrix = (_pydata if "fill_value" in archive.names else _scipy)(path)
-            x = SparseTensor.coerce(_signed(matrix))
+            x = SparseTensor.coerce((_pydata if "fill_value" in archive.names else _scipy)(path))
             assert x is not None
             return numbers.with_dtype(x, dtype)
         values: Any = archive.array("values")
@@ -51,7 +50,7 @@ def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
             if values.dtype != np.uint16:
                 raise ValueError(f"bfloat16 values must be stored as uint16, found {values.dtype}")
             values = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-        values, shape = stored(values, dtype), archive.array("shape").tolist()
+        values, shape = numbers.cast(as_values(values), dtype), archive.array("shape").tolist()
         if values.ndim > len(shape):
             x = SparseTensor.from_blocks(archive.array("coords"), values, shape)
         else:
@@ -70,23 +69,23 @@ def _check(archive: npy.Archive, values: str, dtype: torch.dtype | None) -> None
     """Refuse arrays that pass the memory limit or cannot be of a tensor, by their headers alone."""
     headers = {name: archive.header(name) for name in archive.names if name in (*_INDICES, *_SMALL)}
     headers[values], shape = archive.header(values), archive.header("shape")
-    if len(shape.shape) != 1 or shape.count > bounds.ORDER:
+    if shape.ndim != 1 or shape.size > bounds.ORDER:
         raise ValueError(f"shape should have a size for each of at most {bounds.ORDER} modes, found {shape.shape}")
     for name, header in headers.items():
-        if name in _INDICES and header.dtype.kind not in "iu" and header.count:
+        if name in _INDICES and header.dtype.kind not in "iu" and header.size:
             raise ValueError(f"{name} should be integers, found {header.dtype}")
-        if name in _SMALL and header.count > bounds.ORDER:
-            raise ValueError(f"{name} has {header.count:,} elements, more than modes")
+        if name in _SMALL and header.size > bounds.ORDER:
+            raise ValueError(f"{name} has {header.size:,} elements, more than modes")
     stored, coords = headers[values], headers.get("coords")
     nonzeros, nbytes = stored.shape[0] if stored.shape else 0, sum(header.nbytes for header in headers.values())
     if values == "data" or coords is None:  # what other libraries make of it is their affair, up to three copies
-        nbytes = 3 * nbytes + stored.count * (16 * shape.count + 64)
-    elif coords.dtype != np.int64 or len(stored.shape) > shape.count:  # those of blocks are copied
-        nbytes += 8 * coords.count
-    if len(stored.shape) > shape.count:  # blocks are put in order, and looked at past the end
-        nbytes += stored.nbytes + 2 * stored.count + 64 * nonzeros
+        nbytes = 3 * nbytes + stored.size * (16 * shape.size + 64)
+    elif coords.dtype != np.int64 or stored.ndim > shape.size:  # those of blocks are copied
+        nbytes += 8 * coords.size
+    if stored.ndim > shape.size:  # blocks are put in order, and looked at past the end
+        nbytes += stored.nbytes + 2 * stored.size + 64 * nonzeros
     if dtype is not None:
-        nbytes += stored.count * (2 * dtype.itemsize + 2)
+        nbytes += stored.size * (2 * dtype.itemsize + 2)
     memory.check(archive.path, "the tensor", nbytes + memory.SORTED * nonzeros)
 
 
@@ -105,26 +104,6 @@ def _scipy(path: FilePath) -> Any:
 def _pydata(path: FilePath) -> Any:
     sparse = required("sparse", f"{path} is a file of pydata/sparse, which reads it: pip install sparse")
     return sparse.load_npz(path)
-
-
-def _signed(values: Any) -> Any:
-    """Return an array unchanged, or with the signed dtype that a SparseTensor gives to unsigned integers."""
-    if values.dtype.kind != "u" or values.dtype.itemsize == 1:
-        return values
-    if values.dtype.itemsize == 8 and values.size and values.max() >= 2**63:
-        raise ValueError(f"the value {values.max()} does not fit int64")
-    return values.astype(np.int32 if values.dtype.itemsize == 2 else np.int64)
-
-
-def stored(values: np.ndarray | Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return values as a tensor of the dtype, or of their own; unsigned integers of 16 bits or more in a wider one.
-
-    ValueError where a dtype that a tensor may have does not hold them.
-    """
-    tensor = values if isinstance(values, Tensor) else torch.from_numpy(_signed(values))
-    if tensor.dtype not in DTYPES:
-        raise ValueError(f"values are {values.dtype}; read them with dtype=, for example torch.float32")
-    return tensor if dtype is None else numbers.cast(tensor, dtype)
 
 
 def write(path: FilePath, x: SparseTensor) -> None:

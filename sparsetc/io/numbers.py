@@ -97,8 +97,10 @@ def with_dtype(x: SparseTensor, dtype: torch.dtype | None) -> SparseTensor:
     return x if dtype is None else x.with_values(cast(x.values, dtype))
 
 
-def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Values in another dtype, rounded; ValueError where a real or an integer dtype cannot hold one of them."""
+    if dtype is None:
+        return values
     if values.is_complex() and not dtype.is_complex:
         raise ValueError(f"complex values cannot be read as {dtype}")
     result, lost = converted(values, dtype)

@@ -64,6 +64,11 @@ class PackingSource:
     batches: Iterable[Batch]
     labels: Labels | None = None
 
+    @property
+    def rows(self) -> int:
+        """Nonzeros of a row group that is written."""
+        return packed.row_group(self.order)
+
 
 def pack(
     source: FilePath,
@@ -119,25 +124,25 @@ def pack(
         with cpu, options(memory_limit=limit):
             packed.write(path, whole(name, dtype))
         return
-    with cpu, memory.named(name, lambda: f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
+    with cpu, memory.named(name, f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
         with _opened(name, dtype, columns, limit, progress) as opened, ExitStack() as stack:
-            rows, largest = packed.row_group(opened.order), [-1] * opened.order
+            largest = [-1] * opened.order
             blocks, held = _blocks(opened, largest), list[list[Tensor]]()
             for block in blocks:
                 held.append(block)
                 if sum(len(one[0]) * len(one) * 8 for one in held) > (limit - FIXED) // HELD:
                     database = stack.enter_context(_database(name, path, spill, limit))
-                    _fill(database, chain(held, blocks), rows)
+                    _fill(database, chain(held, blocks), opened)
                     held.clear()
-                    in_order = _sorted(database, opened.order, rows)
+                    in_order = _sorted(database, opened)
             if held:
-                in_order = _sorted_here(held, opened.order, rows)
+                in_order = _sorted_here(held, opened)
             shape = opened.shape or tuple(size + 1 for size in largest)
             if _state(name) != state:
                 raise IOFormatError(f"{name}: changed while it was read; pack it again")
             try:
-                packed.append(file, shape, opened.dtype, _summed(in_order, opened, rows), opened.labels)
+                packed.append(file, shape, opened.dtype, _summed(in_order, opened), opened.labels)
             except DtypeError as error:
                 raise IOFormatError(f"{name}: {error}") from error
 
@@ -179,7 +184,7 @@ def _opened(
     if text.endswith(".tns"):
         with lines.opened(path, tns.COMMENT, show) as reader:
             layout = tns.head(reader, dtype, torch.float32)
-            batches = _text(reader, layout, tns.fault, lambda coords, reals: (list(coords), reals[0]))
+            batches = _text(reader, layout, lambda coords, reals: (list(coords), reals[0]))
             yield PackingSource(layout.order, layout.dtype, layout.sizes, batches)
     elif text.endswith(".mtx"):
         with lines.opened(path, mtx.COMMENT, show) as reader:
@@ -188,7 +193,7 @@ def _opened(
             header.check(kind)
             layout = header.layout(dtype, torch.float32)
             kind = kind or (torch.complex64 if header.field == "complex" else torch.float32)
-            batches = _text(reader, layout, mtx.fault, lambda coords, reals: header.entries_of(coords, reals, kind))
+            batches = _text(reader, layout, lambda coords, reals: header.entries_of(coords, reals, kind))
             yield PackingSource(2, kind, header.shape, batches)
     elif by_columns:
         with options(memory_limit=limit // WHOLE):
@@ -211,11 +216,10 @@ def _opened(
 def _text(
     reader: lines.LineReader,
     layout: table.TableLayout,
-    describe: table.Describe,
     entries: Callable[[Tensor, list[Tensor]], tuple[Iterable[Tensor], Tensor]],
 ) -> Iterator[Batch]:
     rows = 0
-    for part in table.parts(reader, layout, describe):
+    for part in table.parts(reader, layout):
         rows += part.rows
         table.check_declared(reader, layout, rows)
         if part.rows:
@@ -270,21 +274,21 @@ def _blocks(source: PackingSource, largest: list[int]) -> Iterator[list[Tensor]]
         yield [*coords, *map(torch.from_numpy, packed.columns(values.to(none.dtype)))]
 
 
-def _sorted_here(held: list[list[Tensor]], order: int, rows: int) -> Iterator[list[Tensor]]:
+def _sorted_here(held: list[list[Tensor]], source: PackingSource) -> Iterator[list[Tensor]]:
     """Yield the columns of all blocks in order, as `_sorted` does."""
     columns = [torch.cat(parts) for parts in zip(*held, strict=True)]
     held.clear()
-    sizes = [int(column.max()) + 1 if column.numel() else 1 for column in columns[:order]]
-    keys = crd.sort_keys(columns[:order], sizes)
+    sizes = [int(column.max()) + 1 if column.numel() else 1 for column in columns[: source.order]]
+    keys = crd.sort_keys(columns[: source.order], sizes)
     if not crd.is_sorted_unique(keys):
         by_keys = crd.order_of(keys)
         columns = [column[by_keys] for column in columns]
     if columns[0].numel():
-        yield from map(list, zip(*(column.split(rows) for column in columns), strict=True))
+        yield from map(list, zip(*(column.split(source.rows) for column in columns), strict=True))
 
 
-def _fill(database: Any, blocks: Iterable[list[Tensor]], rows: int) -> None:
-    """Read blocks into the table of a database, ``rows`` or more at a time: a statement takes longer than its rows."""
+def _fill(database: Any, blocks: Iterable[list[Tensor]], source: PackingSource) -> None:
+    """Read blocks into the table of a database, a row group or more at a time, since a statement takes longer."""
     arrow = packed.library()
     held = list[Any]()
     exists = False
@@ -296,22 +300,22 @@ def _fill(database: Any, blocks: Iterable[list[Tensor]], rows: int) -> None:
 
     for block in blocks:
         held.append(arrow.table({f"c{at}": arrow.array(column.numpy()) for at, column in enumerate(block)}))
-        if sum(map(len, held)) >= rows:
+        if sum(map(len, held)) >= source.rows:
             insert()
             exists = True
     if held:
         insert()
 
 
-def _sorted(database: Any, order: int, rows: int) -> Iterator[list[Tensor]]:
-    """Yield the columns of all nonzeros in order, ``rows`` at a time; duplicates in the order of the source."""
-    names = ", ".join(f"c{mode}" for mode in range(order))
-    for batch in database.sql(f"FROM nonzeros ORDER BY {names}, rowid").to_arrow_reader(rows):
+def _sorted(database: Any, source: PackingSource) -> Iterator[list[Tensor]]:
+    """Yield the columns of all nonzeros in order, a row group at a time; duplicates in the order of the source."""
+    names = ", ".join(f"c{mode}" for mode in range(source.order))
+    for batch in database.sql(f"FROM nonzeros ORDER BY {names}, rowid").to_arrow_reader(source.rows):
         yield [torch.from_numpy(column.to_numpy(zero_copy_only=False).copy()) for column in batch.columns]
 
 
-def _summed(batches: Iterable[list[Tensor]], source: PackingSource, rows: int) -> Iterator[Batch]:
-    """Yield unique nonzeros, about ``rows`` at a time. Raise `DtypeError` for integer sums that the dtype cannot hold.
+def _summed(batches: Iterable[list[Tensor]], source: PackingSource) -> Iterator[Batch]:
+    """Yield unique nonzeros, about a row group at a time. Raise `DtypeError` for integer sums that do not fit.
 
     The sum of the last nonzero of a batch is carried, in its wide dtype, into the next batch.
     """
@@ -321,7 +325,7 @@ def _summed(batches: Iterable[list[Tensor]], source: PackingSource, rows: int) -
             columns[source.order :] = halves(columns[-1])
         if held:
             done = held[0].shape[0] - 1
-            done = done if 2 * done > rows else 0
+            done = done if 2 * done > source.rows else 0
             if done:
                 yield _batch([column[:done] for column in held], source)
             columns = [torch.cat((before[done:], column)) for before, column in zip(held, columns, strict=True)]

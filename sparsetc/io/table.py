@@ -50,11 +50,13 @@ class TableLayout:
         rows: rows that the head of the file declares, which messages call entries; None where it says nothing.
         dtype_open: whether no dtype was asked for: what is read as float64 may be float32, and what would lose digits
             is refused.
+        describe: names the coordinate of a mode in messages, given the mode and its text.
     """
 
     order: int
     reals: int
     dtype: torch.dtype
+    describe: Callable[[int, str], str]
     sizes: tuple[int, ...] | None = None
     rows: int | None = None
     dtype_open: bool = False
@@ -106,14 +108,11 @@ class LineFault(NamedTuple):
     reason: str
 
 
-Describe = Callable[[int, str], str]
-"""A function that names the coordinate of a mode in messages, given the mode and its text."""
-
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
 _DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
 
 
-def read(reader: LineReader, layout: TableLayout, describe: Describe) -> tuple[Tensor, list[Tensor]]:
+def read(reader: LineReader, layout: TableLayout) -> tuple[Tensor, list[Tensor]]:
     """Read the rest of the file.
 
     Returns:
@@ -127,7 +126,7 @@ def read(reader: LineReader, layout: TableLayout, describe: Describe) -> tuple[T
     read_parts = list[ParsedPart]()
     rows = 0
     held = 0
-    for part in parts(reader, layout, describe):
+    for part in parts(reader, layout):
         read_parts.append(part)
         rows += part.rows
         held += part.nbytes
@@ -142,7 +141,7 @@ def read(reader: LineReader, layout: TableLayout, describe: Describe) -> tuple[T
     return coords, [torch.cat([torch.zeros(0, dtype=dtype), *column]) for column in columns]
 
 
-def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterator[ParsedPart]:
+def parts(reader: LineReader, layout: TableLayout) -> Iterator[ParsedPart]:
     """Yield the rest of the file a block at a time, without blocks that have no rows.
 
     Raises:
@@ -161,7 +160,7 @@ def parts(reader: LineReader, layout: TableLayout, describe: Describe) -> Iterat
             if fault.field is not None:
                 token = line.split()[fault.field].decode("latin-1")
                 token = repr(token if len(token) <= 30 else token[:27] + "...")
-                what = describe(fault.field, token) if fault.field < layout.order else f"the value {token}"
+                what = layout.describe(fault.field, token) if fault.field < layout.order else f"the value {token}"
             hint = FROM_0 if token == "'0'" else ""
             raise reader.fault(f"{what} {fault.reason}{hint}".strip(), reader.line, line)
 

@@ -38,7 +38,7 @@ def read(path: FilePath, dtype: torch.dtype | None = None, show: bool | None = N
     """
     with lines.opened(path, COMMENT, show) as reader:
         layout = head(reader, dtype)
-        coords, reals = table.read(reader, layout, fault)
+        coords, reals = table.read(reader, layout)
     return memory.tensor_of(path, coords, reals[0], layout.sizes)
 
 
@@ -61,7 +61,7 @@ def head(
     dtype = dtype or table.stated_dtype(reader)
     if dtype and (dtype not in DTYPES or dtype.is_complex):
         raise DtypeError(f"{reader.path}: a .tns file holds real numbers; it cannot be read as {dtype}")
-    return table.TableLayout(order, 1, dtype or default, sizes, rows, dtype_open=dtype is None)
+    return table.TableLayout(order, 1, dtype or default, _described, sizes, rows, dtype_open=dtype is None)
 
 
 def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | None]:
@@ -70,21 +70,18 @@ def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | N
     Lines of the order and of the sizes; of the order and the number, and of the sizes (extended FROSTT); or the Tensor
     Toolbox's ``sptensor``, the order, the sizes, the number.
     """
-    first = reader.peek() or []
-    of_toolbox = first == [b"sptensor"]
+    of_toolbox = reader.peek() == [b"sptensor"]
     if of_toolbox:
         reader.take()
-        first = reader.peek() or []
+    first = reader.peek() or []
     extended = len(first) == 2 and _EXTENDED.search(reader.head) is not None
     if len(first) != 1 and not extended:
         return None, None
     fault = reader.fault(_ONE_FIELD, reader.line, reader.shown())
-    reader.take()
-    sizes = reader.peek() or []
-    if not sizes or first[0] != b"%d" % len(sizes) or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
+    order, *count = reader.take()
+    sizes = reader.take()
+    if not sizes or order != b"%d" % len(sizes) or not all(re.fullmatch(rb"\d{1,19}", size) for size in sizes):
         raise fault
-    reader.take()
-    count = first[1:]
     if of_toolbox:
         count = reader.peek() or [b""]
         fault = reader.fault("expected the number of nonzeros", reader.line, reader.shown())
@@ -109,8 +106,7 @@ def _spaced(sizes: tuple[int, ...] | None) -> str:
     return " ".join(map(str, sizes or ()))
 
 
-def fault(mode: int, text: str) -> str:
-    """Return what a coordinate is called in messages."""
+def _described(mode: int, text: str) -> str:
     return f"coordinate {text} of mode {mode}"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import cache
-from sparsetc.codegen.launch import FUSED, assembled, launch_of, triton_type
+from sparsetc.codegen.launch import ALIGNED, FUSED, assembled, launch_of, triton_type
 from sparsetc.codegen.triton_layout import ADDRESS64
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.maps.body import Walk
@@ -137,6 +138,12 @@ SMALLEST = 64
 """Row size that smaller ones are taken for."""
 
 
+def _unit(table: Tensor) -> int:
+    """Return how many elements, of 16 bytes at most, rows begin at multiples of; 1 where Triton sees that by itself."""
+    apart = gcd(*table.stride()[:-1])
+    return gcd(apart, ALIGNED // table.dtype.itemsize) if apart % ALIGNED else 1
+
+
 def most_tiles(tiles: RowTiles, heads: int) -> int:
     """Return how many tiles an item may have where the longest window is far above it; else 0.
 
@@ -212,6 +219,7 @@ class WalkKernel:
             apart=tuple([name for name, t in tensors.items() if t.ndim == 4]),
             stepped=tuple([name for name in walk.vectors if tensors[name].stride(-1) != 1]),
             whole=tuple([name for name in walk.vectors if not tensors[name].is_floating_point()]),
+            units=tuple([(name, n) for name, t in tensors.items() if t.ndim > 2 and (n := _unit(t)) > 1]),
         )
         self.source = self.source_for(machine_of(self.device))
         module, self.path = cache.load(self.source.text, cache_dir, name)
@@ -220,13 +228,14 @@ class WalkKernel:
         self.fixed |= {"items": self.items, "item_count": len(self.items), "rows": tiles.rows, "columns": tiles.columns}
         self.fixed |= {"windows": tiles.windows, **heads.steps()}
         for table, tensor in tensors.items():
+            unit = dict(self.layout.units).get(table, 1)
             if tensor.ndim > 2:
-                self.fixed[f"{table}_row"] = tensor.stride(-2)
+                self.fixed[f"{table}_row"] = tensor.stride(-2) // unit
             if tensor.ndim == 4:
-                self.fixed[f"{table}_batch"] = tensor.stride(0)
+                self.fixed[f"{table}_batch"] = tensor.stride(0) // unit
                 self.fixed[f"{table}_heads"] = tensor.shape[1]
             self.fixed[f"{table}_step"] = tensor.stride(-1)
-            self.fixed[f"{table}_head"] = tensor.stride(int(tensor.ndim == 4))
+            self.fixed[f"{table}_head"] = tensor.stride(int(tensor.ndim == 4)) // unit
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
         self.run = self._cut if self.slots else self.launch
         if self.slots:
@@ -255,7 +264,7 @@ class WalkKernel:
         """Launch with inputs and results by name. Their heads must lie as in the tensors it was made for."""
         if self.idle:
             return
-        if self.device.type == "cuda" and self.device.index != torch.cuda.current_device():
+        if self.device.type == "cuda" and self.device.index != torch._C._cuda_getDevice():
             with torch.cuda.device(self.device):  # Triton launches on the current device
                 self.run(tensors)
         else:

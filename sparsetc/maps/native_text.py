@@ -36,6 +36,10 @@ SCALARS = re.compile(
     r"(?<![\w.])(cos|erf|exp|exp2|expm1|floor|log|log1p|log2|maximum|minimum|mixed|rsqrt|sigmoid|sin|sqrt|tanh|where)\("
 )
 """Functions of `runtime.scalars` that loops call."""
+CALLED = frozenset(["cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "log2", "pow", "sigmoid", "sin", "tanh"])
+"""Operations of many steps, from which entries are gone through in turns: LLVM makes vectors of the map's own loop."""
+TURN = 256
+"""Entries of a turn."""
 MOST_WIDE = 512
 """Elements of a row of a table at most: its vectors' statements stand one after another."""
 
@@ -50,6 +54,8 @@ class NativeText(Text, Lines):
         self.factors = dict.fromkeys(self.weights, 1.0)
         self.score_factor = 1.0
         self.rows = {name: size for name, size in self.results.items() if size}
+        operations = {walk.function.operations[ref][0] for ref in walk.function.needed(self.weights.values())}
+        self.in_turns = not (walk.online or walk.inner or CALLED.isdisjoint(operations))
 
     def put(self, *lines: str) -> None:
         for line in lines:
@@ -78,6 +84,9 @@ class NativeText(Text, Lines):
         longest = ["longest"] if self.walk.online else []
         arguments = (*numbers, *longest, *arrays, *self.pointers())
         local = ["    score = np.empty(longest, lse_out.dtype)"] if self.walk.online else []
+        if self.in_turns:
+            kept = [*self.products, *dict.fromkeys(output for output, term, _ in self.walk.accumulated if term)]
+            local = [f"    {one}_of = np.empty({TURN}, {self.targets()[-1]}.dtype)" for one in kept]
         body = "\n".join(["@native", *signature("def walk", ["begin", "end", *arguments], ":"), *local, *self.out])
         vectors, scalars = ({*found.findall(body)} for found in (CALLS, SCALARS))
         head = [f'"""{header(self, name, "numba")}"""', *(["import numpy as np"] if "np." in body else [])]
@@ -157,16 +166,42 @@ class NativeText(Text, Lines):
         self.put("store(lse_out, head * lse_out_head + row, top + np.log2(divisor))")
 
     def pieces_of_row(self) -> None:
-        """Go through a row's entries, and put aside what is summed after every `LONG` of them."""
-        with self.block(f"for first in range(start, stop, {LONG}):" if self.rows else ""):
+        """Go through a row's entries, and put aside what is summed after a number of them."""
+        most = TURN if self.in_turns else LONG
+        with self.block(f"for first in range(start, stop, {most}):" if self.rows or self.in_turns else ""):
             for name, size in self.rows.items():
                 self.put_zeros(size, name, f"{name}_sum_{{n}} = {{zero}}")
-            ends = f"first, min(first + {LONG}, stop)" if self.rows else "start, stop"
-            with self.block(f"for n in range({ends}):"):
-                self.entry()
+            ends = f"first, min(first + {most}, stop)" if self.rows or self.in_turns else "start, stop"
+            loop = f"for n in range({ends}):"
+            if self.in_turns:
+                self.turns(loop)
+            else:
+                with self.block(loop):
+                    self.entry()
             for name, size in self.rows.items():
                 sum_of_row = f"{{load}}({name}, {name}_at + {{n}}) + {name}_sum_{{n}}"
                 self.put_pieces(size, f"store({name}, {name}_at + {{n}}, {sum_of_row})")
+
+    def turns(self, loop: str) -> None:
+        """Print the loops of entries that find products, what the map gives of them, and sums of rows."""
+        if self.products:
+            with self.block(loop):
+                self.put("col = load(far, n)")
+                self.products_of_entry()
+                self.put(*(f"store({name}_of, n - first, {name})" for name in self.products))
+        with self.block(loop):
+            self.put("col = load(far, n)")
+            self.put(*(f"{name} = load({name}_of, n - first)" for name in self.products))
+            texts = dict(zip(self.weights, self.map_of_entry(), strict=True))
+            self.put(*(f"{output}_weight = {text}" for output, text in texts.items()))
+            self.sums_of_entry(set(), rows=False)
+            summed = dict.fromkeys(output for output, term, _ in self.walk.accumulated if term)
+            self.put(*(f"store({output}_of, n - first, {output}_weight)" for output in summed))
+        if summed:
+            with self.block(loop):
+                self.put("col = load(far, n)")
+                self.put(*(f"{output}_weight = load({output}_of, n - first)" for output in summed))
+                self.sums_of_entry(set(), numbers=False)
 
     def entry(self) -> None:
         """Print sums of an entry's weights, and stores of its results."""
@@ -179,18 +214,22 @@ class NativeText(Text, Lines):
         for output, text in zip(self.weights, texts, strict=True):
             self.put(f"{output}_weight = {text}")
         addressed = {own_other[1] for own_other in self.products.values()} if not self.walk.online else set[str]()
+        self.sums_of_entry(addressed)
+
+    def sums_of_entry(self, addressed: set[str], rows: bool = True, numbers: bool = True) -> None:
+        """Add an entry's weights, or their products with rows, of which some are `addressed`, and store results."""
         for output, term, name in self.walk.accumulated:
             weight = f"{output}_weight"
             if term is None:
-                self.put(f"{name}_sum += {weight}")
+                self.put(*([f"{name}_sum += {weight}"] if numbers else []))
             elif isinstance(term, Derivative):
                 self.derivative(term, name, weight)
-            else:
+            elif rows:
                 if term not in addressed:
                     self.place(term)
                     addressed.add(term)
                 self.put_pieces(self.sizes[term], f"{name}_sum_{{n}} += {weight} * {{load}}({term}, {term}_at + {{n}})")
-        for output, name in self.walk.stored:
+        for output, name in self.walk.stored if numbers else ():
             self.put(f"store({name}, {self.entry_head} * {name}_head + entry, {output}_weight)")
 
     def place(self, table: str) -> None:
@@ -209,8 +248,10 @@ class NativeText(Text, Lines):
     def mapped(self) -> list[str]:
         """Products and numbers of an entry, and what the map gives of them."""
         self.put("col = load(far, n)")
-        if self.by_entry:
-            self.put(f"entry = {'load(order, n)' if self.layout.ordered else 'n'}")
+        self.products_of_entry()
+        return self.map_of_entry()
+
+    def products_of_entry(self) -> None:
         for table in dict.fromkeys(other for _, other in self.products.values()):
             self.place(table)
         for name, (own, other) in self.products.items():
@@ -221,6 +262,11 @@ class NativeText(Text, Lines):
                 continue
             text = f"{own}_own_{{n}} * {{load}}({other}, {other}_at + {{n}})"
             self.put(f"{name} = {self.added_up(self.each_piece(self.sizes[own], text))}")
+
+    def map_of_entry(self) -> list[str]:
+        """Numbers of an entry, and what the map gives of them and of products."""
+        if self.by_entry:
+            self.put(f"entry = {'load(order, n)' if self.layout.ordered else 'n'}")
         for name, side in self.vectors.items():
             if side == "other":
                 self.put(f"{name}_far = load({name}, {self.number_address(name, self.far_head, 'col')})")

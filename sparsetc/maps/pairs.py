@@ -7,10 +7,9 @@ cost least.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,8 +49,7 @@ SAMPLE = 32
 """Windows of 64 rows whose entries are looked at, to choose between tiles and steps."""
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
+class Pairs(NamedTuple):
     """The pairs that a body is computed of.
 
     Attributes:

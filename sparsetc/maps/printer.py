@@ -288,6 +288,7 @@ def header(printer: Text, name: str, backend: str) -> str:
     if printer.by_entry:
         lines.append("full_base, part_base[tile, row]: the number of the row's first entry in the tile")
     lines.append("x_head, x_row: elements from one head of x, and from one row, to the next")
+    lines += [f"{name}_head, {name}_row: of {unit} elements" for name, unit in layout.units]
     if layout.stepped:
         lines.append("x_step: elements from one number of x to the next")
     if layout.apart:

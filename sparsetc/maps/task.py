@@ -123,6 +123,8 @@ class Kernels:
             self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
         self.sides = forward, backward
         self.shape = result_shape(body, pairs, tensors)
+        sums = self.shape[: len(self.lead) + 1]
+        self.sums = sums, torch.empty(sums, device="meta").stride(), accumulator(tensors[0].dtype)
         try:
             self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
         except Untraced as error:
@@ -213,7 +215,9 @@ class Kernels:
         """Allocate an input's gradient; for a row shared by all pairs, one row for each row of pairs, summed later."""
         if name in self.body.shared:
             return tensor.new_empty((self.heads.count, self.rows, tensor.shape[-1]))
-        return rows_whole(torch.empty_like(tensor)) if name in self.body.tables else tensor.new_empty(tensor.shape)
+        if name in self.body.tables:
+            return rows_whole(torch.empty_like(tensor))
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
     def of_gradients(self, tensors: Mapping[str, Tensor], wanted: Sequence[bool]) -> Gradients:
         """Return the kernels that compute the gradients ``grad_…`` of wanted inputs, with all names they use.
@@ -346,8 +350,8 @@ def _has_triton() -> bool:
 
 def _unfit_for_tiles(side: int, body: Body) -> str:
     """Return why a body has no kernels of torch's operations; empty where it has."""
-    if body.inner or body.dropout:
-        return "on a CPU, dropout and inner functions of products have no kernel"
+    if body.inner:
+        return "on a CPU, inner functions of products have no kernel"
     if not side:
         return "on a CPU, most places of its tiles would be empty"
     return ""

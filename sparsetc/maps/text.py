@@ -43,6 +43,8 @@ class Layout:
         apart: tables whose heads lie in two groups, as a layer's do behind rows: a batch and its heads.
         stepped: vectors by row or column whose numbers are not next to one another.
         whole: vectors of whole numbers, which stay whole numbers.
+        units: of tables whose rows begin at multiples of so many elements, and not of 16, which Triton sees by itself:
+            the numbers of elements between heads and rows are in units of these.
         popcount: whether the target counts bits by an instruction of PTX.
     """
 
@@ -65,6 +67,7 @@ class Layout:
     apart: Names = ()
     stepped: Names = ()
     whole: Names = ()
+    units: NamedInts = ()
     popcount: bool = False
 
 
@@ -148,11 +151,13 @@ class Text:
 
     def row_address(self, table: str, head: str, row: str, lane: str = "") -> str:
         """The addresses of rows of a head of a table or a result."""
-        of_head = f"{head} * {table}_head"
+        units = f" * {dict(self.layout.units)[table]}" if table in dict(self.layout.units) else ""
+        of_head = f"{head} * {table}_head{units}"
         if table in self.layout.apart:
-            of_head = f"{head} // {table}_heads * {table}_batch + {head} % {table}_heads * {table}_head"
+            batch = f"{head} // {table}_heads * {table}_batch{units}"
+            of_head = f"{batch} + {head} % {table}_heads * {table}_head{units}"
         at = f"{row}.to(tl.int64)" if self.layout.wide else row
-        return f"{table} + {of_head} + {at}[:, None] * {table}_row + {lane or self.lane(table)}[None, :]"
+        return f"{table} + {of_head} + {at}[:, None] * {table}_row{units} + {lane or self.lane(table)}[None, :]"
 
     def number_address(self, vector: str, head: str, row: str) -> str:
         """The addresses of a head's numbers by row or column."""

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sparsetc.maps.body import Walk
+from sparsetc.maps.body import KEEP, Walk
 from sparsetc.maps.elementwise import Argument
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowTiles
@@ -29,12 +29,27 @@ CACHED = 1 << 19
 queries, 8 x 64, one thread, L2 caches of 1 MB: 1 << 17 took .97 to 1.4 times as long, 1 << 20 .9 to 1.1; gradients of a
 causal mask by 1 << 19 each up to 1.6, as its memory went back to the system between operations). Of several windows
 half as many again, beside the columns that are gathered (blocks of 32 at 10 %: .78 of the time of one by one)."""
+NEAR, FAR = "near_hash", "far_hash"
 LOWEST = -1e30
 """The least maximum of a row: finite, so that its difference from a score of minus infinity is no NaN."""
 WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
 MINUS_INFINITY = {torch.float32: -1 << 23, torch.float64: -1 << 52}
 """The bits of minus infinity. Pairs that do not meet are set by operations on bits: torch's `where` takes 6 times as
 long, and products with 0 are NaN of infinities."""
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Return a hash of 32 bits of int32 (lowbias32, Wellons 2018)."""
+    for shift, times in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32))):
+        x = (x ^ (x >> shift).bitwise_and_((1 << 32 - shift) - 1)).mul_(times)
+    return x ^ (x >> 16).bitwise_and_(0xFFFF)
+
+
+def multiplied_by(near: Tensor, far: Tensor, share: float, dtype: torch.dtype) -> Tensor:
+    """Return 0 for a share of pairs, by hashes of both positions, and what others are multiplied by."""
+    least = min(int(share * 2**32), 2**32 - 1) - 2**31
+    kept = (mixed(near ^ far) ^ -(2**31)).ge_(least).to(dtype)  # compared without signs
+    return kept.mul_(1 / (1 - share) if share < 1 else 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +153,8 @@ class TorchWalk:
         names = tables | (self.read & walk.vectors.keys() - walk.sums.keys())
         inputs = {name: tensors[name].contiguous() for name in names}
         inputs = {name: t.to(wide) if t.is_floating_point() else t for name, t in inputs.items()}
+        if walk.dropout:
+            inputs |= self._hashes(tensors["seed"])
         if group > 1:  # heads of columns are repeated, and the gradients of each are summed
             inputs = {n: t if len(t) == self.heads.count else t.repeat_interleave(group, 0) for n, t in inputs.items()}
         results = {name: tensors[name] for name in written}
@@ -150,6 +167,15 @@ class TorchWalk:
         if group > 1 and walk.mode:
             for name, result in results.items():
                 tensors[name].copy_(result.unflatten(0, (-1, group)).sum(1))
+
+    def _hashes(self, seed: Tensor) -> dict[str, Tensor]:
+        """Return (heads, positions) hashes of own positions and of others, of which those of rows differ by head."""
+        head = (seed.flatten() + torch.arange(self.heads.count)).int()[:, None]
+        sizes = self.tiles.rows, self.tiles.columns
+        own, other = (torch.arange(size, dtype=torch.int32).expand(len(head), -1) for size in sizes)
+        if self.walk.mode:
+            return {NEAR: mixed(own), FAR: mixed(mixed(head) + other)}
+        return {NEAR: mixed(mixed(head) + own), FAR: mixed(other)}
 
     def _compute(
         self, windows: Windows, dtype: torch.dtype, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]
@@ -247,6 +273,10 @@ class _Scores:
                 self.gathered[name] = units.view(self.shape[0], self.shape[2], *table.shape[2:])
         return self.gathered[name]
 
+    def keep(self) -> Tensor:
+        """Return what weights are multiplied by: 0 for a share of them."""
+        return multiplied_by(self.own(NEAR)[:, :, None], self.other(FAR)[:, None], self.walk.dropout, self.dtype)
+
     def write(self, results: Mapping[str, Tensor]) -> None:
         """Compute all results of these rows."""
         walk = self.walk
@@ -265,6 +295,8 @@ class _Scores:
             weights["p"] = score.sub_(top[:, :, None]).exp2_()
             divisor = weights["p"].sum(-1).clamp_(min=1.0)  # which the greatest score adds
             self.put(results["lse_out"], top + divisor.log2())
+            if walk.dropout:
+                weights["p"] *= self.keep()
         sums: dict[str, Tensor] = {}
         for output, term, name in walk.accumulated:
             weight = weights[output]
@@ -289,6 +321,8 @@ class _Scores:
         for name in kernel.read & walk.products.keys():
             left, right = walk.products[name]
             values[name] = torch.bmm(self.own(left) * kernel.scales.get(name, 1.0), self.other(right).transpose(1, 2))
+        if KEEP in kernel.read:
+            values[KEEP] = self.keep()
         vectors = []
         for name in kernel.read & walk.vectors.keys():
             side = walk.vectors[name]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from inspect import signature
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sparsetc.errors import KeywordError
 from sparsetc.maps.elementwise import INPUT, TEXT, Argument, Builder, Elementwise, Ref
+from sparsetc.support import Names
 
 SAME = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_not": "logical_not"}
 PASSED = frozenset({"alias", "clone", "detach", "lift_fresh", "lift_fresh_copy", "_to_copy"})
@@ -233,7 +234,7 @@ def _read(value: Any, names: Sequence[str], deep: int, tensors: list[Tensor] | N
             return key(value.__func__), key(value.__self__, value.__func__.__code__.co_names)
         if isinstance(value, FunctionType):
             names = _names(value.__code__)
-            outside = [value.__globals__[name] for name in dict.fromkeys(names) if name in value.__globals__]
+            outside = [value.__globals__[name] for name in names if name in value.__globals__]
             outside += [cell.cell_contents for cell in value.__closure__ or ()]
             outside += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             return value.__code__, *[key(one, names) for one in outside]
@@ -250,10 +251,11 @@ def _read(value: Any, names: Sequence[str], deep: int, tensors: list[Tensor] | N
     return value  # type: ignore[no-any-return]
 
 
-def _names(code: CodeType) -> list[str]:
-    """Return the names of globals and attributes in some code, and in that of functions within it."""
+@lru_cache(maxsize=256)
+def _names(code: CodeType) -> Names:
+    """Return the names of globals and attributes in some code, and in that of functions within it, each once."""
     within = [name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one)]
-    return [*code.co_names, *within]
+    return tuple(dict.fromkeys([*code.co_names, *within]))
 
 
 def check_takes(function: Any, what: str, positional: int, names: Sequence[str] = ()) -> None:

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, TypeVar, overload
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.plan import ONE_PASS, PREFERRED, STEPS, Plan, requested, verify
+from sparsetc.ir.plan import DENSE, ONE_PASS, PREFERRED, STEPS, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
@@ -265,7 +265,7 @@ def chosen(
 ) -> Choice:
     """Return the choice that a request stands for among methods, of a `Problem` or of a join's."""
     if request.name in methods:
-        return choice_of([methods[request.name].requested(problem, request)], "asked for by name")
+        return choice_of([methods[request.name].requested(problem, request)], request.reason or "asked for by name")
     first = methods.get(request.preferred)
     if first and (preferred := list(first.estimates(problem))):
         return choice_of(preferred, "preferred where it applies")
@@ -305,8 +305,8 @@ def considered(problem: Any, best: Best, methods: Mapping[str, Any] = PLANS) -> 
 
 
 def by_nonzeros(plan: Plan) -> bool:
-    """Return True if dense modes are expanded for a plan: it is of a join, or of one operand as a dense tensor."""
-    return plan.name in JOINS or any(part.operand is not None for part in plan.parts)
+    """Return True if dense modes are expanded for a plan: it is of a join, or of an operand as a dense tensor."""
+    return plan.name in JOINS or plan.name == DENSE.name or any(part.operand is not None for part in plan.parts)
 
 
 def _names() -> str:

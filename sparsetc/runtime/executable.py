@@ -172,8 +172,7 @@ class Executable:
         apart = self.copies > 1 or (self.stores if second is None else second.stored)  # what is stored would overwrite
         if out is not None and accumulate and apart:
             return out.add_(self.run(arrays, values, dense))
-        bound = self._bound
-        _, call, device = self._bind(arrays, values, dense) if bound is None or bound[0] is not arrays else bound
+        _, call, device = self.bind(arrays, values, dense)
         if second is not None:
             return self._ordered(partial(call, values, dense), second, zeroed, out, accumulate)
         if self.copies > 1:
@@ -199,7 +198,7 @@ class Executable:
         zeroed = arrays.zeroed
         if self.programs.backend != "numba" or arrays.second is not None:
             return None
-        _, call, _ = self._bind(arrays, values, ())
+        _, call, _ = self.bind(arrays, values, ())
         stored: Any = [None if one is None else one.numpy() for one in each(values)]
         count, dtype = prod(self.shape), dtype_name(self.dtype)
         make: Any = np.zeros if zeroed is None and self.zeroes else np.empty
@@ -248,10 +247,11 @@ class Executable:
         second(added, out, accumulate)
         return out
 
-    def _bind(self, arrays: Arrays, values: Values, dense: Sequence[Tensor]) -> tuple[Arrays, Call, torch.device]:
-        """Return these arrays, the programs bound to them, and the device; and keep them for the next run."""
-        # A storage whose coordinates are all computed has no arrays.
-        read = (*(a for part in arrays.parts for a in part.index), *dense, *each(values))
-        call, device = self.programs.bind(arrays.parts), next(t.device for t in read if t is not None)
-        self._bound = arrays, call, device
+    def bind(self, arrays: Arrays, values: Values, dense: Sequence[Tensor]) -> tuple[Arrays, Call, torch.device]:
+        """Return these arrays, the programs bound to them, and the device, which are kept for the next call."""
+        if self._bound is None or self._bound[0] is not arrays:
+            # A storage whose coordinates are all computed has no arrays.
+            read = (*(a for part in arrays.parts for a in part.index), *dense, *each(values))
+            call, device = self.programs.bind(arrays.parts), next(t.device for t in read if t is not None)
+            self._bound = arrays, call, device
         return self._bound

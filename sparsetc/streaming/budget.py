@@ -67,10 +67,7 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         if self.chunk < SMALLEST:
-            raise PlanError(
-                f'chunk_bytes must be a number of bytes, {SMALLEST} or more, or text like "64MiB"; found '
-                f"{self.chunk_bytes!r:.80}"
-            )
+            raise PlanError(f"chunk_bytes must be {SMALLEST} or more, found {self.chunk_bytes!r:.80}")
         whole = isinstance(self.streams, int) and not isinstance(self.streams, bool)
         if not (whole and 1 <= self.streams <= MOST_STREAMS):
             raise PlanError(f"streams must be a whole number from 1 to {MOST_STREAMS}, found {self.streams!r:.80}")
@@ -95,11 +92,8 @@ class StreamOptions:
 
     @property
     def chunk(self) -> int:
-        """Most bytes of a chunk; 0 where `chunk_bytes` is no number of bytes."""
-        try:
-            return as_bytes(self.chunk_bytes)
-        except PlanError:
-            return 0
+        """Most bytes of a chunk."""
+        return as_bytes(self.chunk_bytes, "chunk_bytes")
 
     def stream_count(self, target: torch.device) -> int:
         """Return the number of chunks that are on a device at once."""

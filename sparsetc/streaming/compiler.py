@@ -59,11 +59,6 @@ class Variant(Record):
     reads_zeros: bool
     programs: tuple[TileProgram, ...] = ()
 
-    @property
-    def copies(self) -> int:
-        """The number of copies of the result that programs add to."""
-        return max(program.result.copies for program in self.programs)
-
 
 class Compiler:
     """A compiler and packer of the chunks of one tensor, for one einsum.

@@ -32,9 +32,18 @@ SAMPLES = 16
 ALIGNED = 256
 """Arrays begin at multiples of this many bytes, as those that CUDA allocates do: kernels are specialised to 16."""
 DTYPES = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64},
-    **{"I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8},
-    **{"C64": torch.complex64, "C128": torch.complex128},
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "C64": torch.complex64,
+    "C128": torch.complex128,
 }
 """Dtypes of arrays by the names that files have for them."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -134,7 +143,7 @@ class StreamCut:
     @property
     def copies(self) -> int:
         """Number of copies of the result to which programs add."""
-        return max((v.copies for v in self.variants), default=1)
+        return max((program.result.copies for v in self.variants for program in v.programs), default=1)
 
     @property
     def window(self) -> int:

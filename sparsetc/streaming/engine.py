@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -90,65 +90,52 @@ class HostEvent:
         return (end.at - self.at) * 1e3
 
 
+@dataclass(eq=False)
 class Engine:
     """The loop that runs the chunks of one stream in one order, any number of times.
 
     Attributes:
+        cut: the chunks.
+        order: in which they are run, by number.
+        programs: of each variant.
+        device: that runs them.
+        streams: CUDA streams, no more than chunks; 1 on the CPU.
+        shape: (rows, *width) of the result, as it is summed.
+        dtype: that sums are made in.
+        resident: whether the result is kept on the device; else rows are copied back.
         _marks: events of each chunk that was run: begin, copied, computed, copied back.
     """
 
-    def __init__(
-        self,
-        made: StreamCut,
-        order: Sequence[int],
-        programs: Sequence[Programs],
-        device: torch.device,
-        streams: int,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        resident: bool,
-    ) -> None:
-        """Take chunks.
+    cut: StreamCut
+    order: Sequence[int]
+    programs: Sequence[Programs]
+    device: torch.device
+    streams: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    resident: bool
+    buffers: list[StreamBuffers] = field(default_factory=list)
+    _bound: dict[int, tuple[int, Call, list[Tensor]]] = field(default_factory=dict)
+    _marks: list[list[Any]] = field(default_factory=list)
 
-        Args:
-            made: the chunks.
-            order: in which they are run, by number.
-            programs: of each variant.
-            device: that runs them.
-            streams: how many streams; no matter on the CPU.
-            shape: (rows, *width) of the result, as it is summed.
-            dtype: that sums are made in.
-            resident: whether the result is kept on the device; else rows are copied back.
-        """
-        self.chunks = made.chunks
-        self.copies = made.copies
-        self.window = made.window
-        self.order = order
-        self.programs = programs
-        self.largest = made.largest
-        self.device, self.cuda = device, device.type == "cuda"
-        self.streams = max(1, min(streams, len(order))) if self.cuda else 1
-        self.shape = shape
-        self.dtype = dtype
-        self.resident = resident
-        self.buffers: list[StreamBuffers] = []
-        self._bound: dict[int, tuple[int, Call, list[Tensor]]] = {}
-        self._marks: list[list[Any]] = []
+    @property
+    def cuda(self) -> bool:
+        """True if chunks run on a GPU."""
+        return self.device.type == "cuda"
 
     def _allocate(self) -> ResultTarget:
         """Return zeros for the result, and reuse or allocate the streams' buffers."""
-        (rows, *width) = self.shape
-        device = self.device
-        cuda = self.cuda
+        (rows, *width), window = self.shape, self.cut.window
+        device, cuda = self.device, self.cuda
         for _ in range(0 if self.buffers else self.streams):
-            staging = torch.empty(self.largest, dtype=torch.uint8, device=device) if cuda else None
-            chunk_rows = None if self.resident else torch.empty((self.window, *width), dtype=self.dtype, device=device)
+            staging = torch.empty(self.cut.largest, dtype=torch.uint8, device=device) if cuda else None
+            chunk_rows = None if self.resident else torch.empty((window, *width), dtype=self.dtype, device=device)
             self.buffers.append(StreamBuffers(torch.cuda.Stream(device) if cuda else None, staging, chunk_rows))
         if self.resident:  # a chunk's programs see as many rows as the largest has
-            return ResultTarget(torch.zeros((self.copies, rows + self.window, *width), dtype=self.dtype, device=device))
+            whole = (self.cut.copies, rows + window, *width)
+            return ResultTarget(torch.zeros(whole, dtype=self.dtype, device=device))
         host, firsts = (
-            torch.zeros((n, *width), dtype=self.dtype, device="cpu", pin_memory=device.type == "cuda")
-            for n in (rows, len(self.order))
+            torch.zeros((n, *width), dtype=self.dtype, device="cpu", pin_memory=cuda) for n in (rows, len(self.order))
         )
         return ResultTarget(None, host, firsts)
 
@@ -187,8 +174,8 @@ class Engine:
                     buffers.stream.synchronize()
                 raise
         if target.whole is not None:
-            return (target.whole.sum(0) if self.copies > 1 else target.whole[0])[: self.shape[0]]
-        first = torch.tensor([self.chunks[n].first for n in self.order], dtype=torch.long, device="cpu")
+            return (target.whole.sum(0) if self.cut.copies > 1 else target.whole[0])[: self.shape[0]]
+        first = torch.tensor([self.cut.chunks[n].first for n in self.order], dtype=torch.long, device="cpu")
         return target.host.index_add_(0, first, target.firsts)
 
     def _chunks(
@@ -202,7 +189,7 @@ class Engine:
         """Enqueue all chunks on a GPU, or run them on the CPU."""
         done = 0
         for position, number in enumerate(self.order):
-            buffers, chunk = self.buffers[position % len(self.buffers)], self.chunks[number]
+            buffers, chunk = self.buffers[position % len(self.buffers)], self.cut.chunks[number]
             event = partial(torch.cuda.Event, enable_timing=True) if self.cuda else HostEvent
             marks: list[Any] = [event() for _ in range(4 if target.whole is None else 3)]
             if not self.cuda:
@@ -237,7 +224,7 @@ class Engine:
         bound = self._bound.get(position)
         if bound is not None and bound[0] == buffer.data_ptr():
             return bound[1:]
-        chunk = self.chunks[self.order[position]]
+        chunk = self.cut.chunks[self.order[position]]
         arrays, values = chunk.views(buffer)
         call = self.programs[chunk.variant].bind(arrays, chunk.views(held)[0])
         self._bound[position] = (buffer.data_ptr(), call, values)
@@ -248,9 +235,8 @@ class Engine:
         if target.whole is None:
             buffers.rows[: chunk.rows].zero_()
             return buffers.rows
-        if not self.window:
-            return target.whole
-        return target.whole[0, chunk.first : chunk.first + self.window]
+        window = self.cut.window
+        return target.whole[0, chunk.first : chunk.first + window] if window else target.whole
 
     def _back(self, position: int, chunk: Chunk, out: Tensor, target: ResultTarget) -> None:
         """Copy a chunk's rows to the host: the first apart, the others where no other chunk copies any."""
@@ -266,7 +252,7 @@ class Engine:
         for position, (number, marks) in enumerate(zip(self.order, self._marks, strict=False)):
             marks[-1].synchronize()
             begin, copied, ran, *back = [self._marks[0][0].elapsed_time(event) for event in marks]
-            chunk, stream = self.chunks[number], position % len(self.buffers)
+            chunk, stream = self.cut.chunks[number], position % len(self.buffers)
             to_host = (ran, *back) if back else None
             times.append(ChunkTimes(number, chunk.nnz, chunk.nbytes, stream, (begin, copied), (copied, ran), to_host))
         return times

@@ -148,7 +148,7 @@ class ChunkFile:
         self.check: Callable[[int, Tensor], None]
         self._ring: list[Tensor] = []
         self._checked: set[int] = set()
-        self._file = open(self.path, "rb", buffering=0, opener=_at_once)  # noqa: SIM115  # closed by `close`
+        self._file = open(self.path, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115  # closed by `close`
         try:
             self.arrays = self._header()
             metadata = self.arrays.pop("__metadata__")
@@ -245,6 +245,6 @@ class ChunkFile:
                 yield self._ring[position % ring]
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Open a file without waiting, as a pipe would have one do for a writer."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; of a pipe, too, without waiting for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)

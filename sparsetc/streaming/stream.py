@@ -96,7 +96,8 @@ class Stream:
         # Programs are made for all rows, or as many as the chunk has that has most.
         programs = [compiler.generate(v, made.window if recipe.numbered else rows) for v in made.variants]
         shape, dtype = (rows, *self._result.output.width_shape), accumulator(compiler.dtype)
-        self._engine = Engine(made, self.order, programs, self.device, budget.streams, shape, dtype, self.resident)
+        streams = max(1, min(budget.streams, self.chunks))
+        self._engine = Engine(made, self.order, programs, self.device, streams, shape, dtype, self.resident)
         self._by_nonzeros: Stream | None = None
 
     # -- what a user may look at ------------------------------------------------------------------------------------

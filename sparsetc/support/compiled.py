@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._dynamo import guards
 
 from sparsetc.support import files
 from sparsetc.support.entry import traced_by_modes
@@ -101,6 +102,18 @@ def room(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
     if device.type != "cpu" or prod(shape) < LARGE or dtype == torch.bfloat16:  # which numpy has not
         return torch.empty(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.empty(shape, str(dtype).removeprefix("torch.")))
+
+
+def room_of(like: Tensor, device: torch.device) -> Callable[[], Tensor]:
+    """Return a function that gives an uninitialised tensor like this one; a GPU's is made without torch's dispatch."""
+    shape, strides, dtype = like.shape, like.stride(), like.dtype
+
+    def make() -> Tensor:
+        if device.type == "cuda" and torch._C._cuda_getDevice() == device.index:
+            return guards._empty_strided_cuda(shape, strides, dtype)  # type: ignore[attr-defined, no-any-return]
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    return make
 
 
 class Kept:

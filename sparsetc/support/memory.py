@@ -30,7 +30,7 @@ limit_of_process: int | None = None
 SIZE = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 
-def as_bytes(limit: Any) -> int:
+def as_bytes(limit: Any, what: str = "memory_limit") -> int:
     """Bytes, 0 or more, of a whole number or of text: ``"1GB"`` is 10**9, ``"512MiB"`` 512 * 2**20, ``"4096"`` 4096.
 
     Raises:
@@ -43,9 +43,7 @@ def as_bytes(limit: Any) -> int:
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(limit, bool | str) and limit >= 0 and int(limit) == limit:
             return int(limit)
-    raise PlanError(
-        f'memory_limit must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}'
-    )
+    raise PlanError(f'{what} must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}')
 
 
 SOON = 0.005
@@ -82,15 +80,17 @@ def _free(device: torch.device) -> int:
 available_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]  # of a graph: nothing need be traced
 
 
-def _limit(limit: int | None) -> int | None:
-    each = (limit, limit_in_force.get(), limit_of_process)
-    return next((one for one in each if one is not None), None)
+def _limit(limit: int | str | None) -> int | None:
+    if limit is not None:
+        return as_bytes(limit)
+    in_force = limit_in_force.get()
+    return limit_of_process if in_force is None else in_force
 
 
 _limit._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as it has no context variables
 
 
-def check(what: str, nbytes: int, device: torch.device, limit: int | None = None, instead: str = "") -> None:
+def check(what: str, nbytes: int, device: torch.device, limit: int | str | None = None, instead: str = "") -> None:
     """Raise `OutOfMemoryError` when ``what`` would take more bytes than the memory limit allows.
 
     Everything that makes a dense or an unpacked result calls this before it allocates.
@@ -99,7 +99,8 @@ def check(what: str, nbytes: int, device: torch.device, limit: int | None = None
         what: what would be made, as the message begins.
         nbytes: bytes at the peak, beyond what is there before.
         device: where they would be taken.
-        limit: bytes that may be taken. Default: what `sparsetc.options` says, else what the device has free.
+        limit: bytes that may be taken, or text such as ``"8GB"``. Default: what `sparsetc.options` says, else what the
+            device has free.
         instead: what can be done other than raising the limit.
     """
     limit = _limit(limit)

@@ -19,7 +19,7 @@ from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.dtypes import check_dtype
 from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.inputs import ArrayLike, as_values, constructed
-from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.tensor.pattern import Pattern, lasting, once
 from sparsetc.tensor.readings import Unsorted
 from sparsetc.tensor.sums import INTEGERS
 
@@ -30,6 +30,13 @@ IN_PLACE = "a SparseTensor is not changed in place, as {} would: take the result
 def _of_values(name: str) -> property:
     """The attribute or method of values, by its name."""
     return property(lambda x: getattr(x._values, name), doc=f"``values.{name}``.")
+
+
+@once
+def merged(pattern: Pattern) -> tuple[Pattern, Merge | None]:
+    """Return the coalesced pattern, and how values follow; made once."""
+    coords, merge = coalesced(pattern.coords, pattern.shape)
+    return pattern.like(coords, True), merge
 
 
 class Attributes:
@@ -176,15 +183,8 @@ class Attributes:
         """
         if self.is_coalesced:
             return self
-        pattern, merge = self._merged()
+        pattern, merge = merged(self._pattern)
         return self._make(pattern, self._values if merge is None else merge.values(self._values))
-
-    def _merged(self) -> tuple[Pattern, Merge | None]:
-        def made() -> tuple[Pattern, Merge | None]:
-            coords, merge = coalesced(self.coords, self._pattern._shape)
-            return self._pattern.like(coords, True), merge
-
-        return self._pattern._once("coalesced", made)
 
     def with_values(self, values: ArrayLike) -> Self:
         """Return a tensor of this pattern with new values, on the same device; dtype and dense modes may differ.
@@ -332,8 +332,15 @@ class Attributes:
     is_floating_point, is_complex, is_signed, is_cuda, is_meta, is_leaf, is_shared, is_pinned, get_device = map(
         _of_values,
         (
-            *("is_floating_point", "is_complex", "is_signed", "is_cuda", "is_meta", "is_leaf", "is_shared"),
-            *("is_pinned", "get_device"),
+            "is_floating_point",
+            "is_complex",
+            "is_signed",
+            "is_cuda",
+            "is_meta",
+            "is_leaf",
+            "is_shared",
+            "is_pinned",
+            "get_device",
         ),
     )
     grad_fn, register_hook, retain_grad, element_size = map(

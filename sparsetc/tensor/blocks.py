@@ -46,11 +46,20 @@ class Blocks:
         """Return the layout with the modes in another order."""
         return Blocks(tuple(self.sides[m] for m in modes), tuple(self.shape[m] for m in modes))
 
+    def _interleaved(self, dims: int) -> Ints:
+        """The dimensions of (*grid, *sides, *dense sizes), those of a mode beside one another."""
+        order = len(self.sides)
+        return (*[n for m in range(order) for n in (m, order + m)], *range(2 * order, dims))
+
+    def zeros(self, sizes: Ints, like: Tensor) -> Tensor:
+        """Return zeros (*grid, *sides, *dense sizes), which `laid_out` does not have to copy."""
+        order = self._interleaved(len(sizes))
+        return like.new_zeros([sizes[n] for n in order]).permute(sorted(range(len(order)), key=order.__getitem__))
+
     def laid_out(self, tensor: Tensor) -> Tensor:
         """Return a tensor (*grid, *sides, *dense sizes) of blocks as (*shape, *dense sizes)."""
-        order, dense = len(self.sides), tensor.shape[2 * len(self.sides) :]
-        pairs = [n for m in range(order) for n in (m, order + m)]
-        interleaved = tensor.permute(*pairs, *range(2 * order, tensor.ndim))
+        dense = tensor.shape[2 * len(self.sides) :]
+        interleaved = tensor.permute(self._interleaved(tensor.ndim))
         return joined(interleaved, (*self.sides, *[0] * len(dense)), (*self.shape, *dense))
 
     def cut_out(self, tensor: Tensor) -> Tensor:
@@ -195,11 +204,8 @@ def _split_shape(whole: Ints, sides: Ints, sizes: Ints, first: int) -> tuple[lis
 
 def joined(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """Merge each dimension with a side and the next into one of a given size; the inverse of `split`."""
-    shape = _joined_shape(tensor.shape, tuple(sides))
-    tensor = tensor.reshape(shape)
-    for n, (length, size) in enumerate(zip(shape, sizes, strict=True)):
-        tensor = tensor if length == size else tensor.narrow(n, 0, size)
-    return tensor
+    tensor = tensor.reshape(_joined_shape(tensor.shape, tuple(sides)))
+    return tensor if tensor.shape == tuple(sizes) else tensor[tuple(map(slice, sizes))]
 
 
 @lru_cache(maxsize=1024)

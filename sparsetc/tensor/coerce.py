@@ -53,9 +53,6 @@ def from_graph(cls: type[Sparse], graph: Any, weight: Any = None, nodes: int | t
         return _of_edges(cls, graph, weight, nodes, into_rows=True)
     if weight is not None or nodes is not None:
         raise FormatError(f"weight= and nodes= go with edges, found {type(graph).__name__}, which has these")
-    boolean = str(getattr(graph, "dtype", "")) in ("bool", "torch.bool")
-    if boolean:
-        graph = graph.to(torch.get_default_dtype()) if isinstance(graph, Tensor) else graph.astype(np.float32)
     sparse = coerce(cls, graph)
     if sparse is None and getattr(graph, "ndim", 0) == 2:
         sparse = from_dense(cls, graph)
@@ -64,7 +61,7 @@ def from_graph(cls: type[Sparse], graph: Any, weight: Any = None, nodes: int | t
             "from_graph takes an edge_index (2, edges), a graph of PyG or networkx, or an adjacency matrix (targets, "
             f"sources); found {graph!r:.200}"
         )
-    return sparse
+    return sparse.to(torch.get_default_dtype()) if sparse.dtype == torch.bool else sparse
 
 
 def graph_matrix(

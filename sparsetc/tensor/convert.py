@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -35,26 +36,26 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     """See SparseTensor.to_dense."""
     blocks, values = x.pattern.blocks, x.values
-    limit = None if memory_limit is None else memory.as_bytes(memory_limit)
-    # blocks are laid out in a copy, with what they hold past the end
-    whole = x.shape if blocks is None else (2, *blocks.grid, *values.shape[1:])
+    # blocks are laid out with what they hold past the end
+    whole = x.shape if blocks is None else (*blocks.grid, *values.shape[1:])
     scratch = (8 if x.sparse_order > 1 else 0) * x.nnz
     if not x.is_coalesced:
         scratch += coalescing_bytes(x.pattern.shape, x.nnz, values)
     what = f"a dense tensor of shape {x.shape} and {x.dtype}"
-    memory.check(what, math.prod(whole) * x.dtype.itemsize + scratch, x.device, limit)
+    memory.check(what, math.prod(whole) * x.dtype.itemsize + scratch, x.device, memory_limit)
     if 0 in x.shape:
         return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
-    dense = laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
-    return dense if blocks is None else blocks.laid_out(dense)
+    return laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
 
 
 def laid_out(x: Attributes) -> Tensor:
-    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes), or of its blocks."""
-    values = x._values
-    dense = values.new_zeros((*x._pattern.shape, *values.shape[1:]))
+    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes)."""
+    values, blocks = x._values, x._pattern.blocks
+    places = (*x._pattern.shape, *values.shape[1:])
+    dense = values.new_zeros(places) if blocks is None else blocks.zeros(places, values)
     with without_autocast(values.device):
-        return dense.index_put_(x.coords.unbind(), values)
+        dense.index_put_(x.coords.unbind(), values)
+    return dense if blocks is None else blocks.laid_out(dense)
 
 
 def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple[int, int] | None = None) -> Tensor:
@@ -179,14 +180,9 @@ def from_torch(cls: type[Sparse], tensor: Tensor) -> Sparse:
         raise FormatError(f"from_torch cannot read layout {tensor.layout}")
     if tensor.sparse_dim() == 0:
         raise FormatError("a tensor with no sparse mode is not sparse; use its values")
-    return _from_coo(cls, tensor)
-
-
-def _from_coo(cls: type[Sparse], tensor: Tensor) -> Sparse:
     shape, indices = tuple(tensor.shape), tensor._indices()
-    coordinates = reading(
-        torch.sparse_coo, shape, [indices], [indices.untyped_storage()], lambda own: (own[0].contiguous(), None)
-    )
+    memory = [indices.untyped_storage()]
+    coordinates = reading(torch.sparse_coo, shape, [indices], memory, lambda own: own[0].contiguous())
     if tensor.requires_grad:  # autograd follows values(), which only a coalesced tensor has
         return cls._make(coordinates.pattern, tensor.coalesce().values())
     return cls._make(coordinates.pattern, coordinates.values(tensor._values()))
@@ -207,11 +203,9 @@ def _from_compressed(cls: type[Sparse], tensor: Tensor) -> Sparse:
         blocks = Blocks((*[1] * batch, *sides), shape[: batch + 2])
         values = values.reshape(*values.shape[: batch + 1], *[1] * batch, *values.shape[batch + 1 :])
 
-    def numbered(own: tuple[Tensor, ...]) -> tuple[Tensor, None]:
-        return _compressed_coordinates(own, by_rows), None
-
     memory = [outer.untyped_storage(), inner.untyped_storage()]
-    coordinates = reading((tensor.layout, blocks), shape, [outer, inner], memory, numbered, blocks)
+    coords_of = partial(_compressed_coordinates, by_rows=by_rows)
+    coordinates = reading((tensor.layout, blocks), shape, [outer, inner], memory, coords_of, blocks)
     return cls._make(coordinates.pattern, coordinates.values(values.flatten(0, batch)))
 
 
@@ -221,7 +215,7 @@ def _compressed_coordinates(arrays: tuple[Tensor, ...], by_rows: bool) -> Tensor
     lines = starts.shape[-1] - 1
     each = starts.diff(dim=-1).flatten().long()
     at = torch.repeat_interleave(torch.arange(each.numel(), device=starts.device), each)
-    rows = [at % lines if lines else at, inner.flatten().long()]
+    rows = [at % lines if lines else at, inner.flatten()[: at.numel()].long()]
     at = at // lines if lines else at
     for size in reversed(starts.shape[:-1]):
         rows.insert(0, at % size)
@@ -283,34 +277,21 @@ def from_scipy(cls: type[Sparse], matrix: Any) -> Sparse:
     """Convert any scipy.sparse matrix or array, 1-D and N-D coo_array too; explicit zeros and BSR blocks are kept."""
     if not is_scipy(matrix):
         raise FormatError(f"from_scipy takes a scipy.sparse matrix or array, found {type(matrix).__name__}")
-    if matrix.format not in ("csr", "csc", "bsr", "coo"):
+    if matrix.ndim == 1 or matrix.format not in ("csr", "csc", "bsr", "coo"):
         coo = matrix.tocoo()
-        return cls(np.stack(_coordinates(coo)), coo.data, tuple(coo.shape))
-    return _from_arrays(cls, matrix)
-
-
-def _coordinates(coo: Any) -> tuple[np.ndarray, ...]:
-    return tuple(coo.coords) if hasattr(coo, "coords") else (coo.row, coo.col)  # scipy < 1.13 has no .coords
-
-
-def _from_arrays(cls: type[Sparse], matrix: Any) -> Sparse:
-    """Convert a scipy matrix whose values are one array beside index arrays."""
-    memory = _coordinates(matrix) if matrix.format == "coo" else (matrix.indptr, matrix.indices)
+        return cls(np.stack(coo.coords), coo.data, tuple(coo.shape))
+    memory = matrix.coords if matrix.format == "coo" else (matrix.indptr, matrix.indices)
     values, shape = as_values(matrix.data), tuple(matrix.shape)
     blocks = Blocks(tuple(values.shape[1:]), shape) if matrix.format == "bsr" else None
 
-    def numbered(own: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        if blocks is not None:
-            return _compressed_coordinates(own, by_rows=True), None
-        plain = matrix.copy()
-        plain.data = np.arange(matrix.data.size).reshape(matrix.data.shape)
-        coo = plain.tocoo()
-        coords = torch.from_numpy(np.stack(_coordinates(coo)).astype(np.int64))
-        return coords.to(values.device), torch.from_numpy(coo.data).to(values.device)
+    def coords_of(own: tuple[Tensor, ...]) -> Tensor:
+        if matrix.format == "coo":
+            return torch.stack([row.long() for row in own])
+        return _compressed_coordinates(own, by_rows=matrix.format != "csc")
 
-    kind = (matrix.format, blocks, str(values.device))
     indices = [as_tensor(a, "an index array") for a in memory]
-    coordinates = reading(kind, shape, indices, memory, numbered, blocks)
+    coordinates = reading((matrix.format, blocks), shape, indices, memory, coords_of, blocks)
+    values = values[: coordinates.coords.shape[1]]  # of compressed rows there may be room for more
     return cls._make(coordinates.pattern, coordinates.values(values))
 
 
@@ -324,9 +305,8 @@ def from_pydata(cls: type[Sparse], array: Any) -> Sparse:
         raise FormatError(f"from_pydata takes a pydata/sparse array, found {type(array).__name__}")
     if array.fill_value != 0:
         raise FormatError(f"a sparse array must have fill value 0, found {array.fill_value}")
-    if not hasattr(array, "coords"):
-        array = array.to_coo() if hasattr(array, "to_coo") else array.tocoo()
-    return cls(np.asarray(array.coords), np.asarray(array.data), tuple(array.shape))
+    coo = array.asformat("coo")
+    return cls(np.asarray(coo.coords), np.asarray(coo.data), tuple(coo.shape))
 
 
 def permute(x: Sparse, *modes: int | tuple[int, ...] | list[int]) -> Sparse:

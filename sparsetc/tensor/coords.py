@@ -324,11 +324,8 @@ def ranked(key: Tensor, spread: int) -> tuple[Tensor, int]:
 
 def _by_sorting(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(n,) of keys in order: the number of each, which one it is, and whether it is the first of its number."""
-    ascending, order = torch.sort(key, stable=True)
-    fresh = torch.ones_like(ascending, dtype=torch.bool)
-    torch.ne(ascending[1:], ascending[:-1], out=fresh[1:])
+    order, fresh = sorted_runs([key])
     dtype = torch.int32 if key.numel() <= INT32_MAX else torch.int64
-    del ascending
     return torch.cumsum(fresh, 0, dtype=dtype).sub_(1), order, fresh
 
 

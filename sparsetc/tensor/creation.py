@@ -20,6 +20,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import check_dtype
 from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.elementwise import holding, where_holds
+from sparsetc.tensor.parts import flat
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import multiplied
 
@@ -155,7 +156,7 @@ def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> 
         >>> stc.zeros(2, 3).nnz
         0
     """
-    sizes = crd.checked_shape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+    sizes = crd.checked_shape(flat(shape))
     coords = torch.zeros((len(sizes), 0), dtype=torch.int64, device=device)
     return SparseTensor(coords, torch.zeros(0, dtype=dtype, device=device), sizes)
 

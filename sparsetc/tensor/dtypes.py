@@ -49,5 +49,8 @@ def computable(values: Tensor, given: object = None) -> Tensor:
         return values
     signed = values.to(wider)
     if values.dtype == torch.uint64 and bool((signed < 0).any()):
-        raise DtypeError("values hold integers of 2**63 or more, which int64 cannot; convert them to float64 first")
+        largest = int(signed.min()) % 2**64
+        raise DtypeError(
+            f"the value {largest} does not fit int64, being 2**63 or more; convert values to float64 first"
+        )
     return signed

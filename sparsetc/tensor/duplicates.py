@@ -55,9 +55,9 @@ def coalescing_bytes(shape: Sequence[int], n: int, values: Tensor) -> int:
 
 def coalesced(coords: Tensor, shape: Ints) -> tuple[Tensor, Merge | None]:
     """Coordinates sorted and unique, and how values follow; themselves and None if they are so already."""
-    keys = crd.sort_keys(coords, shape[: coords.shape[0]])
+    keys = crd.sort_keys(coords, shape)
     if len(keys) == 1:
-        keys = [crd.narrowed(keys[0], math.prod(shape[: coords.shape[0]]))]
+        keys = [crd.narrowed(keys[0], math.prod(shape))]
     if crd.is_sorted_unique(keys):
         return coords, None
     order, fresh = crd.sorted_runs(keys)

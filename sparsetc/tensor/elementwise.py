@@ -120,7 +120,7 @@ def product(x: Any, other: Any, apply: Function, sign: str = "*") -> Any:
     if sign not in "*&":
         raise DtypeError(f"sparse {sign} sparse divides 0 by 0 where neither has an entry: take .values of one pattern")
     pattern, left, right = intersection(x._pattern, y._pattern)
-    return x._make(pattern, applied(apply, _taken(x, left), _taken(y, right)))
+    return x._make(pattern, applied(apply, crd.picked(x._values, left), crd.picked(y._values, right)))
 
 
 def applied(apply: Function, values: Tensor, other: Any) -> Tensor:
@@ -162,7 +162,7 @@ def signed_sum(x: Any, other: Any, sign: int) -> Any:
     other = as_dense(other, "the other operand")
     if isinstance(other, Number) and other == 0:
         return x
-    if isinstance(other, Number) or (is_strided(other)):
+    if isinstance(other, Number) or is_strided(other):
         raise DtypeError("a sum with a number or a dense tensor is dense: .to_dense() + …, or map() for entries alone")
     x, y = _alike(x, other, "+" if sign > 0 else "-")
     dtype = torch.result_type(x._values, y._values)
@@ -209,7 +209,3 @@ def broadcast(first: tuple[int, ...], second: tuple[int, ...], name: str) -> tup
     if any(n != m and 1 not in (n, m) for n, m in pairs):
         raise ShapeError(f"{name}: shapes {first} and {second} cannot be broadcast to one")
     return tuple(m if n == 1 else n for n, m in pairs)
-
-
-def _taken(x: Any, entries: Entries | None) -> Tensor:
-    return crd.picked(x._values, entries)

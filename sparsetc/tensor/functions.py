@@ -190,14 +190,6 @@ def _dot(x: Any, y: Any) -> Any:
     return matmul(x, y)
 
 
-_cat = later("tensor.creation", "cat")
-
-
-def _hstack(tensors: Any) -> Any:
-    """Join tensors along the second mode, or the only one."""
-    return _cat(tensors, min(1, len(tensors[0].shape) - 1))
-
-
 def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """``beta * input + alpha * x @ y``; a sparse product with a dense input is dense."""
     if not (is_sparse(x) or is_sparse(y)):
@@ -252,20 +244,22 @@ TYPED = ("sum", "mean", "prod")
 COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal"}
 """Python's names, and those of numpy, both of which torch has."""
 OPERATORS = {
-    "add": ("add", "__add__"),
-    "mul": ("mul", "multiply", "__mul__"),
-    "sub": ("sub", "subtract", "__sub__"),
-    "truediv": ("div", "divide", "true_divide", "__truediv__"),
-    "matmul": ("matmul", "__matmul__"),
-    "floordiv": ("floor_divide", "__floordiv__"),
-    "mod": ("remainder", "__mod__"),
-    "pow": ("pow", "power"),
-    "and": ("bitwise_and", "__and__"),
-    "or": ("bitwise_or", "__or__"),
-    "xor": ("bitwise_xor", "__xor__"),
+    "add": "add",
+    "mul": "mul multiply",
+    "sub": "sub subtract",
+    "truediv": "div divide true_divide",
+    "matmul": "matmul",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "pow": "pow power",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
 }
+"""Names of Python's operators, and what torch and numpy call them."""
+_cat = later("tensor.creation", "cat")
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{torchs: function for name, each in OPERATORS.items() for function in [_operator(name)] for torchs in each},
+    **{torchs: _operator(name) for name, each in OPERATORS.items() for torchs in (f"__{name}__", *each.split())},
     **{f"__r{name}__": _reflected(_operator(name)) for name in OPERATORS},
     "__rdiv__": _reflected(_operator("truediv")),
     **{name: _method(name) for name in METHODS},
@@ -274,16 +268,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _elementwise(name) for name in ELEMENTWISE},
     "logical_and": lambda x, y: (x != 0) & (y != 0),
     "equal": lambda x, y: _none_differ(x, y, torch.ne, "equal"),
-    **{
-        "allclose": _allclose,
-        "linalg_norm": _linalg_norm,
-        "dropout": _dropout,
-        "block_diag": later("tensor.creation", "block_diag"),
-    },
+    "allclose": _allclose,
+    "linalg_norm": _linalg_norm,
+    "dropout": _dropout,
     **{name: _comparison(pythons) for pythons, numpys in COMPARISONS.items() for name in (pythons, numpys)},
     **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
-    **{name: later("tensor.creation", name) for name in ("stack", "kron", "where")},
-    **{"vstack": _cat, "hstack": _hstack},
+    **{name: later("tensor.creation", name) for name in ("stack", "kron", "where", "block_diag")},
+    "vstack": _cat,
+    "hstack": lambda tensors: _cat(tensors, min(1, len(tensors[0].shape) - 1)),
     **dict.fromkeys(("swapaxes", "swapdims"), _method("transpose")),
     "moveaxis": _method("movedim"),
     **{
@@ -292,9 +284,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         for prefix in ("", "_sparse_")
     },
     **dict.fromkeys(("mm", "_sparse_mm", "smm", "hspmm"), _of_orders(2, 2)),
-    **{"bmm": _of_orders(3, 3), "mv": _of_orders(2, 1), "dot": _of_orders(1, 1)},
-    **{"neg": _method("__neg__"), "negative": _method("__neg__"), "absolute": _method("abs"), "tensordot": _tensordot},
-    **{"addmm": _addmm, "_sparse_addmm": _addmm, "sparse_sampled_addmm": _sampled_addmm, "_sparse_sum": _method("sum")},
+    "bmm": _of_orders(3, 3),
+    "mv": _of_orders(2, 1),
+    "dot": _of_orders(1, 1),
+    "neg": _method("__neg__"),
+    "negative": _method("__neg__"),
+    "absolute": _method("abs"),
+    "tensordot": _tensordot,
+    "addmm": _addmm,
+    "_sparse_addmm": _addmm,
+    "sparse_sampled_addmm": _sampled_addmm,
+    "_sparse_sum": _method("sum"),
     "linear": lambda x, weight, bias=None: matmul(x, weight.T) if bias is None else matmul(x, weight.T) + bias,
     "linalg_vector_norm": lambda x, ord=2, dim=None, keepdim=False: x.norm(ord, dim, keepdim),
     "einsum": lambda *args: Arithmetic._einsum_of(*args),
@@ -302,13 +302,20 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Implementations of torch's functions for arguments with a SparseTensor among them, by torch's names."""
 UFUNCS: dict[str, Callable[..., Any]] = {
     **{name: call for name, call in FUNCTIONS.items() if isinstance(getattr(np, name, None), np.ufunc)},
-    **{"rint": FUNCTIONS["round"], "conjugate": FUNCTIONS["conj"]},
+    "rint": FUNCTIONS["round"],
+    "conjugate": FUNCTIONS["conj"],
 }
 UFUNCS.pop("equal")  # which numpy asks of each element
 """The same of numpy's functions, by numpy's names."""
 NUMPYS_NAMES = {
-    **{"axis": "dim", "axis1": "dim1", "axis2": "dim2", "keepdims": "keepdim", "axes": "dims", "k": "diagonal"},
-    **{"a_min": "min", "a_max": "max"},
+    "axis": "dim",
+    "axis1": "dim1",
+    "axis2": "dim2",
+    "keepdims": "keepdim",
+    "axes": "dims",
+    "k": "diagonal",
+    "a_min": "min",
+    "a_max": "max",
 }
 """Arguments, by numpy's names, and what torch calls them."""
 RENAMED = """
@@ -320,8 +327,8 @@ ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
     **dict.fromkeys(("flip", "shape", "ndim", "fix")),
     **{name: _by_numpys_names(name) for name in RENAMED},
     "size": lambda a, axis=None: a.numel() if axis is None else a.size(axis),
-    "max": lambda a, axis=None, keepdims=False: a.amax(axis, keepdims),
-    "min": lambda a, axis=None, keepdims=False: a.amin(axis, keepdims),
+    "max": _method("amax"),
+    "min": _method("amin"),
     "var": lambda a, axis=None, ddof=0, keepdims=False: a.var(axis, keepdim=keepdims, correction=ddof),
     "std": lambda a, axis=None, ddof=0, keepdims=False: a.std(axis, keepdim=keepdims, correction=ddof),
     "round": lambda a, decimals=0: FUNCTIONS["round"](a, decimals=decimals),
@@ -337,7 +344,7 @@ ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
     "nonzero": lambda a: tuple(a.nonzero().T),
     "array_equal": FUNCTIONS["equal"],
     "dot": _dot,
-    "norm": lambda x, ord=None, axis=None, keepdims=False: _linalg_norm(x, ord, axis, keepdims),
+    "norm": _by_numpys_names("linalg_norm"),
 }
 """Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
 for _name in ("softmax", "log_softmax"):

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsetc.errors import DtypeError
 from sparsetc.support import Ints, volume
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.pattern import Pattern, followed, transforming
+from sparsetc.tensor.pattern import Pattern, followed, once, transforming
 from sparsetc.tensor.sums import LONG, in_pieces, wide
 
 PIECE = 256
@@ -41,18 +41,14 @@ class Groups(NamedTuple):
     number: int
 
 
+@once
 def groups_of(pattern: Pattern, kept: Ints) -> Groups:
     """The groups by some modes; found once for a pattern."""
-
-    def made() -> Groups:
-        rows, shape = crd.of_modes(pattern.coords, pattern.shape, kept)
-        distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
-        coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
-        pattern_of_groups = Pattern(coords, shape, True)
-        pattern_of_groups.labels = pattern.labels_of(kept)
-        return Groups(pattern_of_groups, distinct.rank, distinct.count)
-
-    return pattern._once(("groups of", kept), made)
+    rows, shape = crd.of_modes(pattern.coords, pattern.shape, kept)
+    distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
+    coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
+    labels = pattern.labels_of(kept)
+    return Groups(Pattern(coords, shape, True, labels=labels), distinct.rank, distinct.count)
 
 
 def check_reduction(kind: str, dtype: torch.dtype) -> None:
@@ -140,16 +136,18 @@ def _products(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     return products
 
 
+@once
 def sizes_of(pattern: Pattern, kept: Ints) -> Tensor:
     """(groups,) int64: how many entries each has; made once."""
     _, rows, count = groups_of(pattern, kept)
-    return pattern._once(("sizes of", kept), lambda: crd.histogram(rows, count))
+    return crd.histogram(rows, count)
 
 
+@once
 def _largest(pattern: Pattern, kept: Ints) -> int:
     """Count the entries of the largest group, once."""
     each = sizes_of(pattern, kept)
-    return pattern._once(("largest of", kept), lambda: int(each.max()) if each.numel() else 0)
+    return int(each.max()) if each.numel() else 0
 
 
 def gathered(source: Tensor, rows: Tensor) -> Tensor:
@@ -199,12 +197,9 @@ def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
     return grouped.reshape(-1, *values.shape[1:])
 
 
+@once
 def _pieces(pattern: Pattern, kept: Ints, most: int) -> tuple[Tensor | None, list[Tensor]]:
     """Return the entries sorted by groups (None if they are), and the lengths of pieces, level by level."""
-
-    def made() -> tuple[Tensor | None, list[Tensor]]:
-        rows = groups_of(pattern, kept).of_entry
-        order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
-        return order, [*in_pieces(sizes_of(pattern, kept), most)]
-
-    return pattern._once(("pieces of", kept, most), made)
+    rows = groups_of(pattern, kept).of_entry
+    order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
+    return order, [*in_pieces(sizes_of(pattern, kept), most)]

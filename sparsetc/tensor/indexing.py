@@ -20,7 +20,7 @@ from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.inputs import as_tensor
-from sparsetc.tensor.pattern import Labels, Pattern
+from sparsetc.tensor.pattern import Labels, Pattern, once
 
 SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search."""
@@ -93,19 +93,24 @@ class _EntriesLeft:
 
     def insert_mode(self) -> None:
         """Add a mode of size 1."""
-        self._append(torch.zeros_like(crd.picked(self.coords[0], self.kept)), 1)
+        self.rows.append(torch.zeros_like(crd.picked(self.coords[0], self.kept)))
+        self.shape.append(1)
         self.whole = False
-
-    def _append(self, row: Tensor, size: int) -> None:
-        self.rows.append(row)
-        self.shape.append(size)
 
     def index_dense(self, key: Any, mode: int) -> None:
         """Index a dense mode; None adds one."""
+        if isinstance(key, int):
+            self.values = self.values.select(self.axis, key)
+            return
         if key is None:
-            self.values, self.axis = self.values.unsqueeze(self.axis), self.axis + 1
-        else:
-            self.values, self.axis = _of_dense(self.values, self.axis, key, self.x.shape[mode])
+            self.values = self.values.unsqueeze(self.axis)
+        elif isinstance(key, Tensor) or key != WHOLE:
+            if isinstance(key, slice):
+                key = torch.tensor(
+                    range(*key.indices(self.x.shape[mode])), dtype=torch.int64, device=self.values.device
+                )
+            self.values = self.values.index_select(self.axis, key)
+        self.axis += 1
 
     def index(self, key: Any, mode: int) -> None:
         """Index a mode with coordinates."""
@@ -115,8 +120,7 @@ class _EntriesLeft:
         row = crd.picked(self.coords[mode], self.kept)
         self.whole &= isinstance(key, slice) and key == WHOLE
         if isinstance(key, Tensor):
-            which, row = _selected(row, key, size, self.rows, self.shape if self.in_order else None)
-            self.kept, size = which if self.kept is None else crd.picked(self.kept, which), key.numel()
+            row, size = self._select(row, key, size), key.numel()
         elif key != WHOLE:
             inside, row, size = _sliced(row, key, size, first)
             self.in_order &= isinstance(key, int) or key.step is None or key.step > 0
@@ -125,7 +129,42 @@ class _EntriesLeft:
                 self.kept = inside if self.kept is None else self.kept.index_select(0, inside)
                 row, *self.rows = (r.index_select(0, inside) for r in (row, *self.rows))
         if not isinstance(key, int):
-            self._append(row, size)
+            self.rows.append(row)
+            self.shape.append(size)
+
+    def _select(self, row: Tensor, index: Tensor, size: int) -> Tensor:
+        """Take the entries at indexed positions of a mode, repeated as the index is; return their places in the index.
+
+        Entries that were in the order of the rows are in the order of the rows and their places.
+
+        Args:
+            row: the coordinates of the mode.
+            index: (n,) positions.
+            size: of the mode.
+        """
+        which: Tensor | None = None
+        counts = torch.bincount(index, minlength=size) if size <= row.numel() + index.numel() else None
+        if counts is not None and (not size or int(counts.max()) < 2):
+            places = torch.full_like(counts, -1).index_copy_(0, index, torch.arange(index.numel(), device=row.device))
+            place = places.index_select(0, row)
+            if index.numel() < size:
+                which = torch.nonzero(place >= 0).flatten()
+                place = place.index_select(0, which)
+        else:
+            order = torch.sort(index, stable=True)
+            if counts is not None:
+                (which,), number = _enumerated(row, torch.cumsum(counts, 0) - counts, counts, row.unsqueeze(0))
+            else:
+                first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
+                (which,), number = _enumerated(None, first, last - first, row.unsqueeze(0))
+            place = order.indices.index_select(0, number)
+        self.rows = [crd.picked(r, which) for r in self.rows]
+        if self.in_order and not crd.is_sorted_unique([index]):
+            sorting = crd.lexsort([*self.rows, place], [*self.shape, index.numel()])  # the rows stay as they are
+            place = place.index_select(0, sorting)
+            which = sorting if which is None else which.index_select(0, sorting)
+        self.kept = which if self.kept is None else crd.picked(self.kept, which)
+        return place
 
     def _index_first(self, key: Any, size: int) -> tuple[Any, int]:
         """Take the run of entries for an index of the slowest mode; return the rest of the index, and a size."""
@@ -267,11 +306,14 @@ def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
         return _enumerated(None, first, end - first, coords)
 
-    def rows() -> tuple[Tensor, Tensor]:
-        begins = torch.searchsorted(row, torch.arange(size + 1, device=row.device))
-        return begins[:-1], begins.diff()
+    return _enumerated(index, *_rows(pattern), coords)
 
-    return _enumerated(index, *pattern._once("rows", rows), coords)
+
+@once
+def _rows(pattern: Pattern) -> tuple[Tensor, Tensor]:
+    """Return the first entry of each row, and how many there are; found once."""
+    begins = torch.searchsorted(pattern.coords[0], torch.arange(pattern.shape[0] + 1, device=pattern.device))
+    return begins[:-1], begins.diff()
 
 
 def _enumerated(kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,56 +336,6 @@ def _enumerated(kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tens
     return torch.stack([run, *(row.index_select(0, entries) for row in coords[1:])]), entries
 
 
-def _selected(
-    row: Tensor, index: Tensor, size: int, rows: list[Tensor], shape: list[int] | None
-) -> tuple[Tensor | None, Tensor]:
-    """Return the entries at indexed positions of a mode, repeated as the index is, and their places in the index.
-
-    Args:
-        row: the coordinates of the mode.
-        index: (n,) positions.
-        size: of the mode.
-        rows: coordinates of the modes before it, which become those of the entries.
-        shape: sizes of `rows`, which ascend; entries are then in the order of `rows` and their places. None if `rows`
-            are in no order.
-
-    Returns:
-        (entries,) their numbers, None for all in the order given; (entries,) their places.
-    """
-    which: Tensor | None = None
-    counts = torch.bincount(index, minlength=size) if size <= row.numel() + index.numel() else None
-    if counts is not None and (not size or int(counts.max()) < 2):
-        places = torch.full_like(counts, -1).index_copy_(0, index, torch.arange(index.numel(), device=row.device))
-        place = places.index_select(0, row)
-        if index.numel() < size:
-            which = torch.nonzero(place >= 0).flatten()
-            place = place.index_select(0, which)
-    else:
-        order = torch.sort(index, stable=True)
-        if counts is not None:
-            (which,), number = _enumerated(row, torch.cumsum(counts, 0) - counts, counts, row.unsqueeze(0))
-        else:
-            first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
-            (which,), number = _enumerated(None, first, last - first, row.unsqueeze(0))
-        place = order.indices.index_select(0, number)
-    rows[:] = [crd.picked(r, which) for r in rows]
-    if shape is None or crd.is_sorted_unique([index]):
-        return which, place
-    sorting = crd.lexsort([*rows, place], [*shape, index.numel()])  # `rows` stay as they are
-    return sorting if which is None else which.index_select(0, sorting), place.index_select(0, sorting)
-
-
-def _of_dense(values: Tensor, axis: int, key: Any, size: int) -> tuple[Tensor, int]:
-    """Index one dense mode of values; return them and the axis of the next mode."""
-    if isinstance(key, int):
-        return values.select(axis, key), axis
-    if isinstance(key, slice) and key == WHOLE:
-        return values, axis + 1
-    if not isinstance(key, Tensor):
-        key = torch.tensor(range(*key.indices(size)), dtype=torch.int64, device=values.device)
-    return values.index_select(axis, key), axis + 1
-
-
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
     """Pick positions by several index tensors of one length, as one mode; see `Parts.__getitem__`."""
     if any(key is None or isinstance(key, int) for key in keys):
@@ -354,18 +346,11 @@ def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
         raise ShapeError(f"index tensors pick together and have one length, found {[i.numel() for i in index]}")
     others = [m for m in range(x.ndim) if m not in picked]
     x = x.permute(*picked, *others)
-    sizes = x.shape[: len(picked)]
-    keys_of = crd.numbered(
-        [torch.cat((row, i)) for row, i in zip(x._pattern.coords, index, strict=False)],
-        sizes,
-        x._pattern.nnz + index[0].numel(),
-        x._pattern.coords[0],
-    )
-    joined = torch.cat((keys_of.rank[: x._pattern.nnz].unsqueeze(0), x._pattern.coords[len(picked) :]))
-    shape = (max(1, keys_of.count), *x.shape[len(picked) :])
-    result = indexed(
-        x._make(Pattern(joined, shape, True), x._values), [keys_of.rank[x._pattern.nnz :], *(keys[m] for m in others)]
-    )
+    both = zip(x._pattern.coords, index, strict=False)
+    place, count = crd.linear_key(map(torch.cat, both), x.shape[: len(picked)])
+    joined = torch.cat((place[None, : x.nnz], x._pattern.coords[len(picked) :]))
+    pattern = Pattern(joined, (count, *x.shape[len(picked) :]), True)
+    result = indexed(x._make(pattern, x._values), [place[x.nnz :], *(keys[m] for m in others)])
     if not others:
         return result.to_dense()
     at = picked[0] if picked[-1] - picked[0] == len(picked) - 1 else 0

@@ -215,7 +215,7 @@ def constructed(
         sizes = as_shape(shape, raw, vals)[: raw.shape[0]] if blocks is None else blocks.grid
         if coalesce and check and comes_again:
             kind = torch.sparse_coo if blocks is None else blocks
-            coordinates = reading(kind, sizes, [coords], [coords.untyped_storage()], _of_coordinates, blocks)
+            coordinates = reading(kind, sizes, [coords], [coords.untyped_storage()], _as_int64, blocks)
             unsorted = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and coordinates.unsorted
             pattern, merge = (None, None) if unsorted else (coordinates.pattern, coordinates.merge)
         else:
@@ -232,8 +232,8 @@ def constructed(
     return pattern, vals if merge is None else merge.values(vals)
 
 
-def _of_coordinates(arrays: tuple[Tensor, ...]) -> tuple[Tensor, None]:
-    return arrays[0].to(torch.int64).contiguous(), None
+def _as_int64(arrays: tuple[Tensor, ...]) -> Tensor:
+    return arrays[0].long().contiguous()
 
 
 def _as_blocks(shape: Any, order: int, block: Ints) -> Blocks:

@@ -6,9 +6,7 @@ the first pattern, once the two meet again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +53,13 @@ def union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | No
         if merge and interleave:
             left, right = x.coords.new_empty(x.nnz), x.coords.new_empty(y.nnz)
             count = merge(*_ranks(x, y), left, right)
-            make = partial(_interleaved, interleave, left, right, x.coords, y.coords, count)
+            of_x, of_y = x.coords, y.coords
+
+            def make() -> Tensor:
+                coords = of_x.new_empty(len(of_x), count)
+                interleave(left, right, of_x, of_y, coords)
+                return coords
+
             return x.like(Later(make, count, x.device), True), left, right
         here, there = places(x, y)
         added = ~there  # an entry comes behind those of x before it, and those of y before it that x has not
@@ -70,23 +74,11 @@ def union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | No
     return x._again(("union", y.number), made)
 
 
-def _interleaved(interleave: Callable[..., Any], left: Entries, right: Entries, x: Tensor, y: Tensor, n: int) -> Tensor:
-    """Return the coordinates of a union of n entries."""
-    coords = x.new_empty(len(x), n)
-    interleave(left, right, x, y, coords)
-    return coords
-
-
 def places(x: Pattern, y: Pattern) -> tuple[Entries, Tensor]:
     """For each entry of y, return the first entry of x that is not before it, and True if the two are equal."""
     of_x, of_y = _ranks(x, y)
     here = _before(of_x, of_y)
-    equal = (
-        of_x.index_select(0, here.clamp(max=max(0, x.nnz - 1))) == of_y
-        if x.nnz
-        else torch.zeros_like(of_y, dtype=torch.bool)
-    )
-    return here, equal
+    return here, torch.cat((of_x, of_x.new_full((1,), -1))).index_select(0, here) == of_y  # no number is -1
 
 
 def _ranks(x: Pattern, y: Pattern) -> list[Tensor]:

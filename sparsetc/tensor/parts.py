@@ -84,7 +84,7 @@ class Parts(Attributes):
         first = start + size if start < 0 else start
         if not 0 <= first <= first + length <= size:
             raise CoordinateError(f"narrow: {length} positions from {start} on are not in mode {mode} of size {size}")
-        return self[tuple([slice(None)] * mode + [slice(first, first + length)])]
+        return self.index_select(mode, slice(first, first + length))  # type: ignore[arg-type]
 
     def select(self, dim: int, index: int) -> Any:
         """Select one position of a mode, and remove the mode.

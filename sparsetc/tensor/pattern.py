@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ LONGEST = 40
 """Characters that are shown of a label."""
 
 Made = TypeVar("Made")
+P = ParamSpec("P")
 Labels: TypeAlias = dict[str, np.ndarray | None]
 """Names of modes, in order, and of each the names of its indices; None where it has numbers alone."""
 
@@ -101,6 +103,17 @@ class Later:
     device: torch.device
 
 
+def once(make: Callable[Concatenate[Pattern, P], Made]) -> Callable[Concatenate[Pattern, P], Made]:
+    """Decorate a function of a pattern: what it makes for the same other arguments is made once, and kept with it."""
+    name = make.__qualname__
+
+    @wraps(make)
+    def kept(pattern: Pattern, *arguments: P.args, **named: P.kwargs) -> Made:
+        return pattern._once((name, *arguments), lambda: make(pattern, *arguments, **named))
+
+    return kept
+
+
 class Pattern:
     """The coordinates and sizes of the sparse modes of a tensor.
 
@@ -121,8 +134,19 @@ class Pattern:
     """
 
     __slots__ = (
-        *("__weakref__", "_blocks", "_cache", "_coalesced", "_coords", "_derived", "_shape"),
-        *("counts", "labels", "number", "ones", "results", "uses"),
+        "__weakref__",
+        "_blocks",
+        "_cache",
+        "_coalesced",
+        "_coords",
+        "_derived",
+        "_shape",
+        "counts",
+        "labels",
+        "number",
+        "ones",
+        "results",
+        "uses",
     )
 
     labels: Labels
@@ -142,6 +166,7 @@ class Pattern:
         coalesced: bool,
         blocks: Blocks | None = None,
         uses: Uses | None = None,
+        labels: Labels | None = None,
     ) -> None:
         """Take int64 contiguous coordinates (order, nnz); in range, and sorted and unique if `coalesced`.
 
@@ -161,7 +186,7 @@ class Pattern:
         self._derived = Lru(KEPT)
         self.ones = False
         self.uses = uses or Uses()
-        self.labels = {}
+        self.labels = labels or {}
         _all[self.number] = self
 
     @property
@@ -272,8 +297,9 @@ class Pattern:
         """Return the pattern with modes reordered, made once, and the old number of each entry (None if unchanged)."""
         if modes == tuple(range(self.order)):
             return self, None
-        return self._once(("permuted", modes), lambda: self._permuted(modes))
+        return self._permuted(modes)
 
+    @once
     def _permuted(self, modes: Ints) -> tuple[Pattern, Tensor | None]:
         coords = self.coords[list(modes)]
         shape = tuple(self._shape[m] for m in modes)
@@ -282,9 +308,8 @@ class Pattern:
             order = crd.lexsort(coords, shape)
             coords = coords[:, order]
         blocks = None if self._blocks is None else self._blocks.permuted(modes)
-        pattern = Pattern(coords.contiguous(), shape, self._coalesced, blocks)
-        pattern.labels = self.labels_of(modes)
-        return pattern, order
+        labels = self.labels_of(modes)
+        return Pattern(coords.contiguous(), shape, self._coalesced, blocks, labels=labels), order
 
     def labels_of(self, modes: Sequence[int]) -> Labels:
         """Return the labels of some modes, in this order; empty if there are none."""
@@ -300,9 +325,10 @@ class Pattern:
             return self, None
         first = tuple(map(letters.index, letters))
         modes = tuple(dict.fromkeys(first))
-        pattern, entries = self._once(("distinct", first), lambda: self._distinct(first, modes))
+        pattern, entries = self._distinct(first, modes)
         return self if pattern is None else pattern, entries
 
+    @once
     def _distinct(self, first: Ints, modes: Ints) -> tuple[Pattern | None, Tensor | None]:
         coords, shape = self.coords, tuple(self._shape[m] for m in modes)
         entries = crd.on_diagonal(first, coords)
@@ -317,32 +343,25 @@ class Pattern:
 
     def expanded(self, sizes: Ints) -> Pattern:
         """Return the pattern with dense modes of these sizes as coordinates, made once."""
-        if not sizes:
-            return self
+        return self._expanded(sizes) if sizes else self
 
-        def made() -> Pattern:
-            return Pattern(crd.with_dense_modes(self.coords, sizes), self._shape + sizes, self._coalesced)
+    @once
+    def _expanded(self, sizes: Ints) -> Pattern:
+        return Pattern(crd.with_dense_modes(self.coords, sizes), self._shape + sizes, self._coalesced)
 
-        return self._once(("expanded", sizes), made)
-
+    @once
     def cut(self, sides: Ints) -> tuple[Pattern, BlockCut]:
         """The coordinates of blocks cut into smaller ones, as entries, and how values follow; made once."""
-
-        def made() -> tuple[Pattern, BlockCut]:
-            assert self._blocks is not None
-            cut = BlockCut.of(self._blocks, self.coords, self._coalesced, sides)
-            pattern = Pattern(cut.coords, cut.blocks.grid, self._coalesced)
-            pattern.labels = self.labels if set(sides) == {1} else {}
-            return pattern, cut
-
-        return self._once(("cut", sides), made)
+        assert self._blocks is not None
+        cut = BlockCut.of(self._blocks, self.coords, self._coalesced, sides)
+        labels = self.labels if set(sides) == {1} else None
+        return Pattern(cut.coords, cut.blocks.grid, self._coalesced, labels=labels), cut
 
     def divided(self, sides: Ints) -> Pattern:
         """Return the pattern with each mode that has a side split in two: blocks, and positions within; made once."""
-        if not any(sides):
-            return self
-        return self._once(("divided", sides), lambda: self._divided(sides))
+        return self._divided(sides) if any(sides) else self
 
+    @once
     def _divided(self, sides: Ints) -> Pattern:
         rows: list[Tensor] = []
         shape: list[int] = []
@@ -353,9 +372,8 @@ class Pattern:
 
     def like(self, coords: Tensor | Later, coalesced: bool, labels: Labels | None = None) -> Pattern:
         """A pattern of the same sizes, in the same blocks, with other coordinates."""
-        pattern = Pattern(coords, self._shape, coalesced, self._blocks)
-        pattern.labels = self.labels if labels is None else labels
-        return pattern
+        labels = self.labels if labels is None else labels
+        return Pattern(coords, self._shape, coalesced, self._blocks, labels=labels)
 
     def values_shape(self, dense: Sequence[int]) -> Ints:
         """Return the shape of the values of a tensor with these dense modes."""

@@ -1,8 +1,8 @@
 """The largest and least elements along a mode of a sparse tensor, and where they are.
 
 In: a SparseTensor and a mode. Out: dense tensors of values and of positions in the mode, absent entries being zeros.
-Of each row the candidates are its first entries in order of values, and as many of its first absent positions; so what
-is made is not as long as the mode.
+Of each row the candidates are its entries and as many of its first absent positions as are asked for; so what is made
+is not as long as the mode.
 """
 
 from __future__ import annotations
@@ -41,42 +41,29 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     x = x.expand_dense().permute(*others, mode).coalesce()
     *sizes, size = x.shape
     rows = prod(sizes)
-    memory.check(f"the candidates of {rows:,} rows", 48 * rows * max(k, 1) + 48 * x.nnz, x.device)
-    coords, values = x._pattern.coords, x._values
-    row = crd.linear_key(coords[:-1], tuple(sizes))[0] if sizes else torch.zeros_like(coords[0])
-    position, each = coords[-1], crd.histogram(row, rows)
-    start, number = each.cumsum(0) - each, torch.arange(x.nnz, device=x.device)
-    order = torch.sort(values.detach(), descending=largest, stable=True).indices
-    order = order[torch.sort(row[order], stable=True).indices]
-    rank = number - start[row[order]]
-    place = torch.where(rank < k, row[order] * k + rank, rows * k)  # one place more, for those that are not wanted
-
-    def candidates(of_entries: Tensor, otherwise: float) -> Tensor:
-        places = of_entries.new_full((rows * k + 1,), otherwise)
-        return places.index_put((place,), of_entries[order])[:-1].view(rows, k)
-
-    first_k = candidates(values, _last(values.dtype, largest))
-    where = candidates(position, size)
+    memory.check(f"the candidates of {rows:,} rows", 96 * (rows * max(k, 1) + x.nnz), x.device)
+    matrix = x.reshape(rows, size)
+    row, position = matrix._pattern.coords
     # before the absent position number j of a row are j others, and the entries that stand no further than these all
-    ahead = row * (size + 1) + position - (number - start[row])
-    absent = torch.arange(k, device=x.device).expand(rows, k)
-    asked = absent + torch.arange(rows, device=x.device).unsqueeze(1) * (size + 1)
-    absent = absent + torch.searchsorted(ahead, asked, right=True) - start.unsqueeze(1)
-    inside = absent < size
-    zeros = first_k.new_full((rows, k), _last(values.dtype, largest)).masked_fill(inside, 0)
-    where, first = torch.cat((where, absent.where(inside, size)), 1).sort(stable=True, dim=1)
-    first_k, best = torch.cat((first_k, zeros), 1).gather(1, first).sort(stable=True, dim=1, descending=largest)
-    ranked = (one[:, :k].reshape(*sizes, k).movedim(-1, mode) for one in (first_k, where.gather(1, best)))
+    each = crd.histogram(row, rows)
+    start = each.cumsum(0) - each
+    number, absent = torch.arange(rows, device=x.device).unsqueeze(1), torch.arange(k, device=x.device)
+    ahead = row * (size + 1) + position - torch.arange(x.nnz, device=x.device) + start[row]
+    entries = torch.searchsorted(ahead, number * (size + 1) + absent, right=True) - start.unsqueeze(1)
+    inside = absent + entries < size
+    zeros = torch.stack((number.expand(rows, k)[inside], (absent + entries)[inside]))
+    coords = torch.cat((matrix._pattern.coords, zeros), 1)
+    values = torch.cat((matrix._values, matrix._values.new_zeros(zeros.shape[1])))
+    if bool((matrix._values == 0).any()):  # stored zeros and absent ones in the order of positions
+        by_position = crd.lexsort(coords, (rows, size))
+        coords, values = coords[:, by_position], values[by_position]
+    row, position = coords
+    order = torch.sort(values.detach(), descending=largest, stable=True).indices
+    order = order[torch.sort(crd.narrowed(row, rows)[order], stable=True).indices]
+    each += inside.sum(1)
+    first = order[(each.cumsum(0) - each).unsqueeze(1) + torch.arange(k, device=x.device)]
+    ranked = (one[first].reshape(*sizes, k).movedim(-1, mode) for one in (values, position))
     return torch.return_types.topk(tuple(ranked))  # type: ignore[arg-type, return-value]
-
-
-def _last(dtype: torch.dtype, largest: bool) -> float | bool:
-    """The number that comes last of all; torch sorts NaN behind infinity."""
-    if dtype == torch.bool:
-        return not largest
-    if dtype.is_floating_point:
-        return -torch.inf if largest else torch.nan
-    return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
 
 
 def extremum(x: Any, dim: Any, keepdim: bool, largest: bool) -> Any:

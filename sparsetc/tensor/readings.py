@@ -28,9 +28,6 @@ from sparsetc.tensor.pattern import Pattern, Uses, lasting
 READINGS = 64
 """Readings kept; each holds coordinates, and whatever is packed of them."""
 
-Numbered = Callable[[tuple[Tensor, ...]], tuple[Tensor, Tensor | None]]
-"""A reader of index arrays: (coordinates (order, n) int64, which value each is; None for one after the other)."""
-
 readings: Lru[Any, Reading] = Lru(READINGS)
 """Readings of index arrays that live."""
 passing: set[tuple[int, torch.dtype, torch.device]] = set()
@@ -46,7 +43,6 @@ class Reading:
         indices: the index arrays as they were when they were read.
         versions: torch's counts of changes of the arrays at that time, where they are believed.
         coords: (order, n) int64, in range, in the order of the arrays.
-        number: (n,) which of the library's values each is; None for one after the other.
         sizes: of the sparse modes, or of the grid of `blocks`.
         blocks: those that the coordinates are of.
         uses: how often einsums used the coordinates as they are.
@@ -55,7 +51,6 @@ class Reading:
     indices: tuple[Tensor, ...]
     versions: tuple[int | None, ...]
     coords: Tensor
-    number: Tensor | None
     sizes: Ints
     blocks: Blocks | None
     uses: Uses = field(default_factory=Uses)
@@ -63,8 +58,8 @@ class Reading:
     @property
     def unsorted(self) -> bool:
         """True if the pattern is still to be made and may need a sort; a GPU is not waited for."""
-        plain = self.number is None and self.blocks is None and "_sorted" not in vars(self)
-        return plain and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
+        single = self.blocks is None and "_sorted" not in vars(self)
+        return single and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
 
     @property
     def pattern(self) -> Pattern:
@@ -80,12 +75,6 @@ class Reading:
     def _sorted(self) -> tuple[Pattern, Merge | None]:
         with lasting():
             coords, merge = coalesced(self.coords, self.sizes)
-            number = self.number
-            if number is not None:
-                order = number if merge is None else number.index_select(0, merge.order)
-                same = merge is None and torch.equal(order, torch.arange(order.numel(), device=order.device))
-                run, count = (None, order.numel()) if merge is None else (merge.run, merge.count)
-                merge = None if same else Merge(order, run, count)
             return Pattern(coords, self.sizes, True, self.blocks, self.uses), merge
 
     def values(self, values: Tensor) -> Tensor:
@@ -106,7 +95,7 @@ def reading(
     shape: Ints,
     indices: Sequence[Tensor],
     memory: Sequence[object],
-    numbered: Numbered,
+    coords_of: Callable[[tuple[Tensor, ...]], Tensor],
     blocks: Blocks | None = None,
 ) -> Reading:
     """Return the reading of these index arrays, known or new.
@@ -116,7 +105,7 @@ def reading(
         shape: sizes of all modes, the dense ones last.
         indices: the index arrays.
         memory: the objects that own their memory; a reading lives no longer than these.
-        numbered: reads copies of the arrays.
+        coords_of: makes (order, n) int64 coordinates of copies of the arrays.
         blocks: those that the coordinates are of, which `kind` must tell apart.
     """
     places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
@@ -127,7 +116,7 @@ def reading(
             return kept
         readings.pop(key)
     with lasting():
-        return readings.put(key, _read(indices, shape, numbered, blocks), memory)
+        return readings.put(key, _read(indices, shape, coords_of, blocks), memory)
 
 
 def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
@@ -139,12 +128,14 @@ def version_of(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _read(arrays: Sequence[Tensor], shape: Ints, numbered: Numbered, blocks: Blocks | None) -> Reading:
+def _read(
+    arrays: Sequence[Tensor], shape: Ints, coords_of: Callable[[tuple[Tensor, ...]], Tensor], blocks: Blocks | None
+) -> Reading:
     versions, indices = _versions(arrays), tuple(i.detach().clone() for i in arrays)
-    coords, number = numbered(indices)
+    coords = coords_of(indices)
     sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
     crd.check_range(coords, sizes, "nonzero" if blocks is None else "block")
-    return Reading(indices, versions, coords, number, sizes, blocks)
+    return Reading(indices, versions, coords, sizes, blocks)
 
 
 @dataclass(frozen=True)

@@ -386,6 +386,5 @@ def _with_sizes_of_1(sums: Sparse, x: Sparse, gone: Sequence[int]) -> Sparse:
     coords = torch.stack([none if m in gone else next(left) for m in range(x.sparse_order)])
     shape = tuple(1 if m in gone else x._pattern.shape[m] for m in range(x.sparse_order))
     values = _with_ones(sums._values, [m - x.sparse_order + 1 for m in gone if m >= x.sparse_order])
-    pattern = Pattern(coords, shape, True)
-    pattern.labels = {name: old.labels.get(name) for name in x._pattern.labels}
-    return sums._make(pattern, values)
+    labels = {name: old.labels.get(name) for name in x._pattern.labels}
+    return sums._make(Pattern(coords, shape, True, labels=labels), values)

@@ -18,8 +18,8 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coerce, convert, tables
 from sparsetc.tensor.arithmetic import Arithmetic
-from sparsetc.tensor.attributes import IN_PLACE
-from sparsetc.tensor.conversions import Typed
+from sparsetc.tensor.attributes import IN_PLACE, Attributes, Sparse, merged
+from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.functions import Functions
 from sparsetc.tensor.picture import SIDE, as_html, binned
 from sparsetc.tensor.reductions import Reductions
@@ -54,6 +54,28 @@ INSTEAD = {
 def _constructor(make: Callable[Concatenate[type[SparseTensor], P], R]) -> Callable[P, R]:
     """The class method that a function of the class is."""
     return classmethod(make)  # type: ignore[return-value]
+
+
+def _converted(dtype: torch.dtype) -> Callable[[Sparse], Sparse]:
+    """The method that converts values."""
+
+    def converted(x: Sparse) -> Sparse:
+        return x.to(dtype)
+
+    converted.__doc__ = f"Return the tensor with values cast to {dtype_name(dtype)}."
+    return converted
+
+
+class Typed(Attributes):
+    """torch's names for conversions, in a class of their own: annotations elsewhere mean Python's types by them."""
+
+    __slots__ = ()
+    float, double, half = map(_converted, (torch.float32, torch.float64, torch.float16))
+    bfloat16, int, long, bool = map(_converted, (torch.bfloat16, torch.int32, torch.int64, torch.bool))
+
+    def type(self, dtype: Any = None) -> Any:
+        """Convert values to a dtype. Without one, return torch's old name of the values' type."""
+        return self._values.type() if dtype is None else self.to(dtype)
 
 
 class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
@@ -181,7 +203,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             >>> stc.SparseTensor([[1, 0, 1]], [1.0, 2.0, 3.0], coalesce=False).unique_map()
             tensor([1, 0, 1])
         """
-        merge = None if self.is_coalesced else self._merged()[1]
+        merge = None if self.is_coalesced else merged(self._pattern)[1]
         number = torch.arange(self.nnz, device=self.device)
         if merge is not None:
             number[merge.order] = number.clone() if merge.run is None else merge.run

@@ -21,7 +21,7 @@ from sparsetc.tensor.attributes import untyped
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.parts import Parts, flat
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import Pattern, once
 
 
 class Structure(Parts):
@@ -186,26 +186,23 @@ class Structure(Parts):
         return x
 
 
+@once
 def _reshaped(pattern: Pattern, shape: tuple[int, ...]) -> Pattern:
-    """Return the pattern in another shape with as many positions, in the same order.
+    """Return the pattern in another shape with as many positions, in the same order; made once.
 
     Modes are joined only until they end where new ones do, so that no number passes what the sizes make necessary.
     """
-
-    def made() -> Pattern:
-        if not pattern.nnz:
-            return Pattern(pattern.coords.new_empty(len(shape), 0), shape, True)
-        old, rows = zip(pattern.coords, pattern.shape, strict=True), list[Tensor]()
-        key, size = torch.zeros_like(pattern.coords[0]), 1  # what is left of the modes that were joined
-        for new in shape:
-            while size % new:
-                row, n = next(old)
-                key, size = key * n + row, size * n
-                if size > crd.INT64_SIZES:
-                    raise ShapeError(f"sizes of {pattern.shape} and {shape} meet past 2**63 only")
-            size //= new
-            rows.append(key // size)
-            key = key % size
-        return Pattern(torch.stack(rows), shape, True)
-
-    return pattern._once(("reshaped", shape), made)
+    if not pattern.nnz:
+        return Pattern(pattern.coords.new_empty(len(shape), 0), shape, True)
+    old, rows = zip(pattern.coords, pattern.shape, strict=True), list[Tensor]()
+    key, size = torch.zeros_like(pattern.coords[0]), 1  # what is left of the modes that were joined
+    for new in shape:
+        while size % new:
+            row, n = next(old)
+            key, size = key * n + row, size * n
+            if size > crd.INT64_SIZES:
+                raise ShapeError(f"sizes of {pattern.shape} and {shape} meet past 2**63 only")
+        size //= new
+        rows.append(key // size)
+        key = key % size
+    return Pattern(torch.stack(rows), shape, True)

@@ -10,7 +10,8 @@ import torch
 
 from sparsetc.packing.stored import check_arrays, read
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.testing.conformance import PATTERNS, UNBOUNDED, check_format, pattern
+from sparsetc.testing.conformance import check_format
+from sparsetc.testing.patterns import PATTERNS, UNBOUNDED, pattern
 
 __all__ = ["PATTERNS", "UNBOUNDED", "assert_close", "check_arrays", "check_format", "pattern", "read"]
 

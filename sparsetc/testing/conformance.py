@@ -13,13 +13,10 @@ read back by the view's own grammar, which must give what was packed.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from math import prod
-from random import Random
 
 import torch
 from torch import Tensor
 
-from sparsetc.errors import FormatError
 from sparsetc.ir.nest.axes import ITEM, LANE
 from sparsetc.ir.nest.coordinates import word_bits
 from sparsetc.ir.plan import Storage
@@ -27,51 +24,9 @@ from sparsetc.packing import words as word_codec
 from sparsetc.packing.base import Packed, get_format, pack
 from sparsetc.packing.stored import Arrays, check_arrays, positions, read, require
 from sparsetc.tensor import coords as crd
-from sparsetc.testing.scatter import SCATTERS, Place, Scatter
 
 Nonzeros = tuple[Tensor, Tensor, Tensor, Tensor]
 """Coordinates, stored places and numbers of the nonzeros read, and a mask over all reads."""
-
-# -- coordinates worth trying -----------------------------------------------------------------------------------------
-
-
-def _row(shape: Place, most: int, r: Random) -> list[Place]:
-    return [(shape[0] - 1, *place[1:]) for place in SCATTERS["random"](shape, most, r)]
-
-
-PATTERNS: dict[str, Scatter] = {
-    **{name: SCATTERS[name] for name in ("empty", "one", "corners", "random", "skewed", "slice", "fiber")},
-    "dense": SCATTERS["full"],
-    "row": _row,
-}
-"""No nonzero, one, the first and the last, some; few long rows and many short; one whole slice; one whole fiber; all;
-some of the last slice of the first mode."""
-UNBOUNDED = ("empty", "one", "corners", "random", "skewed", "row")
-"""The patterns whose nonzeros do not grow with the shape."""
-MOST = 100
-"""The most nonzeros of a pattern that does not grow."""
-
-
-def pattern(name: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """Return the (order, nnz) coordinates of one of `PATTERNS`, sorted and unique; none if the shape is empty.
-
-    Raises:
-        FormatError: no pattern has this name.
-
-    Examples:
-        >>> stc.testing.pattern("corners", (4, 5))
-        tensor([[0, 3],
-                [0, 4]])
-    """
-    if name not in PATTERNS:
-        raise FormatError(f"no pattern is called {name!r}; known: {', '.join(PATTERNS)}")
-    most = MOST if name in UNBOUNDED else prod(shape)
-    places = PATTERNS[name](shape, most, Random(f"{name} {seed}")) if 0 not in shape else []
-    coords = torch.tensor(sorted(set(places)), dtype=torch.int64, device="cpu")
-    return coords.reshape(-1, len(shape)).T.contiguous()
-
-
-# -- the suite --------------------------------------------------------------------------------------------------------
 
 
 def check_format(name: str, coords: Tensor, shape: tuple[int, ...], storage: Storage) -> Packed:

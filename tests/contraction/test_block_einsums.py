@@ -364,3 +364,57 @@ def test_a_plan_of_two_operands_has_all_blocks_expanded() -> None:
     equation, specs = CASES["many ij,jk,kl,lr->ir"]
     operands = operands_of(equation, specs)
     check(stc.einsum(equation, *operands, plan="scalar"), equation, operands)
+
+
+# -- as the dense tensor ----------------------------------------------------------------------------------------------
+def most_blocks(ragged: bool = False) -> stc.SparseTensor:
+    """A matrix of which most blocks are stored, in float64."""
+    weight = torch.randn(70 - 6 * ragged, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weight[:10, :32] = 0
+    return stc.SparseTensor.from_dense(weight, blocksize=(10, 16))
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_most_blocks_are_a_dense_matrix(ragged: bool) -> None:
+    x = most_blocks(ragged)
+    values = x.values.clone().requires_grad_()
+    b = torch.randn(64, 50, dtype=torch.float64, requires_grad=True)
+    kernel = stc.compile("ij,jr->ir", x, b, plan="auto")
+    assert kernel.plan.name == "dense"
+    assert "of its entries" in kernel.plan.reason
+    assert "positions in blocks as coordinates" in str(kernel.explain())
+    found = stc.einsum("ij,jr->ir", x.with_values(values), b)
+    expected = x.to_dense() @ b
+    torch.testing.assert_close(found, expected)
+    g = torch.randn_like(expected)
+    of_values, of_b = torch.autograd.grad(found, (values, b), g)
+    torch.testing.assert_close(of_b, x.to_dense().T @ g)
+    inside = x.with_values(torch.ones_like(values)).to_dense()
+    torch.testing.assert_close(x.with_values(of_values).to_dense(), (g @ b.T) * inside)
+
+
+SEMI_SPARSE = stc.SparseTensor(torch.tensor([[0, 1, 3], [1, 2, 0]]), torch.rand(3, 5).double(), (4, 4, 5))
+
+
+@pytest.mark.parametrize(("x", "equation"), [(most_blocks(), "ij,jr->ir"), (SEMI_SPARSE, "ijh,jhr->ir")])
+def test_the_plan_dense_is_the_whole_tensor(x: stc.SparseTensor, equation: str) -> None:
+    b = torch.rand(*x.shape[1:], 3, dtype=torch.float64)
+    kernel = stc.compile(equation, x, b, plan="dense")
+    assert [part.format for part in kernel.plan.parts] == ["dense"]
+    torch.testing.assert_close(kernel(b), torch.einsum(equation, x.to_dense(), b))
+
+
+def test_infinities_meet_no_zeros_of_a_dense_matrix() -> None:
+    x = most_blocks()
+    b = torch.randn(64, 50, dtype=torch.float64)
+    b[0] = torch.inf
+    found = stc.einsum("ij,jr->ir", x, b)
+    assert found[:10].isfinite().all()
+    assert not found[10:].isfinite().any()
+
+
+def test_few_blocks_stay_blocks() -> None:
+    weight = torch.zeros(640, 640)
+    weight[:10, :16] = 1
+    kernel = stc.compile("ij,jr->ir", stc.SparseTensor.from_dense(weight, blocksize=(10, 16)), torch.zeros(640, 50))
+    assert kernel.plan.name != "dense"

@@ -191,7 +191,7 @@ def test_a_call_allocates_its_result_and_nothing_else(name: str, monkeypatch: py
     operands = problem.operands()
     kernel = stc.compile(problem.equation, *operands)
     run, arrays = kernel.step.executable, kernel.step.arrays
-    *_, device = run._bind(arrays, (), operands[1:])
+    *_, device = run.bind(arrays, (), operands[1:])
     monkeypatch.setattr(run, "_bound", (arrays, lambda values, tables, out: None, device))
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -100,3 +100,14 @@ def test_ones_that_are_not_kept_are_no_operand_of_a_guard(monkeypatch: pytest.Mo
     monkeypatch.setattr(type(contraction.leaf), "result", result)
     contraction.result([pattern], [None], tables)
     assert [table.shape for table in seen] == [(2, 128, 1024), (2, 64, 128)]
+
+
+def test_long_sums_of_sampled_blocks_are_loops_whose_results_are_stored() -> None:
+    entries = torch.arange(6)
+    pattern = stc.SparseTensor(torch.stack((entries, entries // 2, entries % 4)), torch.ones(6), (6, 40, 40)).pattern
+    ones = stc.SparseTensor._make(pattern.of_ones, torch.zeros((), dtype=torch.float16).expand(6))
+    table = torch.zeros((), dtype=torch.float16).expand(1024, 40, 32)
+    kernel = stc.compile("aIJ,rIi,rJj->aij", ones, table, table, output="dense", backend="triton")
+    assert "64 positions of r a step" in kernel.contraction.rewrites[-1]
+    assert "tl.store" in kernel.source
+    assert "atomic" not in kernel.source

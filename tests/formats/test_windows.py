@@ -27,7 +27,7 @@ from sparsetc.packing.partition import divide
 from sparsetc.planner.bounds import Best
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
-from sparsetc.testing.conformance import PATTERNS as CONFORMANCE
+from sparsetc.testing.patterns import PATTERNS as CONFORMANCE
 
 SPMM = PRODUCTS["spmm"]
 F64 = torch.float64

@@ -202,22 +202,28 @@ def test_transforms_and_bfloat16_go_in_three_steps(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv"])
-@pytest.mark.parametrize("scattered_entries", ["scattered", "near", "near with edges"])
+@pytest.mark.parametrize("scattered_entries", ["scattered", "near", "near with edges", "of the same nodes"])
 def test_graph_attention(scattered_entries: str, kind: str, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     dropout = 0.3 if scattered_entries == "near" else 0.0
     edge_dim = 1 if "edges" in scattered_entries else None
     layer = getattr(stc.nn, kind)(6, 5, heads=3, dropout=dropout, edge_dim=edge_dim)
-    x = torch.randn(40, 6), torch.randn(30, 6)
-    graph = stc.SparseTensor.from_dense(scattered(30, 40, 0.1).float())
+    x: Any = torch.randn(40, 6), torch.randn(30, 6)
+    if same := "same" in scattered_entries:
+        x = x[0].requires_grad_()
+    graph = stc.SparseTensor.from_dense(scattered(40 if same else 30, 40, 0.1).float())
     with stc.options(backend="torch"), torch.random.fork_rng():
         expected = layer(graph, x)
     with caplog.at_level(logging.DEBUG, "sparsetc"):
         found = layer(graph, x)  # drops the same
     assert f"{kind} runs in one kernel" in caplog.text
     torch.testing.assert_close(found, expected)
-    parameters, upstream = [*layer.parameters()], torch.randn(30, 15)
-    both = (torch.autograd.grad(y, parameters, upstream) for y in (found, expected))
+    inputs, upstream = [*layer.parameters(), *([x] if same else [])], torch.randn(len(found), 15)
+    both = [torch.autograd.grad(y, inputs, upstream, retain_graph=True) for y in (found, expected)]
+    if same:  # and second gradients, which are those of steps
+        first = [torch.autograd.grad(y, x, upstream, create_graph=True)[0] for y in (found, expected)]
+        second = [torch.autograd.grad(one.square().sum(), inputs[:3], materialize_grads=True) for one in first]
+        both = [one + other for one, other in zip(both, second, strict=True)]
     for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 

@@ -273,7 +273,7 @@ def test_native_tables_are_pythons(
     tmp_path: Path, natively: Callable[[bool], None], tokens: list[str], dtype: torch.dtype, dtype_open: bool
 ) -> None:
     dtype_open &= dtype in (torch.float32, torch.float64)
-    layout = table.TableLayout(2, 1, dtype, (7, 1 << 40), dtype_open=dtype_open)
+    layout = table.TableLayout(2, 1, dtype, "{} {}".format, (7, 1 << 40), dtype_open=dtype_open)
     lines = [f"{n % 8} {n * 4 * 10**8}  {token}" for n, token in enumerate(tokens, 1)]
     block = ("\n\n".join(lines) + "\n").encode()
     results = []

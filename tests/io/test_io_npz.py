@@ -297,10 +297,19 @@ HEADERS = {
     "zero dtype": (header("{'descr': '|S0', 'fortran_order': False, 'shape': (2,), }"), "values is no plain array"),
     "twice": (header("{'descr': '<f4', 'descr': '<f4', 'shape': (2,), }"), "values is no plain array"),
     "huge": (header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**18},), }}"), "should have .* bytes"),
-    "many": (header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({'2,' * 900}), }}"), "should have"),
-    "more": (header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({'1,' * 3000}), }}"), "should have 4 bytes"),
+    "many": (
+        header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({'2,' * 900}), }}"),
+        "values is no plain array",
+    ),
+    "more": (
+        header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({'1,' * 3000}), }}"),
+        "values is no plain array",
+    ),
     "negative": (header("{'descr': '<f4', 'fortran_order': False, 'shape': (-2,), }"), "values is no plain array"),
-    "hollow": (header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': (0, {10**19}), }}"), "float32 of shape"),
+    "hollow": (
+        header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': (0, {10**19}), }}"),
+        "values is no plain array",
+    ),
     "long": (member(np.ones(2)) + b"more", "should have 16 bytes by its header, the archive has 20"),
     "short": (member(np.ones(2))[:-1], "should have 16 bytes"),
     "text": (member(np.array(["a", "b"])), "numpy.str_"),

@@ -342,7 +342,7 @@ def test_a_table_of_fewer_rows_than_nonzeros_is_made_first(nonzeros: int, steps:
 )
 def test_blocks_that_are_sampled_are_multiplied_one_by_one(side: int, nonzeros: int, sampled: int, first: bool) -> None:
     b = Bound.of(einsum("aIJ,rJj,rIi->aij"), {"a": nonzeros, "I": 10, "J": 10, "r": 500, "i": side, "j": side})
-    steps = [equation for _, equation, _ in dense_products(b, nonzeros, 0, sampled)]
+    steps = [equation for _, equation, _ in dense_products(b, nonzeros, 0, lambda rows, summed: sampled)]
     assert steps == (["rJj,rIi->IJji"] if first else [])
 
 

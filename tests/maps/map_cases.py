@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -87,7 +87,7 @@ def kernels(
     """Return the kernels of attention over a pattern: of the result, and of gradients by rows and by columns."""
     pairs = pairs_of(given, (heads,), shape, CPU, causal=False)
     if bias:
-        pairs = replace(pairs, given=entries_of(pairs))
+        pairs = pairs._replace(given=entries_of(pairs))
     rows, columns = shape
     sizes: dict[str, tuple[int, ...]] = {"q": (rows, depth), "k": (columns, depth), "v": (columns, width)}
     if bias:

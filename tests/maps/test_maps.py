@@ -238,6 +238,20 @@ def test_biases_and_rows_compile_for(name: str, bias: bool, target: str, monkeyp
         assert kernel.assembly(target, TYPES, torch.float16).asm
 
 
+@compiles
+def test_rows_that_begin_at_multiples_of_16_bytes_are_loaded_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    as_if_large("by-row", monkeypatch)
+    given, meets = PATTERNS["by-row"]()
+    texts = {}
+    for width in (20, 32):
+        made = kernels(given, (meets.shape[0], meets.shape[1]), torch.float32, width, width)
+        texts[width] = [str(kernel.assembly("sm_90", TYPES, torch.float32).asm["ptx"]) for kernel in made]
+    loads = {width: [text.count("ld.global.v4") for text in of_width] for width, of_width in texts.items()}
+    assert loads[20] == loads[32]
+    assert all(loads[20])
+
+
 def bodies() -> dict[str, list[WalkKernel]]:
     """Kernels of what attention over one pattern for all heads has not."""
     half = [torch.empty(4, 100, 64, dtype=torch.float16) for _ in range(3)]
@@ -286,7 +300,7 @@ def test_functions_of_scores_that_read_whole_numbers_compile_for(target: str) ->
     pytest.importorskip("triton")
     inputs, function, _ = reading("times", (2, 2))
     every = Pairs(SMALL, (100, 100), CPU)
-    body, every, vectors = _scored(function, every, (2, 2), (2, 2), (0.3, 0.0))
+    body, every, vectors = _scored(function, every, (2, 2), (2, 2), (0.3, 0.0), torch.float32)
     types = {name: vector.dtype for name, vector in zip(body.vectors, vectors, strict=True)}
     assert torch.int64 in types.values()
     half = [t.detach().half().flatten(0, 1) for t in inputs]

@@ -116,6 +116,23 @@ def test_powers_of_two() -> None:
     np.testing.assert_allclose(out, np.exp2(x.astype("f8")).astype("f4"), rtol=2e-7)
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+def test_logarithms() -> None:
+    from sparsetc.runtime.scalars import log
+    from sparsetc.runtime.vectors import native
+
+    @native  # type: ignore[untyped-decorator]
+    def logarithms(x: Any, out: Any) -> None:
+        for n in range(x.size):
+            out[n] = log(x[n])
+
+    ends = [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45]
+    x = np.concatenate([np.linspace(0.5, 2, 5001), np.logspace(-44, 38, 5001), ends]).astype("f4")
+    out = np.empty_like(x)
+    logarithms(x, out)
+    np.testing.assert_allclose(out, np.log(x.astype("f8")).astype("f4"), rtol=2e-7)
+
+
 def test_blocks_go_entry_by_entry() -> None:
     blocks = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
     meets = blocks.repeat_interleave(32, 0).repeat_interleave(32, 1)

@@ -18,7 +18,7 @@ from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.statistics import FIBERS
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.testing import check_format, pattern
-from sparsetc.testing.conformance import PATTERNS
+from sparsetc.testing.patterns import PATTERNS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -8,7 +8,7 @@ from row_block_cases import EQUATIONS, LAYOUTS, blocked, check, plan
 
 import sparsetc as stc
 from sparsetc.testing import check_format, pattern
-from sparsetc.testing.conformance import PATTERNS
+from sparsetc.testing.patterns import PATTERNS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

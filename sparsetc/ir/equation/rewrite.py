@@ -6,7 +6,7 @@ They follow from index names and sizes alone: no tensor is seen here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import combinations
 
@@ -60,7 +60,18 @@ DOT = 8
 """Rows and columns from which on the product for a nonzero is a matrix product by itself."""
 
 
-def dense_products(b: Bound, nonzeros: int = 0, least: int = 0, sampled: int = 1) -> Iterator[tuple[Ints, str, Bound]]:
+Worth = Callable[[int, int], float]
+"""Of the rows of a nonzero's product and of the positions that it sums: see `dense_products`."""
+
+
+def one_each(rows: int, summed: int) -> float:
+    """One product for all positions is worth as many as there are nonzeros."""
+    return 1.0
+
+
+def dense_products(
+    b: Bound, nonzeros: int = 0, least: int = 0, sampled: Worth = one_each
+) -> Iterator[tuple[Ints, str, Bound]]:
     """Do what concerns dense operands alone before the kernel does it once for each nonzero.
 
     First, in every dense operand: only the diagonal of a repeated index, and no index that it alone has and the output
@@ -70,7 +81,7 @@ def dense_products(b: Bound, nonzeros: int = 0, least: int = 0, sampled: int = 1
     factors, since contracting two of them would sum nothing and make the tensor larger. A table over several sparse
     modes may grow too where it has no more rows than the sparse operand has nonzeros, and at least so many products pay
     for a step of its own: ``"rij,jd,rdo->io"`` of a few relations becomes ``"rij,rjo->io"``. Products of which nonzeros
-    read blocks are not made for all positions where these are more than `sampled` times as many as the nonzeros.
+    read blocks are made for all positions where these are at most `sampled` times as many as the nonzeros.
 
     Yields:
         For each dense einsum the positions of its operands, ascending, in the list that those before have left, its
@@ -132,7 +143,7 @@ def _summed_between(e: Einsum, pair: Ints) -> bool:
     return any(i in e.inputs[pair[0]] and i in e.inputs[pair[1]] for i in e.dense_contracted)
 
 
-def _pays(b: Bound, pair: Ints, nonzeros: int, least: int, sampled: int) -> bool:
+def _pays(b: Bound, pair: Ints, nonzeros: int, least: int, sampled: Worth) -> bool:
     """True if contracting two operands pays: it sums an index or has one's size, and its result is small."""
     e = b.einsum
     result = set(_pair_result(e, pair))
@@ -146,8 +157,9 @@ def _pays(b: Bound, pair: Ints, nonzeros: int, least: int, sampled: int) -> bool
     if len(spanned) > 1 and any(b.by_index[i] >= nonzeros > 0 for i in spanned):
         return False  # each nonzero would read a row of its own, and most rows nobody
     left = [b.elements([i for i in e.inputs[p] if i in result and i not in spanned]) for p in pair]
-    if sums and len(spanned) > 1 and b.elements(spanned) > sampled * nonzeros > 0 and min(left) >= DOT:
-        return False  # a matrix product for each nonzero, as sampled blocks have, and not one for each position
+    if sums and len(spanned) > 1 and nonzeros and min(left) >= DOT:  # one product, or one for each nonzero
+        summed = b.elements([i for i in _indices(e, pair) if i not in result])
+        return b.elements(spanned) <= sampled(min(left), summed) * nonzeros
     most = max(sizes) if len(spanned) > 1 else GROWTH * sum(sizes)
     small = len(spanned) > 1 and b.elements(spanned) <= nonzeros and b.elements(_indices(e, pair)) >= least
     return (sums or folds) and (small or b.elements(result) <= most)

@@ -13,6 +13,10 @@ items[item] = window, full tiles from, to, partial tiles from, to, slot of a par
 part_col[tile]: a partial tile's columns, some twice
 bits[tile, row]: bit c is set where the row meets the tile's column c
 x_head, x_row: elements from one head of x, and from one row, to the next
+q_head, q_row: of 4 elements
+k_head, k_row: of 4 elements
+grad_q_head, grad_q_row: of 4 elements
+grad_k_head, grad_k_row: of 4 elements
 """
 
 import triton
@@ -35,7 +39,7 @@ def walk(
     lane_col = tl.arange(0, 16)
     lane_16 = tl.arange(0, 16)
     lane_32 = tl.arange(0, 32)
-    k_own = tl.load(k + head * k_head + row[:, None] * k_row + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
+    k_own = tl.load(k + head * k_head * 4 + row[:, None] * k_row * 4 + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
     v_own = tl.load(v + head * v_head + row[:, None] * v_row + lane_16[None, :], mask=row_ok[:, None], other=0.0)
     grad_k_sum = tl.zeros([16, 32], tl.float32)
     grad_v_sum = tl.zeros([16, 16], tl.float32)
@@ -44,7 +48,7 @@ def walk(
         col = tl.load(part_col + tile * 16 + lane_col)
         word = tl.load(bits + tile * 1 + lane_row)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0
-        q_tile = tl.load(q + head * q_head + col[:, None] * q_row + lane_32[None, :], mask=(lane_32 < 20)[None, :], other=0.0)
+        q_tile = tl.load(q + head * q_head * 4 + col[:, None] * q_row * 4 + lane_32[None, :], mask=(lane_32 < 20)[None, :], other=0.0)
         s = tl.sum(k_own.to(tl.float32) * q_tile.to(tl.float32), 1)[None, :]
         g_o_tile = tl.load(g_o + head * g_o_head + col[:, None] * g_o_row + lane_16[None, :])
         dp = tl.sum(v_own.to(tl.float32) * g_o_tile.to(tl.float32), 1)[None, :]
@@ -61,7 +65,7 @@ def walk(
         grad_v_sum += p_weight.T * g_o_tile.to(tl.float32)
     grad_k_sum = tl.sum(grad_k_sum, 0)[None, :]
     grad_v_sum = tl.sum(grad_v_sum, 0)[None, :]
-    address = grad_k + head * grad_k_head + row[:, None] * grad_k_row + tl.arange(0, 32)[None, :]
+    address = grad_k + head * grad_k_head * 4 + row[:, None] * grad_k_row * 4 + tl.arange(0, 32)[None, :]
     tl.store(address, (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 32) < 20)[None, :])
     address = grad_v + head * grad_v_head + row[:, None] * grad_v_row + tl.arange(0, 16)[None, :]
     tl.store(address, (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None])

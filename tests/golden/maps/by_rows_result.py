@@ -12,6 +12,8 @@ items[item] = window, full tiles from, to, partial tiles from, to, slot of a par
 part_col[tile]: a partial tile's columns, some twice
 bits[tile, row]: bit c is set where the row meets the tile's column c
 x_head, x_row: elements from one head of x, and from one row, to the next
+q_head, q_row: of 4 elements
+k_head, k_row: of 4 elements
 """
 
 import triton
@@ -33,7 +35,7 @@ def walk(
     lane_col = tl.arange(0, 16)
     lane_16 = tl.arange(0, 16)
     lane_32 = tl.arange(0, 32)
-    q_own = tl.load(q + head * q_head + row[:, None] * q_row + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
+    q_own = tl.load(q + head * q_head * 4 + row[:, None] * q_row * 4 + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
     top = tl.full([1], -1e30, tl.float32)
     total = tl.zeros([1, 16], tl.float32)
     o_sum = tl.zeros([16, 16], tl.float32)
@@ -42,7 +44,7 @@ def walk(
         col = tl.load(part_col + tile * 16 + lane_col)
         word = tl.load(bits + tile * 1 + lane_row)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0
-        k_tile = tl.load(k + head * k_head + col[:, None] * k_row + lane_32[None, :], mask=(lane_32 < 20)[None, :], other=0.0)
+        k_tile = tl.load(k + head * k_head * 4 + col[:, None] * k_row * 4 + lane_32[None, :], mask=(lane_32 < 20)[None, :], other=0.0)
         s = tl.sum(q_own.to(tl.float32) * k_tile.to(tl.float32), 1)[None, :]
         score = tl.where(met, s + tl.zeros([1, 16], tl.float32), float("-inf"))
         most = tl.maximum(top, tl.max(score, 1) * 0.432808512266689)

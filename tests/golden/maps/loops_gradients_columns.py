@@ -11,6 +11,8 @@ far[n]: column of entry n; a row's entries are from ptr[row] to ptr[row + 1]
 x_head, x_row, x_step: elements from one head, row or number of x to the next
 """
 
+import numpy as np
+
 from numba import float32 as number
 
 from sparsetc.runtime.vectors import add_up, load, load16, load8, native, store, zeros16, zeros8
@@ -24,6 +26,8 @@ def walk(
     lse_head, delta_head, grad_features_head, grad_features_row, grad_source_head, target_step, source_step,
     lse_step, delta_step, ptr, far, features, g_o, target, source, lse, delta, grad_features, grad_source,
 ):
+    dp_of = np.empty(256, grad_source.dtype)
+    p_of = np.empty(256, grad_source.dtype)
     for line in range(begin, end):
         for part in range(parts):
             row = line
@@ -37,13 +41,17 @@ def walk(
             store(grad_features, grad_features_at + 0, zeros16(grad_features))
             store(grad_features, grad_features_at + 16, zeros8(grad_features))
             grad_source_sum = 0.0
-            for first in range(start, stop, 1024):
+            for first in range(start, stop, 256):
                 grad_features_sum_0 = zeros16(grad_features)
                 grad_features_sum_16 = zeros8(grad_features)
-                for n in range(first, min(first + 1024, stop)):
+                for n in range(first, min(first + 256, stop)):
                     col = load(far, n)
                     g_o_at = head * g_o_head + col * g_o_row
                     dp = add_up(features_own_0 * load16(g_o, g_o_at + 0)) + add_up(features_own_16 * load8(g_o, g_o_at + 16))
+                    store(dp_of, n - first, dp)
+                for n in range(first, min(first + 256, stop)):
+                    col = load(far, n)
+                    dp = load(dp_of, n - first)
                     target_far = load(target, head * target_head + col * target_step)
                     lse_far = load(lse, head * lse_head + col * lse_step)
                     delta_far = load(delta, head * delta_head + col * delta_step)
@@ -60,9 +68,14 @@ def walk(
                     map_15 = where(map_6, map_13, map_14)
                     p_weight = map_11
                     d_source_weight = map_15
+                    grad_source_sum += d_source_weight
+                    store(p_of, n - first, p_weight)
+                for n in range(first, min(first + 256, stop)):
+                    col = load(far, n)
+                    p_weight = load(p_of, n - first)
+                    g_o_at = head * g_o_head + col * g_o_row
                     grad_features_sum_0 += p_weight * load16(g_o, g_o_at + 0)
                     grad_features_sum_16 += p_weight * load8(g_o, g_o_at + 16)
-                    grad_source_sum += d_source_weight
                 store(grad_features, grad_features_at + 0, load16(grad_features, grad_features_at + 0) + grad_features_sum_0)
                 store(grad_features, grad_features_at + 16, load8(grad_features, grad_features_at + 16) + grad_features_sum_16)
             store(grad_source, head * grad_source_head + row, grad_source_sum)

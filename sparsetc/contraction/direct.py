@@ -1,0 +1,121 @@
+"""Calls in a straight line: what one call of a contraction found to do, later ones with operands like its own do again.
+
+In: a contraction, and operands that it has taken. Out: `Direct`, which gives the result of other operands of the same
+kind by its programs alone. Torch's own guards compare types, sizes, strides, devices and torch's modes at once. Nothing
+is converted, and kernels, which are told addresses, read operands where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._dynamo import guards
+from torch.autograd import forward_ad
+
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction.operands import Tensors
+from sparsetc.contraction.rewrites import Pull
+from sparsetc.support.compiled import room_of
+from sparsetc.tensor.pattern import followed
+from sparsetc.tensor.sums import captured
+
+KINDS = 4
+"""Kinds of operands that one contraction knows: with and without gradients, in two orders, in inference mode."""
+Run = Callable[[Values, Tensors], Tensor | None]
+"""A function of packed values, and of the values and dense operands of a call."""
+
+
+class Direct:
+    """What was found for the kinds of operands that calls had so far.
+
+    Attributes:
+        known: a guard of tensors, how many there are, whether one requires a gradient, and what gives the result.
+        left: how many kinds are looked at still.
+    """
+
+    def __init__(self) -> None:
+        self.known: list[tuple[Callable[..., bool], int, bool, Run]] = []
+        self.left = KINDS
+
+    def __call__(self, packed: Values, tensors: Tensors) -> Tensor | None:
+        """Return the result of operands of a kind that is known; None of others, and where autograd follows it."""
+        if forward_ad._current_level >= 0:
+            return None
+        for same, count, learns, run in self.known:
+            if len(tensors) == count and same(*tensors) and not (learns and torch.is_grad_enabled()):
+                return run(packed, tensors)
+        return None
+
+    def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> None:
+        """Look for what gives the result of operands of this kind, which the leaf has run."""
+        tensors = [*values, *dense]
+        plain = all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors) and not followed(tensors)
+        watched = torch._C._len_torch_dispatch_stack() > 0 or captured(tensors[0])
+        if not plain or watched or torch.is_autocast_enabled(tensors[0].device.type):
+            return
+        self.left -= 1
+        if not getattr(leaf, "straight", False) or leaf.trials is not None:
+            return
+        if (run := in_place(leaf, pull, pushes, values, dense)) is not None:
+            self.known.append((same_kind(tensors), len(tensors), any(t.requires_grad for t in tensors), run))
+
+
+def same_kind(tensors: Tensors) -> Callable[..., bool]:
+    """Return a function that says if others are as these in all but their elements, and torch in the same modes.
+
+    That is what Dynamo asks of the inputs of a graph. Two that are one tensor are as none.
+    """
+    sizes: Any = [[*t.shape] for t in tensors]
+    strides: Any = [[*t.stride()] for t in tensors]
+    return guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+def in_place(leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> Run | None:
+    """Return a run of the programs on values and dense operands as they lie; None where a call is more than that."""
+    executable, zeroed, tensors = leaf.executable, leaf.arrays.zeroed, [*values, *dense]
+    sources = pull.sources(len(tensors))
+    if sources is None or executable.copies > 1:
+        return None
+    tables = leaf.tables(pull(values, dense, bool(pull.values))[1], contiguous=not leaf.covers)
+    rows = result = executable.empty(torch.device("meta"))
+    try:
+        for change in (leaf.of_rows, *pushes):
+            result = change(result)
+    except RuntimeError:  # a copy by indices, which do not lie there
+        return None
+    backend, views = executable.programs.backend, list[Any]()
+    for read, whole in zip((rows, *tables), (result, *[tensors[n] for n in sources]), strict=True):
+        alike = read.shape == whole.shape and read.stride() == whole.stride()
+        in_order = alike or backend != "numba" or (read.is_contiguous() and whole.is_contiguous())
+        same = read.untyped_storage()._cdata == whole.untyped_storage()._cdata and read.numel() == whole.numel()
+        if not same or read.storage_offset() != whole.storage_offset() or not in_order:
+            return None
+        views.append(None if alike else (read.shape, read.stride()))
+    as_rows, *as_tables = views
+    index = zeroed if zeroed is not None and zeroed.numel() else None
+    guard, make = leaf.guard, room_of(result, leaf.device)
+    if backend != "torch":  # given addresses
+        as_rows, as_tables = None if index is None else as_rows, []
+    _, call, _ = executable.bind(leaf.arrays, (), tensors)
+    zeroes = zeroed is None and executable.zeroes
+    ones = None if pull.values else leaf.packed_values(None)
+
+    def run(packed: Values, tensors: Tensors) -> Tensor | None:
+        read = [tensors[n] for n in sources]
+        if guard is not None and not guard.admits(read, read):
+            return None
+        if any(as_tables):
+            read = [one.as_strided(*view) if view else one for one, view in zip(read, as_tables, strict=True)]
+        out = make()
+        written = out if as_rows is None else out.as_strided(*as_rows)
+        if zeroes:
+            out.zero_()
+        elif index is not None:
+            written.index_fill_(0, index, 0)
+        call(packed if ones is None else ones, read, written)
+        return out
+
+    return run
