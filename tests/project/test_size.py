@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 403_200, size.COMPILER: 295_065, size.FILES: 269, size.CLASSES: 325, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 406_422, size.COMPILER: 300_357, size.FILES: 269, size.CLASSES: 327, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
