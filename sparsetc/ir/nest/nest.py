@@ -210,7 +210,8 @@ class Nest:
         for level, lookups in enumerate(self.lookups):
             bits = dict.fromkeys([w.array for w in lookups if w.every == 1], 0)
             framed = set[str]()
-            for value in [self.coordinates[c.mode] for c in self.levels[level]]:
+            for mode in self.levels[level]:
+                value = self.coordinates[mode.mode]
                 for field in value.fields:
                     array = field.word.array
                     bits[array] = max(bits[array], field.shift + field.width)

@@ -151,6 +151,7 @@ class Resources:
         self.made = tuple([(how, o.name, o.nrows * o.width) for how, o in made if getattr(o, how)])
 
     # -- what is stored ---------------------------------------------------------------------------------------------
+    @cached_property
     def _levels(self) -> list[Count]:
         """Visits of each level: one for every item, and for all that the loops of the level go over."""
         counts = [ITEMS] * len(LEVELS)
@@ -168,14 +169,14 @@ class Resources:
             nbytes += FIBERS * (view.values.volume // 8)
         if self.sides:
             return nbytes + FIBERS * (TILE_WORD * len(self.p.sparse))
-        return sum([n * sum(widths) for n, widths in zip(self._levels(), view.word_bytes, strict=True)], start=nbytes)
+        return sum([n * sum(widths) for n, widths in zip(self._levels, view.word_bytes, strict=True)], start=nbytes)
 
     @cached_property
     def listed(self) -> Count:
         """The bytes of coordinate lists along sides, such as those of windows."""
         if not self.sides:
             return ZERO
-        read = zip(self._levels(), self.p.view.lookups, strict=True)
+        read = zip(self._levels, self.p.view.lookups, strict=True)
         return sum([n * (WORD * lookup.each) for n, own in read for lookup in own], start=ZERO)
 
     def _words(self) -> Count:
@@ -183,7 +184,7 @@ class Resources:
         if self.sides:
             return self.listed
         view, nbytes = self.p.view, ZERO
-        for level, count in enumerate(self._levels()):
+        for level, count in enumerate(self._levels):
             looked_up = sum([lookup.every != 1 for lookup in view.lookups[level]])
             nbytes += count * (WORD * (len(view.word_bytes[level]) + looked_up))
         return nbytes

@@ -380,8 +380,10 @@ class TileProgram:
     @cached_property
     def half(self) -> bool:
         """True if values are stored in bfloat16: values of tiles that dots would cast to it anyway."""
+        if self.terms or self.schedule.precision != ROUNDED:
+            return False
         stored = {s.out for s in self.each(Value) if s.out.within}
-        return not self.terms and self.schedule.precision == ROUNDED and any(stored & {*d.inputs} for d in self.dots)
+        return any(stored & {*d.inputs} for d in self.dots)
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
