@@ -235,7 +235,10 @@ def run_all(jobs: Sequence[Job]) -> list[Tensor]:
     What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: a
     call of torch for each kernel would take more time than the kernels do.
     """
-    together = [contraction.leaf.alone and not followed([values, *dense]) for contraction, _, values, dense in jobs]
+    together = [
+        contraction.leaf.alone and not contraction.pull.of_values and not followed([values, *dense])
+        for contraction, _, values, dense in jobs
+    ]
     if sum(together) < 2:
         return [_alone(*job) for job in jobs]
     joint = [job for job, t in zip(jobs, together, strict=True) if t]
