@@ -36,9 +36,9 @@ def solve(
     Differentiable in b and in the entries of a: the backward solves once more, with the gradient of x on the right.
 
     Args:
-        a: sparse (n, n), symmetric or Hermitian, and positive definite. Symmetry is not checked, but a warning says if
-            the solution is none.
-        b: (n,), or (n, k) for k right sides, which are solved together.
+        a: sparse (n, n), symmetric or Hermitian, and positive definite. Symmetry is not checked; a warning is
+            given if the result does not solve the system.
+        b: (n,), or (n, k) for k right-hand sides, which are solved together.
         tol: stop when the residual's norm is below ``tol`` times the norm of b, in each column.
         n_iter_max: the most steps, 10 n by default. A warning says if they were not enough.
         settings: of `einsum`, for the products.

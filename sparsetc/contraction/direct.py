@@ -24,12 +24,13 @@ from sparsetc.tensor.sums import captured
 
 KINDS = 4
 """Kinds of operands that one contraction knows: with and without gradients, in two orders, in inference mode."""
+PLAIN = Tensor, torch.nn.Parameter
 Run = Callable[[Values, Tensors], Tensor | None]
 """A function of packed values, and of the values and dense operands of a call."""
 
 
 class Direct:
-    """What was found for the kinds of operands that calls had so far.
+    """The ways to a result found for the kinds of operands of earlier calls.
 
     Attributes:
         known: a guard of tensors, how many there are, whether one requires a gradient, and what gives the result.
@@ -50,16 +51,19 @@ class Direct:
         return None
 
     def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> None:
-        """Look for what gives the result of operands of this kind, which the leaf has run."""
+        """Find a way to the result of operands of this kind, which the leaf has run once."""
         tensors = [*values, *dense]
-        plain = all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors) and not followed(tensors)
-        watched = torch._C._len_torch_dispatch_stack() > 0 or captured(tensors[0])
-        if not plain or watched or torch.is_autocast_enabled(tensors[0].device.type):
+        watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
+        if (
+            watched
+            or getattr(leaf, "trials", None) is not None
+            or followed(tensors)
+            or any(type(t) not in PLAIN or captured(t) for t in tensors)
+        ):
             return
         self.left -= 1
-        if not getattr(leaf, "straight", False) or leaf.trials is not None:
-            return
-        if (run := in_place(leaf, pull, pushes, values, dense)) is not None:
+        run = in_place(leaf, pull, pushes, values, dense) if getattr(leaf, "straight", False) else None
+        if run is not None:
             self.known.append((same_kind(tensors), len(tensors), any(t.requires_grad for t in tensors), run))
 
 

@@ -21,7 +21,7 @@ from sparsetc.errors import EquationError
 from sparsetc.options import Options
 from sparsetc.support import outside
 from sparsetc.tensor.coords import sort_keys
-from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups, sizes_of
+from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, multiplied
 
@@ -75,7 +75,7 @@ def reduced(
     if reduce == "mean" and not sparse:
 
         def counts() -> Tensor:
-            entries = dense(sizes_of(x.pattern, kept).to(x.dtype), 1)
+            entries = dense(groups_of(x.pattern, kept).sizes.to(x.dtype), 1)
             return entries.reshape((*shape[: len(kept)], *[1] * len(free))).permute(places)
 
         each = x.pattern._once(("counts", kept, tuple(places), x.dtype), counts)

@@ -17,7 +17,7 @@ from sparsetc.decomposition import checks
 from sparsetc.decomposition.initial import cp_factors
 from sparsetc.decomposition.kernels import mode_kernels, model_kernel
 from sparsetc.decomposition.linear import divisor, fit_of, normalized
-from sparsetc.decomposition.loop import Rows, asking, column, iterate, undisturbed
+from sparsetc.decomposition.loop import Rows, column, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.errors import FormatError
 from sparsetc.options import Settings
@@ -83,10 +83,10 @@ def cp_apr(
     rank = checks.number(rank, 1, f"{NAME}: the rank")
     n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
 
-    def model(rows: Rows, stopped: str = "") -> CP:
+    def model(rows: Rows, stopped: str) -> CP:
         return CP(weights.clone(), tuple(f.clone() for f in factors), column(rows, 0), stopped, column(rows, 1))
 
-    asked = asking(callback, model)
+    checks.callback(callback)
     n_inner_max = checks.number(n_inner_max, 1, f"{NAME}: n_inner_max")
     tol, epsilon = checks.level(tol, f"{NAME}: tol"), checks.level(epsilon, f"{NAME}: epsilon")
     kappa, kappa_tol = checks.level(kappa, f"{NAME}: kappa"), checks.level(kappa_tol, f"{NAME}: kappa_tol")
@@ -142,4 +142,4 @@ def cp_apr(
         measures.copy_(torch.stack((fit_of(norm, inner, square), likelihood, worst.double())))
 
     title = f"CP-APR, rank {rank}"
-    return model(*iterate(sweep, measures, n_iter_max, lambda rows: rows[-1][2] < tol, asked, progress, title))
+    return iterate(sweep, measures, model, n_iter_max, lambda rows: rows[-1][2] < tol, callback, progress, title)

@@ -24,31 +24,30 @@ from sparsetc.tensor.sums import INTEGERS
 DTYPES = (torch.float32, torch.float64)
 """Dtypes of decompositions, and of models in files."""
 
-OTHERS = {
-    "n_iter_max": ("maxiters",),
-    "tol": ("stoptol",),
-    "progress=True, or callback": ("printitn", "printinneritn", "verbose"),
-    "the model's fits": ("return_errors", "cvg_criterion"),
-    "fixed_modes": ("optdims", "fixed_factors"),
-    "permute() of x, whose modes are updated in their order": ("dimorder",),
-    "nonnegative": ("non_negative",),
-    "the model's arranged()": ("fixsigns",),
-    'init="nvecs"': ("svd",),
-    "a callback that returns True": ("stoptime",),
-    "n_inner_max": ("maxinneriters",),
-    "epsilon": ("epsDivZero",),
-    "kappa_tol": ("kappatol",),
-    "ranks": ("rank",),
+OURS = {
+    "maxiters": "n_iter_max",
+    "stoptol": "tol",
+    **dict.fromkeys(("printitn", "printinneritn", "verbose"), "progress=True, or callback"),
+    **dict.fromkeys(("return_errors", "cvg_criterion"), "the model's fits"),
+    **dict.fromkeys(("optdims", "fixed_factors"), "fixed_modes"),
+    "dimorder": "permute() of x, whose modes are updated in their order",
+    "non_negative": "nonnegative",
+    "fixsigns": "the model's arranged()",
+    "svd": 'init="nvecs"',
+    "stoptime": "a callback that returns True",
+    "maxinneriters": "n_inner_max",
+    "epsDivZero": "epsilon",
+    "kappatol": "kappa_tol",
+    "rank": "ranks",
 }
-"""Our arguments, each with pyttb's and tensorly's names for it, for error messages."""
+"""Arguments of pyttb's and tensorly's decompositions, and what they are called here, for error messages."""
 
 
 def names(unknown: Iterable[str], name: str) -> None:
     """Raise `KeywordError` for the names of another library, with ours."""
     for other in unknown:
-        for ours, theirs in OTHERS.items():
-            if other in theirs:
-                raise KeywordError(f"{name} has no {other}=; here it is {ours}")
+        if other in OURS:
+            raise KeywordError(f"{name} has no {other}=; here it is {OURS[other]}")
 
 
 def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> SparseTensor:
@@ -134,6 +133,12 @@ def level(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value >= 0 and isfinite(value)):
         raise DecompositionError(f"{what} must be a number from 0 on, found {value!r:.80}")
     return float(value)
+
+
+def callback(value: Any) -> None:
+    """Raise `DecompositionError` for a callback that cannot be called."""
+    if value is not None and not callable(value):
+        raise DecompositionError(f"callback must be a function of a model and an error, found {value!r:.80}")
 
 
 def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> Ints:

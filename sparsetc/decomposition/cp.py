@@ -19,7 +19,7 @@ from sparsetc.decomposition.als import Equations, Sweep
 from sparsetc.decomposition.completion import Observed, observed
 from sparsetc.decomposition.initial import STARTS, cp_factors
 from sparsetc.decomposition.linear import Update, hals, least_squares, least_squares_by_row, normalized
-from sparsetc.decomposition.loop import Rows, asking, column, convergence_test, iterate, undisturbed
+from sparsetc.decomposition.loop import Rows, column, convergence_test, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.options import Settings
 from sparsetc.support.entry import entry_point
@@ -139,7 +139,7 @@ class Wanted:
 
     def checked(self, order: int) -> Wanted:
         """Return the settings checked for a tensor of `order` modes. Raise `DecompositionError` if they do not fit."""
-        asking(self.callback, lambda rows: None)
+        checks.callback(self.callback)
         return replace(
             self,
             rank=checks.number(self.rank, 1, f"{NAME}: the rank"),
@@ -182,7 +182,7 @@ def run(
     free = wanted.free
     sweep = Sweep(equations, factors, free, update, wanted.l2_reg)
 
-    def model(rows: Rows, stopped: str = "") -> CP:
+    def model(rows: Rows, stopped: str) -> CP:
         now = gather()
         if wanted.normalize_factors:
             weights, matrices = normalized(now, free)
@@ -195,6 +195,8 @@ def run(
         return model([[1.0]], "converged")
     if checks.model_parts(wanted.init) is None:
         sweep.fit_scale()
-    asked, converged = asking(wanted.callback, model), convergence_test(wanted.tol, factors[0].dtype)
+    converged = convergence_test(wanted.tol, factors[0].dtype)
     title = f"CP, rank {wanted.rank}"
-    return model(*iterate(sweep, sweep.measures, wanted.n_iter_max, converged, asked, wanted.progress, title, **looks))
+    return iterate(
+        sweep, sweep.measures, model, wanted.n_iter_max, converged, wanted.callback, wanted.progress, title, **looks
+    )

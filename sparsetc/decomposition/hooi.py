@@ -19,7 +19,7 @@ from sparsetc.decomposition.initial import begun
 from sparsetc.decomposition.kernels import chain_kernels
 from sparsetc.decomposition.leading import leading
 from sparsetc.decomposition.linear import divisor
-from sparsetc.decomposition.loop import Rows, asking, column, convergence_test, iterate, undisturbed
+from sparsetc.decomposition.loop import Rows, column, convergence_test, iterate, undisturbed
 from sparsetc.decomposition.models import Tucker
 from sparsetc.errors import DecompositionError
 from sparsetc.options import Settings
@@ -81,10 +81,12 @@ def tucker(
     numbers = sum(n * rank for n, rank in zip(sparse.shape, sizes, strict=True)) + 2 * prod(sizes)
     memory.check(f"{NAME}: factors and a core of ranks {sizes}", numbers * sparse.dtype.itemsize, sparse.device)
 
-    def model(rows: Rows, stopped: str = "") -> Tucker:
+    def model(rows: Rows, stopped: str) -> Tucker:
+        if not rows:
+            project(chain(free[-1]))
         return Tucker(core.clone(), tuple(f.clone() for f in factors), column(rows, 0), stopped)
 
-    asked = asking(callback, model)
+    checks.callback(callback)
     tol = checks.level(tol, f"{NAME}: tol")
     factors = _start(sparse, sizes, init, checks.generator(random_state, NAME), free)
     chains = chain_kernels(sparse, sizes, free, **settings)
@@ -113,10 +115,7 @@ def tucker(
 
     title = f"Tucker, rank {' x '.join(map(str, sizes))}"
     converged = convergence_test(tol, sparse.dtype)
-    rows, stopped = iterate(sweep, measures, n_iter_max, converged, asked, progress, title, capture=False)
-    if not rows:
-        project(chain(free[-1]))
-    return model(rows, stopped)
+    return iterate(sweep, measures, model, n_iter_max, converged, callback, progress, title, capture=False)
 
 
 def _ranks(rank: Any, x: SparseTensor) -> tuple[int, ...]:

@@ -113,7 +113,7 @@ def hals_by_kernel(factor: Tensor, rhs: Tensor, gram: Tensor) -> None:
 
 
 def hals_by_columns(factor: Tensor, rhs: Tensor, gram: Tensor) -> None:
-    """`hals` by torch, the factor and B transposed meanwhile so that a column lies in one piece."""
+    """`hals` by torch, the factor and B transposed meanwhile so that a column is contiguous."""
     rows = gram
     columns, wanted = factor.T.contiguous(), rhs.T.contiguous()
     if rows.ndim == 3:

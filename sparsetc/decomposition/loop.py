@@ -24,7 +24,6 @@ from torch import Tensor
 
 from sparsetc.contraction.step import Step
 from sparsetc.decomposition import checks
-from sparsetc.errors import DecompositionError
 from sparsetc.support.notices import log_since, warn
 from sparsetc.support.progress import bar
 
@@ -98,24 +97,6 @@ Rows = Sequence[Sequence[float]]
 """The measures of each iteration, the fit first."""
 
 
-def asking(callback: Any, model: Callable[[Rows], Any]) -> Callable[[Rows], bool] | None:
-    """Wrap a user's callback, called with the model and its error, as a test for the end; None without a callback.
-
-    Raises:
-        DecompositionError: it is nothing that can be called.
-    """
-    if callback is None:
-        return None
-    if not callable(callback):
-        raise DecompositionError(f"callback must be a function of a model and an error, found {callback!r:.80}")
-
-    def asked(rows: Rows) -> bool:
-        said = callback(model(rows), 1 - rows[-1][0])
-        return isinstance(said, bool | Tensor | np.bool_) and bool(said)
-
-    return asked
-
-
 def convergence_test(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
     """Return a test that is True if the fit changed by less than `tol` (0: never) or the dtype's rounding."""
     least = max(tol, torch.finfo(dtype).eps) if tol else 0.0
@@ -125,33 +106,32 @@ def convergence_test(tol: float, dtype: torch.dtype) -> Callable[[Rows], bool]:
 def iterate(
     step: Callable[[], None],
     measures: Tensor,
+    model: Callable[[Rows, str], R],
     n_iter_max: int,
     converged: Callable[[Rows], bool],
-    callback: Callable[[Rows], bool] | None = None,
-    progress: bool | None = False,
-    title: str = "",
+    callback: Callable[[R, float], Any] | None,
+    progress: bool | None,
+    title: str,
     *,
     capture: bool = True,
     together: Callable[[str], str] | None = None,
     silent: bool = False,
-) -> tuple[Rows, str]:
-    """Call a step until its measures say that it converged, or something else ends the run.
+) -> R:
+    """Call a step until its measures say that it converged, or something else ends the run; return the model.
 
     Args:
         step: changes a model in place and writes `measures`; on a GPU a CUDA graph, where it may be.
         measures: float64, on the model's device; the fit first.
+        model: makes a model of the measures of each iteration, and of why there are no more.
         n_iter_max: calls, at most.
         converged: asked whenever measures are looked at.
-        callback: called after each iteration; True ends the run.
+        callback: called after each iteration with the model and its error; True ends the run.
         progress: whether to draw a bar; as `bar` takes it.
         title: of the bar.
         capture: whether the step waits for nothing, so that a CUDA graph may hold it.
         together: where several processes iterate together: of why each stops, empty for not at all, why all do. Called
             whenever measures are looked at.
         silent: whether another process draws the bar.
-
-    Returns:
-        The measures of each iteration, and why there are no more.
 
     Ctrl-C ends a run after the iteration it falls into (a second one raises at once), in the main thread and under
     Python's own handler; elsewhere KeyboardInterrupt goes where it always goes.
@@ -171,19 +151,19 @@ def iterate(
             elif len(unread) == looks:
                 rows += _read(unread)
                 at(len(rows), f"{title}, fit {rows[-1][0]:.4f}")
-                stopped = _ended(rows, converged, callback)
+                said = None if callback is None else callback(model(rows, ""), 1 - rows[-1][0])
+                asked = isinstance(said, bool | Tensor | np.bool_) and bool(said)
+                stopped = "callback" if asked else _ended(rows, converged)
                 if together is not None:
                     stopped = together("interrupted" if interrupted() else stopped)
         rows += _read(unread)
     log_since(start, logging.INFO, "%s: %d iterations, %s", title, len(rows), stopped or "n_iter_max")
     if stopped == "interrupted":
         warn(f"interrupted after {len(rows)} iterations; the result is that of the last, and init= continues from it")
-    return rows, stopped or "n_iter_max"
+    return model(rows, stopped or "n_iter_max")
 
 
-def _ended(rows: Rows, converged: Callable[[Rows], bool], callback: Callable[[Rows], bool] | None) -> str:
-    if callback is not None and callback(rows):
-        return "callback"
+def _ended(rows: Rows, converged: Callable[[Rows], bool]) -> str:
     if not isfinite(rows[-1][0]):
         warn(f"the fit is no number after {len(rows)} iterations: values overflow; scale x, or use float64")
         return "diverged"

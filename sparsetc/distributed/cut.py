@@ -33,7 +33,7 @@ rows are neither sent nor copied. Not measured."""
 EVEN = 1.15
 """An imbalance that is taken for the sake of fewer rows to send. Not measured."""
 UNEVEN = 1.5
-"""The least imbalance for cutting boxes into pieces, with results that are summed over ranks. Not measured."""
+"""The least imbalance for dividing boxes into parts, with results that are summed over ranks. Not measured."""
 
 Grid = Ints
 
@@ -45,7 +45,7 @@ class Cut:
     Attributes:
         shape: sizes of all modes.
         bounds: for each mode where its ranges begin, and its size at last; (0, size) of a mode that is not cut.
-        places: for each rank the number of its range along every mode and, last, of its piece of the box's nonzeros.
+        places: for each rank the number of its range along every mode and, last, of its part of the box's nonzeros.
         nnz: nonzeros of each rank.
     """
 
@@ -66,7 +66,7 @@ class Cut:
 
     @property
     def grid(self) -> Ints:
-        """The number of ranges along each mode and, last, of pieces of a box."""
+        """The number of ranges along each mode and, last, of parts of a box."""
         return (*(len(b) - 1 for b in self.bounds), 1 + max(p[-1] for p in self.places))
 
     @property
@@ -92,7 +92,7 @@ class Cut:
 
     def __str__(self) -> str:
         sizes = " x ".join(map(str, self.shape))
-        grid = " x ".join(map(str, self.grid[:-1])) + (f", {self.grid[-1]} pieces each" if self.grid[-1] > 1 else "")
+        grid = " x ".join(map(str, self.grid[:-1])) + (f", {self.grid[-1]} parts each" if self.grid[-1] > 1 else "")
         lines = [f"cut of {sizes}, {sum(self.nnz):,} nonzeros, over {ranks_of(self.size)}: {grid}"]
         for m in self.modes:
             lines.append(f"  mode {m}: rows from {_few(self.bounds[m][:-1])}, to {self.bounds[m][-1]:,}")
@@ -107,7 +107,7 @@ class Cut:
         ranges = self.ranges(rank)
         said = [f"mode {m} {ranges[m][0]:,}..{ranges[m][1]:,}" for m in self.modes]
         if self.grid[-1] > 1:
-            said.append(f"piece {self.places[rank][-1]}")
+            said.append(f"part {self.places[rank][-1]}")
         return ", ".join(said) or "all"
 
 
@@ -146,16 +146,16 @@ def shares(rows: Range, ranks: int) -> list[Range]:
     return [(min(stop, start + share * n), min(stop, start + share * (n + 1))) for n in range(ranks)]
 
 
-def grids(size: int, shape: Sequence[int], modes: Sequence[int], pieces: bool) -> list[Grid]:
+def grids(size: int, shape: Sequence[int], modes: Sequence[int], divided: bool) -> list[Grid]:
     """Return all grids of `size` ranks that cut only these modes, fewest rows sent first.
 
     Args:
         size: of the ranks.
         shape: of the tensor.
         modes: those that may be cut; no mode is into more ranges than it has rows.
-        pieces: whether boxes may be cut into pieces, in which grids come after the others.
+        divided: whether boxes may be divided into parts, in which case grids of these come after the others.
     """
-    most = [n if m in modes else 1 for m, n in enumerate(shape)] + [size if pieces else 1]
+    most = [n if m in modes else 1 for m, n in enumerate(shape)] + [size if divided else 1]
     ranges = [[d for d in range(1, size + 1) if size % d == 0 and d <= max(1, n)] for n in most]
     fitting = [grid for grid in product(*ranges) if prod(grid) == size]
     return sorted(fitting, key=lambda grid: (grid[-1], rows_sent(grid, shape), grid))
@@ -175,7 +175,7 @@ def chosen(coords: Tensor, shape: Sequence[int], modes: Sequence[int], ranks: Ra
         coords: (sparse order, n) those that this rank has.
         shape: of all modes, dense ones last.
         modes: that may be cut.
-        ranks: as many as there will be boxes, or pieces of them.
+        ranks: as many as there will be boxes, or parts of them.
     """
     counts = {m: ranks.sum_(torch.bincount(coords[m], minlength=shape[m])) for m in modes}
 
@@ -184,8 +184,8 @@ def chosen(coords: Tensor, shape: Sequence[int], modes: Sequence[int], ranks: Ra
         per_box = torch.bincount(box_of(coords, bounds), minlength=prod(grid[:-1]))
         return cut_of(shape, grid, bounds, ranks.sum_(per_box).tolist())
 
-    def tried(pieces: bool) -> Iterator[Cut]:
-        listed = (grid for grid in grids(ranks.size, shape, modes, pieces) if pieces == (grid[-1] > 1))
+    def tried(divided: bool) -> Iterator[Cut]:
+        listed = (grid for grid in grids(ranks.size, shape, modes, divided) if divided == (grid[-1] > 1))
         return map(cut, islice(listed, TRIED))
 
     cuts: list[Cut] = []
@@ -209,14 +209,14 @@ def box_of(coords: Tensor, bounds: Sequence[Sequence[int]]) -> Tensor:
 
 
 def cut_of(shape: Sequence[int], grid: Grid, bounds: tuple[Ints, ...], counts: Sequence[int]) -> Cut:
-    """The cut by which rank n has the n-th box, or, of boxes in pieces, the n-th piece; pieces are fastest.
+    """The cut by which rank n has the n-th box, or, of boxes in parts, the n-th part; parts are fastest.
 
     Args:
         shape: sizes of all modes.
-        grid: ranges along each mode; last, pieces.
+        grid: ranges along each mode; last, parts.
         bounds: where they begin and end.
         counts: nonzeros of each box, the last mode's ranges fastest.
     """
-    pieces = grid[-1]
-    nnz = [n * (k + 1) // pieces - n * k // pieces for n in counts for k in range(pieces)]
+    parts = grid[-1]
+    nnz = [n * (k + 1) // parts - n * k // parts for n in counts for k in range(parts)]
     return Cut(tuple(shape), bounds, tuple(product(*map(range, grid))), tuple(nnz))

@@ -1,7 +1,7 @@
 """The nonzeros before a cut, and their way to the ranks that the cut assigns them to.
 
 In: a tensor that every rank has, of which it takes an equal part, other nonzeros on each, or a packed file of which a
-rank reads some blocks; then a cut. Out: a `ShardSource`; then this rank's nonzeros. Pieces of a box are equal ranges of
+rank reads some blocks; then a cut. Out: a `ShardSource`; then this rank's nonzeros. Parts of a box are equal ranges of
 its nonzeros in the order in which ranks have them.
 """
 
@@ -103,8 +103,8 @@ def modes_to_cut(along: Any, shape: Ints, sparse_order: int) -> Ints:
 
 def _kept(equation: str, shape: Ints, modes: Ints) -> Ints:
     """The modes whose letters the result of an equation keeps, each once in the first term."""
-    others = [piece.replace("...", "") for piece in equation.split("->")[0].split(",")[1:]]
-    shapes = [shape, *((1,) * sum(c.isalpha() for c in piece) for piece in others)]
+    others = [term.replace("...", "") for term in equation.split("->")[0].split(",")[1:]]
+    shapes = [shape, *((1,) * sum(c.isalpha() for c in term) for term in others)]
     einsum = parse(equation, shapes, [True] + [False] * len(others)).einsum
     letters = einsum.inputs[0]
     return tuple(m for m in modes if letters[m] in einsum.output and letters.count(letters[m]) == 1)
@@ -118,10 +118,10 @@ def owners(coords: Tensor, cut: Cut, before: Tensor | None = None) -> Tensor:
         cut: what they are cut by.
         before: (boxes,) int64 how many nonzeros of each box earlier ranks have.
     """
-    box, pieces = box_of(coords, cut.bounds), cut.grid[-1]
-    if pieces == 1:
+    box, parts = box_of(coords, cut.bounds), cut.grid[-1]
+    if parts == 1:
         return box
-    counts = torch.tensor(cut.nnz, device=coords.device).view(-1, pieces).sum(1)
+    counts = torch.tensor(cut.nnz, device=coords.device).view(-1, parts).sum(1)
     order = torch.argsort(box, stable=True)
     sizes = torch.bincount(box, minlength=counts.shape[0])
     first = sizes.cumsum(0) - sizes
@@ -129,8 +129,8 @@ def owners(coords: Tensor, cut: Cut, before: Tensor | None = None) -> Tensor:
     number[order] = torch.arange(box.shape[0], device=box.device) - first[box[order]]
     if before is not None:
         number += before[box]
-    # Piece k has numbers from n k / pieces on; what rounds to it from below is the next one's.
-    return box * pieces + ((number + 1) * pieces - 1) // counts[box]
+    # Part k has numbers from n k / parts on; what rounds to it from below is the next one's.
+    return box * parts + ((number + 1) * parts - 1) // counts[box]
 
 
 def exchanged(mine: Nonzeros, cut: Cut, ranks: Ranks) -> Nonzeros:

@@ -9,12 +9,13 @@ and made of the others by `packing`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import bounds, foreign, memory, mtx, npz, packed, parquet, tns
+from sparsetc.io import bounds, foreign, memory, mtx, npz, packed, table, tns
 from sparsetc.io import columns as tables
 from sparsetc.io.packing import pack
 from sparsetc.io.parquet import PackedFile, open_packed
@@ -57,8 +58,8 @@ def read(
         columns: of a table: the names of the columns of coordinates or labels, one a mode, then that of the values, as
             in `SparseTensor.from_table`; None as the last name counts rows. Coordinates count from 0, and sizes are the
             largest coordinate + 1.
-        progress: show a progress bar on stderr (.tns only): None if reading takes longer than two seconds and stderr
-            is a terminal, True always, False never.
+        progress: show a progress bar on stderr (.tns and .mtx): None if reading takes longer than two seconds and
+            stderr is a terminal, True always, False never.
 
     Raises:
         IOFormatError: an unknown suffix, a file with other contents than its suffix says (with file, line and text),
@@ -79,13 +80,11 @@ def read(
     with cpu, memory.named(path, "reading takes several times the bytes of the tensor"):
         if by_columns:
             tensor = tables.read(path, columns, dtype)
-        elif suffix.startswith(".tns"):
-            tensor = tns.read(path, dtype, progress)
-        elif suffix in foreign.READERS:
-            tensor = foreign.read(path, suffix, dtype)
+        elif suffix.startswith((".tns", ".mtx")):
+            text: Any = tns if suffix.startswith(".tns") else mtx
+            tensor = table.read(path, text.COMMENT, partial(text.head, dtype=dtype), progress)
         else:
-            module: Any = {".npz": npz, ".parquet": parquet}.get(suffix, mtx)
-            tensor = module.read(path, dtype)
+            tensor = foreign.read(path, suffix, dtype)
     device = current().device
     return tensor if device is None else tensor.to(device)
 

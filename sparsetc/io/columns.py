@@ -43,8 +43,7 @@ def is_table(path: str, columns: Sequence[Any] | None) -> bool:
 def read(path: str, columns: Sequence[Any] | None, dtype: torch.dtype | None) -> SparseTensor:
     """Return the tensor of a table, as `sparsetc.read` does."""
     numbers.check_dtype(path, dtype)
-    Path(path).stat()
-    with memory.of_file(path, Exception), _opened(path, columns, dtype) as (table, modes, value):
+    with _opened(path, columns, dtype) as (table, modes, value):
         memory.check(path, "the tensor and its table (stc.pack takes it in parts)", _nbytes(path, table))
         batches = list(_batches(table))
         if not sum(map(len, batches)):
@@ -58,8 +57,7 @@ def labels_of(path: str, columns: Sequence[Any] | None) -> Labels:
 
     A table with labels is read once for this. Only the labels must fit in memory.
     """
-    Path(path).stat()
-    with memory.of_file(path, Exception), _opened(path, columns) as (table, modes, _):
+    with _opened(path, columns) as (table, modes, _):
         is_integer = packed.library().types.is_integer
         texts = [name for name in modes if not is_integer(table.schema.field(name).type)]
         seen = {name: set[str]() for name in texts}
@@ -77,7 +75,7 @@ def blocks(
     path: str, columns: Sequence[Any] | None, labels: Labels, dtype: torch.dtype | None
 ) -> Iterator[SparseTensor]:
     """Yield the tensor of each block of a table that has rows, with labels as numbers."""
-    with memory.of_file(path, Exception), _opened(path, columns, dtype) as (table, modes, value):
+    with _opened(path, columns, dtype) as (table, modes, value):
         for batch in filter(len, _batches(table)):
             block = {name: column_of(batch, name) for name in batch.column_names if labels.get(name) is None}
             for name, of in labels.items():
@@ -111,12 +109,16 @@ def _batches(table: Any) -> Iterator[Any]:
 def _opened(
     path: str, columns: Sequence[Any] | None, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[Any, list[str], str | None]]:
-    """Open a table; yield it, the names of its columns of coordinates, and its column of values."""
+    """Open a table; yield it, the names of its columns of coordinates, and its column of values.
+
+    Whatever is wrong with it, found in the block too, becomes an `IOFormatError`.
+    """
+    Path(path).stat()
     csv = required("pyarrow.csv", f'{path} is read by pyarrow: pip install "sparsetc[files]"')
     parsing = csv.ParseOptions(delimiter="\t" if ".tsv" in path.lower()[-7:] else ",")
     opened = partial(csv.open_csv, path, csv.ReadOptions(block_size=TEXT_BLOCK), parsing)
     is_text = not path.lower().endswith(".parquet")
-    with closing(opened() if is_text else parquet.Table(path)) as table:
+    with memory.of_file(path, Exception), closing(opened() if is_text else parquet.Table(path)) as table:
         of_file = table.schema.names
         if columns is None:
             said = ", ".join(of_file)
@@ -135,7 +137,8 @@ def _opened(
             yield table, modes, value
             return
     types = {value: "float64"} if value is not None and dtype is not None and dtype.is_floating_point else None
-    with closing(opened(csv.ConvertOptions(include_columns=names, column_types=types))) as table:
+    converted = csv.ConvertOptions(include_columns=names, column_types=types)
+    with memory.of_file(path, Exception), closing(opened(converted)) as table:
         yield table, modes, value
 
 

@@ -1,4 +1,4 @@
-"""Files of other programs, read and never written: one table of suffixes and readers.
+"""Files of other programs, read and never written: one table of suffixes and readers, and what they have in common.
 
 In: a path. Out: a SparseTensor. Each reader calls the library of its files where that is installed.
 """
@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from sparsetc.io import lines, memory, npy, numbers
+from sparsetc.io import lines, memory, npy, npz, numbers, parquet
 from sparsetc.support import required
 from sparsetc.tensor.inputs import as_values
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -31,17 +31,22 @@ SAME = [(0, 1, 2, 3), (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2)]
 
 
 def read(path: str, suffix: str, dtype: torch.dtype | None) -> SparseTensor:
-    """Return the tensor in a file whose suffix `READERS` has, of ``dtype``, or of the file's own.
+    """Return the tensor in a file whose suffix `WHOLE` has, of ``dtype``, or of the file's own.
 
     Raises:
-        IOFormatError: a file that its library refuses, or that holds no one sparse matrix, or values of another dtype.
-        OutOfMemoryError: arrays of HDF5, or text, would pass the memory limit.
+        IOFormatError: a file that its library refuses, or that holds no one sparse tensor, or values of another dtype.
+        OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
+        DtypeError: ``dtype`` is none that values may have.
+        FileNotFoundError: no such file.
         ImportError: the library is not installed.
     """
     numbers.check_dtype(path, dtype)
-    Path(path).stat()  # else some libraries say in words of their own that there is no such file
+    npy.on_disk(path).close()  # else some libraries say in words of their own that there is no such file
     with memory.of_file(path, Exception):
-        return numbers.with_dtype(READERS[suffix](path), dtype)
+        x = WHOLE[suffix](path)
+        if dtype is not None:
+            memory.check(path, f"its values as {dtype}", x.values.numel() * (2 * dtype.itemsize + 2))
+        return numbers.with_dtype(x, dtype)
 
 
 def matrix_of_folder(path: str) -> str:
@@ -181,3 +186,5 @@ READERS: dict[str, Callable[[str], SparseTensor]] = {
     "fcidump": _fcidump,
 }
 """Readers by suffix."""
+WHOLE = {**READERS, ".npz": npz.read, ".parquet": parquet.read}
+"""Readers of all files that are arrays, and are read as a whole."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,72 +29,18 @@ _NUMBERS = {"pattern": 0, "real": 1, "double": 1, "integer": 1, "complex": 2}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 
-@dataclass(frozen=True)
-class MatrixHeader:
-    """The banner and the line of sizes.
+def head(
+    reader: lines.LineReader, dtype: torch.dtype | None, default: torch.dtype = torch.float64
+) -> table.TableLayout:
+    """Read the header. Return the layout of the lines after it, in ``dtype`` or in the dtype of a comment.
 
-    Attributes:
-        stated: the dtype that a comment says.
-    """
-
-    field: str
-    symmetry: str
-    shape: tuple[int, int]
-    entries: int
-    path: Path
-    stated: torch.dtype | None = None
-
-    def check(self, dtype: torch.dtype | None) -> None:
-        """Raise `DtypeError` if the file's numbers cannot be read as this dtype."""
-        if dtype and (dtype not in DTYPES or (self.field == "complex" and not dtype.is_complex)):
-            raise DtypeError(f"{self.path} is of field {self.field}; it cannot be read as {dtype}")
-
-    def entries_of(self, coords: Tensor, reals: Sequence[Tensor], dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-        """Return (2, n) coordinates and (n,) values of rows of the table, with the entries of the other triangle.
-
-        Raises:
-            IOFormatError: an integer in a skew-symmetric matrix, of which ``dtype`` has no negative.
-        """
-        values = reals[0] if reals else torch.ones(coords.shape[1])
-        if len(reals) == 2:
-            values = torch.complex(*reals)
-        with memory.of_file(self.path):
-            return in_full(coords, values.to(dtype or values.dtype), self.symmetry)
-
-    def layout(self, dtype: torch.dtype | None, default: torch.dtype = torch.float64) -> table.TableLayout:
-        """Return the layout of the lines that follow, in ``dtype``; None takes float32 if it holds all digits."""
-        dtype, reals = dtype or self.stated, _NUMBERS[self.field]
-        real = (dtype or (default if reals else torch.float32)).to_real()
-        return table.TableLayout(
-            2, reals, real, _described, self.shape, self.entries, dtype_open=not dtype and reals > 0
-        )
-
-
-def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
-    """Return the matrix in a Matrix Market file: of ``dtype``, else as a comment ``% dtype: float64`` says.
-
-    `write` leaves one. Where there is none, float32 (complex64 for a complex one) if that holds all digits of all
-    values, else float64 (complex128).
+    A comment ``% dtype: float64`` says the dtype, which `write` leaves. Where nothing says it the layout is open, of
+    dtype ``default``.
 
     Raises:
-        IOFormatError: with file, line number and text, for whatever is not Matrix Market.
-        DtypeError: complex numbers read as real.
-        OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
-        FileNotFoundError: no such file.
+        IOFormatError: it is not the header of a sparse matrix.
+        DtypeError: the file's numbers cannot be read as the dtype.
     """
-    with lines.opened(path, COMMENT, show=False) as reader:
-        header = head(reader)
-        dtype = dtype or header.stated
-        header.check(dtype)
-        coords, reals = table.read(reader, header.layout(dtype))
-    if header.symmetry != "general":
-        memory.check(path, "both triangles", TRIANGLES * sum(column.nbytes for column in (coords, *reals)))
-    coords, values = header.entries_of(coords, reals, dtype)
-    return memory.tensor_of(path, coords, values, header.shape)
-
-
-def head(reader: lines.LineReader) -> MatrixHeader:
-    """Read the header. Raise IOFormatError if it is not the header of a sparse matrix."""
     sizes = reader.peek() or []
     banner = _BANNER.match(reader.head)
     field, symmetry = (word.decode().lower() for word in banner.groups()) if banner else ("", "")
@@ -115,8 +59,26 @@ def head(reader: lines.LineReader) -> MatrixHeader:
             "no line of sizes from 0 to 2**63 - 1, 'rows columns entries', follows the banner and its comments"
         )
     reader.take()
-    rows, columns, entries = map(int, sizes)
-    return MatrixHeader(field, symmetry, (rows, columns), entries, reader.path, table.stated_dtype(reader))
+    *shape, count = map(int, sizes)
+    is_complex, reals, dtype = field == "complex", _NUMBERS[field], dtype or table.stated_dtype(reader)
+    if dtype and (dtype not in DTYPES or (is_complex and not dtype.is_complex)):
+        raise DtypeError(f"{reader.path} is of field {field}; it cannot be read as {dtype}")
+    real = (dtype or (default if reals else torch.float32)).to_real()
+
+    def entries(coords: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        values = columns[0] if columns else torch.ones(coords.shape[1])
+        if is_complex:
+            values = torch.complex(*columns)
+        if symmetry != "general":
+            memory.check(reader.path, "both triangles", TRIANGLES * (coords.nbytes + values.nbytes))
+        with memory.of_file(reader.path):  # an integer of which the dtype has no negative
+            return in_full(coords, values.to(dtype or values.dtype), symmetry)
+
+    kind = dtype or (real.to_complex() if is_complex else real)
+    is_open = dtype is None and reals > 0
+    return table.TableLayout(
+        2, reals, real, _described, tuple(shape), count, dtype_open=is_open, kind=kind, entries=entries
+    )
 
 
 def in_full(coords: Tensor, values: Tensor, symmetry: str) -> tuple[Tensor, Tensor]:

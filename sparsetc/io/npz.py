@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsetc.io import bounds, memory, npy, numbers
+from sparsetc.io import bounds, memory, npy
 from sparsetc.io.atomic import replacing
 from sparsetc.support import FilePath, required
 from sparsetc.tensor.blocks import inside_only
@@ -27,30 +27,21 @@ _SMALL = ("modes", "shape", "format", "compressed_axes", "fill_value", "_is_arra
 """Arrays of at most an element a mode."""
 
 
-def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
-    """Return the tensor in a .npz file, in its own dtype unless ``dtype`` is given.
-
-    Raises:
-        IOFormatError: no such tensor, or values that ``dtype`` cannot hold.
-        DtypeError: ``dtype`` is none that values may have.
-        OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
-        FileNotFoundError: no such file.
-        ImportError: the library that wrote the file is not installed.
-    """
-    numbers.check_dtype(path, dtype)
+def read(path: FilePath) -> SparseTensor:
+    """Return the tensor in a .npz file. Errors are those of `foreign.read`."""
     with npy.opened(path) as archive:
         foreign = "data" in archive.names and "values" not in archive.names
-        _check(archive, "data" if foreign else "values", dtype)
+        _check(archive, "data" if foreign else "values")
         if foreign:
             x = SparseTensor.coerce((_pydata if "fill_value" in archive.names else _scipy)(path))
             assert x is not None
-            return numbers.with_dtype(x, dtype)
+            return x
         values: Any = archive.array("values")
         if "dtype" in archive.names and archive.array("dtype") == "bfloat16":
             if values.dtype != np.uint16:
                 raise ValueError(f"bfloat16 values must be stored as uint16, found {values.dtype}")
             values = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-        values, shape = numbers.cast(as_values(values), dtype), archive.array("shape").tolist()
+        values, shape = as_values(values), archive.array("shape").tolist()
         if values.ndim > len(shape):
             x = SparseTensor.from_blocks(archive.array("coords"), values, shape)
         else:
@@ -65,7 +56,7 @@ def _labels(archive: npy.Archive) -> dict[str, Any]:
     return {str(name): archive.array(f"labels{at}") if f"labels{at}" in held else None for at, name in named}
 
 
-def _check(archive: npy.Archive, values: str, dtype: torch.dtype | None) -> None:
+def _check(archive: npy.Archive, values: str) -> None:
     """Refuse arrays that pass the memory limit or cannot be of a tensor, by their headers alone."""
     headers = {name: archive.header(name) for name in archive.names if name in (*_INDICES, *_SMALL)}
     headers[values], shape = archive.header(values), archive.header("shape")
@@ -84,8 +75,6 @@ def _check(archive: npy.Archive, values: str, dtype: torch.dtype | None) -> None
         nbytes += 8 * coords.size
     if stored.ndim > shape.size:  # blocks are put in order, and looked at past the end
         nbytes += stored.nbytes + 2 * stored.size + 64 * nonzeros
-    if dtype is not None:
-        nbytes += stored.size * (2 * dtype.itemsize + 2)
     memory.check(archive.path, "the tensor", nbytes + memory.SORTED * nonzeros)
 
 

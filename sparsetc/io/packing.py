@@ -13,7 +13,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
 from sparsetc.io import columns as tables
-from sparsetc.io import foreign, lines, memory, mtx, npz, packed, parquet, table, tns
+from sparsetc.io import foreign, lines, memory, mtx, packed, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.packed import Batch
 from sparsetc.options import current, options
@@ -33,7 +33,6 @@ from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import SUMMED_IN, check_dtype
 from sparsetc.tensor.pattern import Labels
-from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, halves, joined, summed_rows, wide
 
 SHARE = 4
@@ -118,11 +117,11 @@ def pack(
         check_dtype(dtype)
     limit = _limit(name, memory_limit)
     cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
-    whole = _whole(name)
-    if whole is not None:
+    suffix = next((suffix for suffix in (*foreign.READERS, ".npz") if name.lower().endswith(suffix)), None)
+    if suffix is not None:
         tables.is_table(name, columns)
         with cpu, options(memory_limit=limit):
-            packed.write(path, whole(name, dtype))
+            packed.write(path, foreign.read(name, suffix, dtype))
         return
     with cpu, memory.named(name, f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
@@ -145,14 +144,6 @@ def pack(
                 packed.append(file, shape, opened.dtype, _summed(in_order, opened), opened.labels)
             except DtypeError as error:
                 raise IOFormatError(f"{name}: {error}") from error
-
-
-def _whole(name: str) -> Callable[[str, torch.dtype | None], SparseTensor] | None:
-    """Return the reader of a source that is read as a whole; None if it is read in blocks."""
-    suffix = next((suffix for suffix in foreign.READERS if name.lower().endswith(suffix)), None)
-    if suffix is not None:
-        return lambda path, dtype: foreign.read(path, suffix, dtype)
-    return npz.read if name.lower().endswith(".npz") else None
 
 
 def _limit(source: str, limit: Any) -> int:
@@ -181,20 +172,11 @@ def _opened(
     name = path.lower()
     by_columns = tables.is_table(path, columns)
     text = name.removesuffix(next((end for end in lines.UNZIPPED if name.endswith(end)), ""))
-    if text.endswith(".tns"):
-        with lines.opened(path, tns.COMMENT, show) as reader:
-            layout = tns.head(reader, dtype, torch.float32)
-            batches = _text(reader, layout, lambda coords, reals: (list(coords), reals[0]))
-            yield PackingSource(layout.order, layout.dtype, layout.sizes, batches)
-    elif text.endswith(".mtx"):
-        with lines.opened(path, mtx.COMMENT, show) as reader:
-            header = mtx.head(reader)
-            kind = dtype or header.stated
-            header.check(kind)
-            layout = header.layout(dtype, torch.float32)
-            kind = kind or (torch.complex64 if header.field == "complex" else torch.float32)
-            batches = _text(reader, layout, lambda coords, reals: header.entries_of(coords, reals, kind))
-            yield PackingSource(2, kind, header.shape, batches)
+    if text.endswith((".tns", ".mtx")):
+        module: Any = tns if text.endswith(".tns") else mtx
+        with lines.opened(path, module.COMMENT, show) as reader:
+            layout = module.head(reader, dtype, torch.float32)
+            yield PackingSource(layout.order, layout.kind or layout.dtype, layout.sizes, _text(reader, layout))
     elif by_columns:
         with options(memory_limit=limit // WHOLE):
             labels = tables.labels_of(path, columns)
@@ -213,17 +195,13 @@ def _opened(
         raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also compressed, {known} can be packed")
 
 
-def _text(
-    reader: lines.LineReader,
-    layout: table.TableLayout,
-    entries: Callable[[Tensor, list[Tensor]], tuple[Iterable[Tensor], Tensor]],
-) -> Iterator[Batch]:
+def _text(reader: lines.LineReader, layout: table.TableLayout) -> Iterator[Batch]:
     rows = 0
     for part in table.parts(reader, layout):
         rows += part.rows
         table.check_declared(reader, layout, rows)
         if part.rows:
-            coords, values = entries(torch.stack([torch.from_numpy(c).long() for c in part.coords]), part.reals)
+            coords, values = layout.entries(torch.stack([torch.from_numpy(c).long() for c in part.coords]), part.reals)
             yield list(coords), values
     table.check_declared(reader, layout, rows, ended=True)
 

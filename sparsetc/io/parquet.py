@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import CoordinateError, IOFormatError, SparsetcError
-from sparsetc.io import bounds, memory, npy, numbers, packed
+from sparsetc.io import bounds, memory, npy, packed
 from sparsetc.support import FilePath
 from sparsetc.support.lru import Lock, cached_property
 from sparsetc.tensor import coords as crd
@@ -332,15 +332,7 @@ def open_packed(path: FilePath) -> PackedFile:
     return PackedFile(path)
 
 
-def read(path: FilePath, dtype: torch.dtype | None = None) -> SparseTensor:
-    """The tensor in a packed file, in its own dtype unless ``dtype`` is given.
-
-    Raises:
-        IOFormatError: not such a file, a damaged one, or values that ``dtype`` cannot hold.
-        DtypeError: ``dtype`` is none that values may have.
-        OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
-        FileNotFoundError: no such file.
-    """
-    numbers.check_dtype(path, dtype)
-    with closing(PackedFile(path)) as file, memory.of_file(path, Exception):
-        return numbers.with_dtype(file.tensor(), dtype)
+def read(path: FilePath) -> SparseTensor:
+    """Return the tensor in a packed file. Errors are those of `foreign.read`."""
+    with closing(PackedFile(path)) as file:
+        return file.tensor()

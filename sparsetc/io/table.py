@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.io import loops, memory, numbers, packed
+from sparsetc.io import lines, loops, memory, numbers, packed
 from sparsetc.io.atomic import replacing
 from sparsetc.io.lines import LineReader
 from sparsetc.support import FilePath
@@ -51,6 +51,8 @@ class TableLayout:
         dtype_open: whether no dtype was asked for: what is read as float64 may be float32, and what would lose digits
             is refused.
         describe: names the coordinate of a mode in messages, given the mode and its text.
+        kind: dtype of the values that are made of the numbers of a block; that of the numbers by default.
+        entries: makes coordinates and values of the columns of a part.
     """
 
     order: int
@@ -60,6 +62,8 @@ class TableLayout:
     sizes: tuple[int, ...] | None = None
     rows: int | None = None
     dtype_open: bool = False
+    kind: torch.dtype | None = None
+    entries: Callable[[Tensor, list[Tensor]], tuple[Tensor, Tensor]] = lambda coords, reals: (coords, reals[0])
 
     @property
     def fields(self) -> int:
@@ -112,17 +116,27 @@ _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
 _DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
 
 
-def read(reader: LineReader, layout: TableLayout) -> tuple[Tensor, list[Tensor]]:
-    """Read the rest of the file.
+def read(path: FilePath, comment: bytes, head: Callable[[LineReader], TableLayout], show: bool | None) -> SparseTensor:
+    """Read a file as a tensor; where the layout is open, of float32 if that holds all digits of its numbers.
 
-    Returns:
-        Coordinates (order, rows), int64, from 0; and columns of numbers, (rows,) each, where the layout is open of
-        float32 if that holds all their digits.
+    Args:
+        path: of the file.
+        comment: the character that starts a comment.
+        head: reads the head of the file.
+        show: as in `lines.opened`.
 
     Raises:
         IOFormatError: a line that is not as the layout says, or more or fewer lines than it says.
         OutOfMemoryError: more rows than the memory limit allows.
     """
+    with lines.opened(path, comment, show) as reader:
+        layout = head(reader)
+        coords, values = layout.entries(*_columns(reader, layout))
+    return memory.tensor_of(path, coords, values, layout.sizes)
+
+
+def _columns(reader: LineReader, layout: TableLayout) -> tuple[Tensor, list[Tensor]]:
+    """Return coordinates (order, rows), int64, from 0; and columns of numbers, (rows,) each."""
     read_parts = list[ParsedPart]()
     rows = 0
     held = 0

@@ -13,7 +13,7 @@ import re
 import torch
 
 from sparsetc.errors import DtypeError
-from sparsetc.io import bounds, lines, memory, table
+from sparsetc.io import bounds, lines, table
 from sparsetc.support import FilePath
 from sparsetc.tensor.dtypes import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -24,30 +24,17 @@ _EXTENDED = re.compile(rb"^[ \t]*#.*extended FROSTT format", re.MULTILINE | re.I
 _ONE_FIELD = "expected coordinates and a value, found 1 field that is not the order of as many sizes on the next line"
 
 
-def read(path: FilePath, dtype: torch.dtype | None = None, show: bool | None = None) -> SparseTensor:
-    """Return the tensor in a .tns file, values of ``dtype``, duplicates summed.
-
-    By default the dtype is what a comment ``# dtype: float64`` says, which `write` leaves; where there is none float32
-    if that holds all digits of all values, else float64.
-
-    Raises:
-        IOFormatError: with file, line number and text, for whatever is not as described above.
-        DtypeError: complex numbers asked for, by ``dtype`` or that comment.
-        OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
-        FileNotFoundError: no such file.
-    """
-    with lines.opened(path, COMMENT, show) as reader:
-        layout = head(reader, dtype)
-        coords, reals = table.read(reader, layout)
-    return memory.tensor_of(path, coords, reals[0], layout.sizes)
-
-
 def head(
     reader: lines.LineReader, dtype: torch.dtype | None, default: torch.dtype = torch.float64
 ) -> table.TableLayout:
     """Read the comments before the first nonzero. Return the layout of the lines, with the sizes and dtype they state.
 
-    Where nothing says the dtype the layout is open, of dtype ``default``. DtypeError for one that no .tns file holds.
+    A comment ``# dtype: float64`` says the dtype, which `write` leaves. Where nothing says it the layout is open, of
+    dtype ``default``.
+
+    Raises:
+        IOFormatError: with file, line number and text, for whatever is not as described above.
+        DtypeError: complex numbers, asked for by ``dtype`` or that comment.
     """
     declared, rows = _declared(reader)
     first = reader.peek()
@@ -118,6 +105,5 @@ def write(path: FilePath, x: SparseTensor) -> None:
     """
     if x.dtype.is_complex:
         raise DtypeError(f"a .tns file holds real numbers, not {x.dtype}; write .npz")
-    x = x.expand_dense()
     comments = f"# shape: {_spaced(x.shape)}\n# dtype: {dtype_name(x.dtype)}\n"
     table.write(path, comments, x)

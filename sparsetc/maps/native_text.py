@@ -183,7 +183,7 @@ class NativeText(Text, Lines):
                 self.put_pieces(size, f"store({name}, {name}_at + {{n}}, {sum_of_row})")
 
     def turns(self, loop: str) -> None:
-        """Print the loops of entries that find products, what the map gives of them, and sums of rows."""
+        """Print the loops over entries: their products, the map, and the sums of rows."""
         if self.products:
             with self.block(loop):
                 self.put("col = load(far, n)")
@@ -213,8 +213,7 @@ class NativeText(Text, Lines):
             texts = self.mapped()
         for output, text in zip(self.weights, texts, strict=True):
             self.put(f"{output}_weight = {text}")
-        addressed = {own_other[1] for own_other in self.products.values()} if not self.walk.online else set[str]()
-        self.sums_of_entry(addressed)
+        self.sums_of_entry({other for _, other in self.products.values()} if not self.walk.online else set())
 
     def sums_of_entry(self, addressed: set[str], rows: bool = True, numbers: bool = True) -> None:
         """Add an entry's weights, or their products with rows, of which some are `addressed`, and store results."""

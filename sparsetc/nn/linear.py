@@ -222,7 +222,7 @@ def sparsify(
     blocksize: tuple[int, int] | None = None,
     **settings: Unpack[Settings],
 ) -> nn.Module:
-    """Put a `SparseLinear` in the place of each linear layer of a model that is pruned.
+    """Replace the linear layers of a pruned model by `SparseLinear` layers.
 
     Layers of a subclass of `torch.nn.Linear`, whose weights others may read, stay as they are.
 

@@ -26,7 +26,7 @@ from sparsetc.support.compiled import room
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import dtype_name
-from sparsetc.tensor.sums import in_pieces
+from sparsetc.tensor.sums import segments
 
 Rows = Tensor | None
 MOST_SUMMED = 64
@@ -64,7 +64,7 @@ class SecondPass:
         rows, lengths = torch.unique_consecutive(
             row_of_partial if order is None else row_of_partial[order], return_counts=True
         )
-        return cls(row_of_partial.numel(), order, rows, tuple(in_pieces(lengths, MOST_SUMMED)), stored)
+        return cls(row_of_partial.numel(), order, rows, tuple(segments(lengths, MOST_SUMMED)), stored)
 
     def __call__(self, partial: Tensor, out: Tensor, accumulate: bool = False) -> None:
         """Write the sums of (partials, …) partial rows to the rows of (rows, …) `out` that have any, or add them."""

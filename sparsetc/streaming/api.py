@@ -76,7 +76,7 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
 
     Chunks are packed by one plan, chosen for the first of them. They lie in pinned host memory (plain memory without
     CUDA), or in a file. The device never has more than ``memory_limit=`` of dense operands, result, and a chunk for
-    each stream. Where the result does not fit beside these it is copied back in pieces: chunks are then cut in the
+    each stream. Where the result does not fit beside these it is copied back chunk by chunk: chunks are then cut in the
     order of its rows, so that no row but a chunk's first and last is another chunk's.
 
     Args:

@@ -211,7 +211,7 @@ class Budget:
         return chunk, max(1, (free // self.streams - chunk) // max(1, self.row))
 
     def keeps(self, chunks: StreamCut, rows: int, whole: bool = True) -> bool:
-        """Return True if the result of packed chunks stays on the device, False if it is copied back in pieces.
+        """Return True if the result of packed chunks stays on the device, False if it is copied back chunk by chunk.
 
         Args:
             chunks: the chunks.

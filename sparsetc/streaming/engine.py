@@ -118,10 +118,8 @@ class Engine:
     _bound: dict[int, tuple[int, Call, list[Tensor]]] = field(default_factory=dict)
     _marks: list[list[Any]] = field(default_factory=list)
 
-    @property
-    def cuda(self) -> bool:
-        """True if chunks run on a GPU."""
-        return self.device.type == "cuda"
+    def __post_init__(self) -> None:
+        self.cuda = self.device.type == "cuda"
 
     def _allocate(self) -> ResultTarget:
         """Return zeros for the result, and reuse or allocate the streams' buffers."""
@@ -135,7 +133,8 @@ class Engine:
             whole = (self.cut.copies, rows + window, *width)
             return ResultTarget(torch.zeros(whole, dtype=self.dtype, device=device))
         host, firsts = (
-            torch.zeros((n, *width), dtype=self.dtype, device="cpu", pin_memory=cuda) for n in (rows, len(self.order))
+            torch.zeros((n, *width), dtype=self.dtype, device="cpu", pin_memory=device.type == "cuda")
+            for n in (rows, len(self.order))
         )
         return ResultTarget(None, host, firsts)
 

@@ -46,7 +46,7 @@ class Stream:
         equation: the einsum as written.
         device: where the chunks are run.
         order: the chunks by number, as they are run.
-        resident: whether the result is kept on the device; else it is copied back in pieces, and returned on the CPU.
+        resident: whether the result is kept on the device; else rows are copied back by chunks, and it is on the CPU.
 
     Examples:
         >>> with stc.stream_kernel("ij,j->i", stc.eye(4), torch.ones(4)) as s:
@@ -76,7 +76,7 @@ class Stream:
             by_nonzeros: makes a stream by a plan that multiplies nonzeros alone.
 
         Raises:
-            OutOfMemoryError: neither the result nor pieces of it fit beside the chunks.
+            OutOfMemoryError: neither the result nor a chunk's rows of it fit beside the chunks.
         """
         self.recipe = recipe
         self.compiler = compiler

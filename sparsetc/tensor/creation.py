@@ -5,7 +5,7 @@ In: SparseTensors, or a shape. Out: a SparseTensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from numbers import Number
 from typing import Any
@@ -245,37 +245,6 @@ def rand(
         >>> stc.rand((100, 100), density=0.02).nnz
         200
     """
-    return _anywhere(torch.rand, shape, density, nnz, generator, dtype, device)
-
-
-@entry_point
-def randn(
-    *shape: Any,
-    density: float | None = None,
-    nnz: int | None = None,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-) -> SparseTensor:
-    """Make a random tensor with standard normal values; arguments as for `rand`.
-
-    Examples:
-        >>> stc.randn((100, 100), nnz=5).nnz
-        5
-    """
-    return _anywhere(torch.randn, shape, density, nnz, generator, dtype, device)
-
-
-def _anywhere(
-    draw: Callable[..., Tensor],
-    shape: tuple[Any, ...],
-    density: float | None,
-    nnz: int | None,
-    generator: torch.Generator | None,
-    dtype: torch.dtype | None,
-    device: Any,
-) -> SparseTensor:
-    """Make a tensor with entries at random positions and values by `draw`."""
     if shape and not hasattr(shape[0], "__index__"):
         shape, *density_too = shape
         if len(density_too) > (density is None):
@@ -304,5 +273,24 @@ def _anywhere(
             coords = torch.stack(crd.numbered([*drawn], sizes, drawn.shape[1], drawn[0]).coords)
         kept = torch.randperm(coords.shape[1], generator=generator, device=device)[:count].sort().values
         coords = coords[:, kept]
-    values = draw(count, generator=generator, dtype=dtype, device=device)
+    values = torch.rand(count, generator=generator, dtype=dtype, device=device)
     return SparseTensor(coords, values, sizes, check=False)
+
+
+@entry_point
+def randn(
+    *shape: Any,
+    density: float | None = None,
+    nnz: int | None = None,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+) -> SparseTensor:
+    """Make a random tensor with standard normal values; arguments as for `rand`.
+
+    Examples:
+        >>> stc.randn((100, 100), nnz=5).nnz
+        5
+    """
+    x = rand(*shape, density=density, nnz=nnz, generator=generator, dtype=dtype, device=device)
+    return x.with_values(torch.randn(x.nnz, generator=generator, dtype=dtype, device=device))

@@ -1,9 +1,9 @@
 """Groups of entries that agree in some modes, and reductions of their values.
 
 In: a pattern, values of its entries and the modes that are kept. Out: a value a group, differentiable. Groups are found
-once for a pattern. Extrema and products are taken over pieces of a group of a few hundred entries, and over what these
-give, until one is left: so no group, however large, is one thread's work, and nothing is written by atomics. Sums of
-large groups are made in float64.
+once for a pattern. Extrema and products are taken over segments of a group, of a few hundred entries, and over what
+these give, until one is left: so no group, however large, is one thread's work, and nothing is written by atomics. Sums
+of large groups are made in float64.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sparsetc.errors import DtypeError
 from sparsetc.support import Ints, volume
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.pattern import Pattern, followed, once, transforming
-from sparsetc.tensor.sums import LONG, in_pieces, wide
+from sparsetc.tensor.sums import LONG, segments, wide
 
-PIECE = 256
-"""Entries of a piece of a group, at most."""
+SEGMENT = 256
+"""Entries of a segment of a group, at most."""
 NARROW = 16
 """Values of a row up to which a GPU takes them one by one, as torch has a block of threads a row, however narrow; and
-up to which pieces are faster on a CPU (2 to 10 times, 64 values 3 times slower)."""
+up to which segments are faster on a CPU (2 to 10 times, 64 values 3 times slower)."""
 
 
 class Groups(NamedTuple):
@@ -33,12 +33,14 @@ class Groups(NamedTuple):
     Attributes:
         pattern: distinct coordinates in these modes, an entry a group.
         of_entry: (nnz,) the number of each entry's group.
-        number: how many groups there are.
+        sizes: (groups,) int64: how many entries each has.
+        largest: how many the largest has.
     """
 
     pattern: Pattern
     of_entry: Tensor
-    number: int
+    sizes: Tensor
+    largest: int
 
 
 @once
@@ -47,8 +49,9 @@ def groups_of(pattern: Pattern, kept: Ints) -> Groups:
     rows, shape = crd.of_modes(pattern.coords, pattern.shape, kept)
     distinct = crd.numbered(rows, shape, pattern.nnz, pattern.coords[0])
     coords = torch.stack(distinct.coords) if kept else pattern.coords[:0]
-    labels = pattern.labels_of(kept)
-    return Groups(Pattern(coords, shape, True, labels=labels), distinct.rank, distinct.count)
+    sizes = crd.histogram(distinct.rank, distinct.count)
+    largest = int(sizes.max()) if distinct.count else 0
+    return Groups(Pattern(coords, shape, True, labels=pattern.labels_of(kept)), distinct.rank, sizes, largest)
 
 
 def check_reduction(kind: str, dtype: torch.dtype) -> None:
@@ -77,9 +80,9 @@ def reduced_groups(
         values = _over(values, kind, dims)
     if every:
         return values
-    each = sizes_of(pattern, kept).view(-1, *[1] * (values.ndim - 1))
     if kind == "sum":
         return added(values, pattern, kept)
+    each = groups_of(pattern, kept).sizes.view(-1, *[1] * (values.ndim - 1))
     if kind == "mean":
         return added(values, pattern, kept) / (float(positions) or each.to(values.dtype))
     absent = float(positions) - each.double() if positions else None  # sizes may pass 2**63
@@ -104,8 +107,8 @@ def _extrema(values: Tensor, pattern: Pattern, kept: Ints, kind: str, absent: Te
 
     Gradients are shared by all that are equal to it, absent zeros among them, as those of torch's dense extrema are.
     """
-    if absent is None and not dims and not followed([]) and _largest(pattern, kept) <= PIECE:
-        return _reduced(values, pattern, kept, kind)  # torch's gradients are even within a piece
+    if absent is None and not dims and not followed([]) and groups_of(pattern, kept).largest <= SEGMENT:
+        return _reduced(values, pattern, kept, kind)  # torch's gradients are even within a segment
     rows, fixed = groups_of(pattern, kept).of_entry, values.detach()
     most = _reduced(_over(fixed, kind, dims), pattern, kept, kind)
     if absent is not None:
@@ -126,7 +129,7 @@ def _products(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     """Multiply the values of each group; with gradients, by a tree of products of neighbours."""
     if not followed([values]):
         return _reduced(values, pattern, kept, "prod")
-    order, levels = _pieces(pattern, kept, 2)
+    order, levels = _segments(pattern, kept, 2)
     products = crd.picked(values, order)
     for lengths in levels:
         first = lengths.cumsum(0) - lengths
@@ -134,20 +137,6 @@ def _products(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
         padded = torch.cat((products, products.new_ones(1, *products.shape[1:])))
         products = padded.index_select(0, first) * padded.index_select(0, second)
     return products
-
-
-@once
-def sizes_of(pattern: Pattern, kept: Ints) -> Tensor:
-    """(groups,) int64: how many entries each has; made once."""
-    _, rows, count = groups_of(pattern, kept)
-    return crd.histogram(rows, count)
-
-
-@once
-def _largest(pattern: Pattern, kept: Ints) -> int:
-    """Count the entries of the largest group, once."""
-    each = sizes_of(pattern, kept)
-    return int(each.max()) if each.numel() else 0
 
 
 def gathered(source: Tensor, rows: Tensor) -> Tensor:
@@ -160,12 +149,13 @@ def gathered(source: Tensor, rows: Tensor) -> Tensor:
 
 def added(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     """(groups, *sizes): sums of the values of each group; in float64 where a group is large."""
-    _, rows, count = groups_of(pattern, kept)
+    _, rows, sizes, largest = groups_of(pattern, kept)
+    count = len(sizes)
     if not kept:
         return values.sum(0, keepdim=True, dtype=values.dtype)[:count]
     if values.is_complex():
         return torch.view_as_complex(added(torch.view_as_real(values.resolve_conj()), pattern, kept))
-    terms = values.to(wide(values.dtype)) if _largest(pattern, kept) > LONG else values
+    terms = values.to(wide(values.dtype)) if largest > LONG else values
     places = rows if values.ndim == 1 else _places(terms, rows)
     if places is None:
         return terms.new_zeros(count, *values.shape[1:]).index_add(0, rows, terms).to(values.dtype)
@@ -182,15 +172,17 @@ def _places(values: Tensor, rows: Tensor) -> Tensor | None:
 
 
 def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
-    """Reduce groups by an extremum or a product: in pieces if these beat a scatter and its slow gradients."""
-    _, rows, count = groups_of(pattern, kept)
-    in_pieces = values.is_floating_point() and values.numel() and not transforming()
+    """Reduce groups by an extremum or a product: by segments if these beat a scatter and its slow gradients."""
+    rows, sizes = groups_of(pattern, kept)[1:3]
+    by_segments = values.is_floating_point() and values.numel() and not transforming()
     width = prod(values.shape[1:])
     narrow = isinstance(width, torch.SymInt) or width <= NARROW  # of a symbol nothing is asked: it would be fixed
-    if not in_pieces or not (values.is_cuda or values.requires_grad or narrow):
+    if not by_segments or not (values.is_cuda or values.requires_grad or narrow):
         index = rows.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-        return values.new_zeros(count, *values.shape[1:]).scatter_reduce(0, index, values, kind, include_self=False)
-    order, levels = _pieces(pattern, kept, PIECE)
+        return values.new_zeros(len(sizes), *values.shape[1:]).scatter_reduce(
+            0, index, values, kind, include_self=False
+        )
+    order, levels = _segments(pattern, kept, SEGMENT)
     grouped = crd.picked(values, order).reshape(values.shape[0], -1)
     for lengths in levels:
         grouped = torch.segment_reduce(grouped, kind.removeprefix("a"), lengths=lengths, axis=0, unsafe=True)
@@ -198,8 +190,8 @@ def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
 
 
 @once
-def _pieces(pattern: Pattern, kept: Ints, most: int) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the entries sorted by groups (None if they are), and the lengths of pieces, level by level."""
-    rows = groups_of(pattern, kept).of_entry
+def _segments(pattern: Pattern, kept: Ints, most: int) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the entries sorted by groups (None if they are), and the lengths of segments, level by level."""
+    rows, sizes = groups_of(pattern, kept)[1:3]
     order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
-    return order, [*in_pieces(sizes_of(pattern, kept), most)]
+    return order, [*segments(sizes, most)]

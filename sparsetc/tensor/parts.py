@@ -1,4 +1,4 @@
-"""Parts of sparse tensors: indices, slices, pieces of a mode, shifts, diagonals and triangles.
+"""Parts of sparse tensors: indices, slices, parts of a mode, shifts, diagonals and triangles.
 
 In: a SparseTensor. Out: one with fewer entries, or with entries at other places, differentiable; which entries are
 taken, and where they lie, is found once for a pattern where it does not depend on an index tensor.

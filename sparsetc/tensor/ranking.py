@@ -28,9 +28,18 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
         largest: False for the least.
         sorted: is ignored, as they are always in order.
 
+    Returns:
+        Dense ``values`` and ``indices``, as of `torch.topk`.
+
     Raises:
         ShapeError: more elements than there are positions.
         DtypeError: complex values, which have no order.
+
+    Examples:
+        >>> stc.eye(3).topk(2).indices
+        tensor([[0, 1],
+                [1, 0],
+                [2, 0]])
     """
     mode = crd.mode_of(x.order, dim, "topk")
     if x.dtype.is_complex:

@@ -4,7 +4,7 @@ In: rows, or results in int64. Out: their sums, or `DtypeError`. Sums and produc
 int64 itself is made modulo 2**64, so what wrapped is found in another way: in float64, or by halves.
 
 One thread that adds a million float32 numbers to one another loses four of seven digits. So long sums are made in
-pieces, and the pieces' sums are added up; or in float64.
+segments, and the segments' sums are added up; or in float64.
 """
 
 from __future__ import annotations
@@ -89,15 +89,15 @@ def summed_rows(values: Tensor, owner: Tensor, count: int) -> Tensor:
     return add_rows(terms.new_zeros((count, *values.shape[1:])), owner, terms).to(values.dtype)
 
 
-def in_pieces(lengths: Tensor, most: int) -> Iterator[Tensor]:
-    """Yield the lengths of pieces of at most `most` rows of each run, then of runs of pieces, until one is left."""
+def segments(lengths: Tensor, most: int) -> Iterator[Tensor]:
+    """Yield the lengths of segments of at most `most` rows of each run, then of runs of segments, until one is left."""
     while lengths.numel() and int(lengths.max()) > most:
-        pieces = (lengths + most - 1) // most
-        ends = pieces.cumsum(0)
-        piece_lengths = lengths.new_full((int(ends[-1]),), most)
-        piece_lengths[ends - 1] = lengths - (pieces - 1) * most
-        yield piece_lengths
-        lengths = pieces
+        number = (lengths + most - 1) // most
+        ends = number.cumsum(0)
+        segment_lengths = lengths.new_full((int(ends[-1]),), most)
+        segment_lengths[ends - 1] = lengths - (number - 1) * most
+        yield segment_lengths
+        lengths = number
     yield lengths
 
 

@@ -50,4 +50,5 @@ def test_the_kernel_compiles(target: str) -> None:
     from sparsetc.codegen.transpose_kernels import transpose
 
     for word in ("i8", "i16", "i32", "i64"):
-        compiled(transpose, dict.fromkeys(("source", "result"), f"*{word}"), {}, target, 2)
+        stack = 8 if target == "sm_80" else 0  # of 16 bits, by Triton 3.8
+        compiled(transpose, dict.fromkeys(("source", "result"), f"*{word}"), {}, target, 2, stack)

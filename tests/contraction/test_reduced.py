@@ -101,11 +101,11 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("reduce", ["amax", "amin", "prod"])
 @pytest.mark.parametrize("equation", ["ij->i", "ij->j", "ij->", "ij,jr->ir"])
-def test_groups_of_many_pieces(equation: str, reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "PIECE", 2)
+def test_groups_of_many_segments(equation: str, reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "SEGMENT", 2)
     x, *dense = drawn(equation)
     found, gradients = [], []
-    for recorded in (False, True):  # with gradients by pieces, without them by a scatter
+    for recorded in (False, True):  # with gradients by segments, without them by a scatter
         values = x.values.clone().requires_grad_(recorded)
         found.append(stc.einsum(equation, x.with_values(values), *dense, reduce=reduce))
         if recorded:

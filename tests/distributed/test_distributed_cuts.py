@@ -62,7 +62,7 @@ def test_grids_are_all_there_are_and_send_few_rows_first() -> None:
     assert cut.grids(4, shape, (2,), False) == [(1, 1, 4, 1)]
 
 
-def test_every_nonzero_has_one_owner_and_pieces_are_equal() -> None:
+def test_every_nonzero_has_one_owner_and_parts_are_equal() -> None:
     coords = torch.stack((torch.zeros(11).long(), torch.arange(11)))
     whole = cut.cut_of((3, 11), (1, 1, 4), ((0, 3), (0, 11)), (11,))
     assert torch.bincount(sources.owners(coords, whole)).tolist() == list(whole.nnz)
