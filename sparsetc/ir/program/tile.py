@@ -19,11 +19,10 @@ pair of tiles is a pair of matrices: its axes are folds of letters, ``ij`` of i 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 
@@ -283,16 +282,9 @@ class TileProgram:
         """Every statement with its loop depth, outermost first."""
         return tuple(walk(self.body))
 
-    @cached_property
-    def _by_kind(self) -> dict[type, list[Any]]:
-        kinds = defaultdict[type, list[Any]](list)
-        for statement, _ in self.statements:
-            kinds[type(statement)].append(statement)
-        return kinds
-
     def each(self, kind: type[S]) -> list[S]:
         """Return the statements of a kind."""
-        return self._by_kind.get(kind, [])
+        return [s for s, _ in self.statements if isinstance(s, kind)]
 
     @cached_property
     def result(self) -> Add:
