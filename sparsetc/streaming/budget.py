@@ -67,7 +67,9 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         if self.chunk < SMALLEST:
-            raise PlanError(f"chunk_bytes must be {SMALLEST} or more, found {self.chunk_bytes!r:.80}")
+            raise PlanError(
+                f"chunk_bytes must be a number of bytes, {SMALLEST} or more, found {self.chunk_bytes!r:.80}"
+            )
         whole = isinstance(self.streams, int) and not isinstance(self.streams, bool)
         if not (whole and 1 <= self.streams <= MOST_STREAMS):
             raise PlanError(f"streams must be a whole number from 1 to {MOST_STREAMS}, found {self.streams!r:.80}")

@@ -16,6 +16,7 @@ from torch import Tensor
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support import memory
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.pattern import transforming
 
 
 def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
@@ -63,7 +64,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     zeros = torch.stack((number.expand(rows, k)[inside], (absent + entries)[inside]))
     coords = torch.cat((matrix._pattern.coords, zeros), 1)
     values = torch.cat((matrix._values, matrix._values.new_zeros(zeros.shape[1])))
-    if bool((matrix._values == 0).any()):  # stored zeros and absent ones in the order of positions
+    if transforming() or bool((matrix._values == 0).any()):  # stored zeros, and absent ones, in the order of positions
         by_position = crd.lexsort(coords, (rows, size))
         coords, values = coords[:, by_position], values[by_position]
     row, position = coords
