@@ -115,10 +115,8 @@ def _as_dense(request: Request, choice: Choice) -> Choice | None:
     stored = SparseTensor._make(empty, request.like.expand(0))
     operands = [stored if p in e.sparse else operand for p, operand in enumerate(request.operands)]
     problem = Preparation(replace(request, operands=operands, form="dense")).problem
-    seconds, most = (
-        min([sum(own.seconds or ()) for own in PLANS[DENSE.name].estimates(problem)], default=inf),
-        sum(choice.seconds),
-    )
+    seconds = min([sum(own.seconds or ()) for own in PLANS[DENSE.name].estimates(problem)], default=inf)
+    most = sum(choice.seconds)
     if seconds >= most:
         return None
     reason = f"{1e6 * seconds:.1f} us expected, {1e6 * most:.1f} of its entries as they are stored"
