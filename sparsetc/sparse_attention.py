@@ -34,10 +34,11 @@ from sparsetc.pairwise import Traced, computed, key_of, of_entries
 from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.support.lru import Lru
-from sparsetc.tensor.pattern import Pattern, transforming
+from sparsetc.tensor.kept_values import kept_with
+from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator
-from sparsetc.to_pairs import kept_with, pairs_of, parts_of, within_sequences
+from sparsetc.to_pairs import pairs_of, parts_of, within_sequences
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -333,9 +334,7 @@ def _scored(
         body = _of_score(score, heads != fewer, *numbers)
         if "entries" not in body.vectors.values():
             made = partial(_numbers, score, body, pairs, heads, fewer, read, dtype)
-            if not read or (torch.is_grad_enabled() and any(one.requires_grad for one in read)):
-                return body, pairs, made()
-            return body, pairs, kept_with(read, (body, pairs.shape, pairs.device, heads, fewer, dtype), made)
+            return body, pairs, _kept(read, pairs.device, (body, pairs.shape, heads, fewer, dtype), made)
         if pairs.patterns == 1:
             pairs = of_entries(pairs)
             return body, pairs, _numbers(score, body, pairs, heads, fewer, read, dtype)
@@ -343,6 +342,21 @@ def _scored(
     body = _steps.once((told_apart(function), numbers, score), lambda: _in_steps(function, score, *numbers))
     vectors = pairs.kept(("positions", heads, fewer), lambda: _positions(heads, fewer, pairs))
     return body, pairs, [vectors[name].to(dtype) for name in POSITIONS]
+
+
+def _kept(
+    read: Sequence[Tensor], device: torch.device, key: tuple[Any, ...], make: Callable[[], list[Tensor]]
+) -> list[Tensor]:
+    """Return what is made of tensors, kept with them while they stay the same; of those that learn, it is made anew."""
+    kept = [kept_with(one) if one.device == device and not one.requires_grad else None for one in read]
+    if not kept or kept[0] is None or None in kept:
+        return make()
+    others = kept[1:]  # which the first keeps, as long as their numbers are in keys
+    found = kept[0].get((*key, *map(id, others)))
+    if found is None:
+        with lasting():
+            found = kept[0].put((*key, *map(id, others)), (others, make()))
+    return found[1]  # type: ignore[no-any-return]
 
 
 def _taken_apart(function: Any, read: Sequence[Tensor], device: torch.device) -> Score | str:

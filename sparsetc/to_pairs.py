@@ -23,7 +23,6 @@ from sparsetc.support.entry import exporting, traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import captured
 
 
 def pairs_of(pattern: Any, heads: Ints, shape: tuple[int, int], device: torch.device, causal: bool) -> Pairs:
@@ -100,7 +99,7 @@ def _check(pattern_shape: Ints, pattern_device: torch.device, shape: Ints, devic
 # -- masks ------------------------------------------------------------------------------------------------------------
 
 
-def kept_with(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+def _kept(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """Return what is made of tensors, kept while they live unchanged: on a CPU copies tell, as ndarrays may write."""
     if traced_by_modes() or any(t.is_inference() for t in needs):  # whose versions nobody counts
         return make()
@@ -108,8 +107,6 @@ def kept_with(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], 
     copies, made = masks.kept.get(whole) or ((), None)
     if made is None or not all(map(torch.equal, copies, needs)):
         masks.kept.pop(whole)
-        if captured(needs[0]):  # what a graph writes each time it runs
-            return make()
         with lasting():
             copies = () if needs[0].is_cuda else [t.clone() for t in needs]
             _, made = masks.kept.put(whole, (copies, make()), needs=needs)
@@ -142,7 +139,7 @@ def _of_dense(meets: Tensor, heads: Ints, shape: Ints, device: torch.device) -> 
     def made() -> tuple[masks.Mask, ...]:
         return tuple([masks.dense_mask(one.clone()) for one in meets.reshape(prod(sizes[:-2]), *sizes[-2:])])
 
-    return kept_with([meets], ("dense",), made), sizes[:-2]
+    return _kept([meets], ("dense",), made), sizes[:-2]
 
 
 def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[masks.Mask, Tensor]:
@@ -163,7 +160,7 @@ def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool
         raise FormatError("attention of nested tensors takes masks of sparsetc.masks, of positions in q.values()")
     nested: tuple[Any, Any] = q, k
     offsets = [one.offsets() for one in nested]
-    documents: masks.Mask = kept_with(offsets, ("documents",), lambda: masks.documents(*offsets))
+    documents: masks.Mask = _kept(offsets, ("documents",), lambda: masks.documents(*offsets))
     if causal and documents.made[1] != documents.made[2]:
         raise ShapeError("attention: is_causal of nested tensors takes as many keys as queries in each sequence")
     inside = documents & masks.causal() if causal else documents
@@ -247,4 +244,4 @@ def _of_rows(given: tuple[Any, ...], shape: Ints) -> SparseTensor:
         pattern = Pattern(tensor.coalesce().pattern.coords, blocks.grid, True, blocks)
         return SparseTensor._make(pattern, ones.new_ones(()).expand(pattern.values_shape(())))
 
-    return kept_with([indptr, indices], ("rows", *blocks.sides, *shape), made)  # type: ignore[no-any-return]
+    return _kept([indptr, indices], ("rows", *blocks.sides, *shape), made)  # type: ignore[no-any-return]

@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 import torch
 from reference import run, whole
+from torch._C._dynamo import guards
 
 import sparsetc as stc
 from sparsetc.contraction.contraction import wrap
@@ -232,6 +233,7 @@ def assert_matches(
 def poisoned() -> Iterator[None]:
     """What torch gives uninitialised is NaN, or a large integer: what a kernel leaves unwritten is seen."""
     places = [(torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")]
+    places += [(guards, "_empty_strided_cuda")]
     with contextlib.ExitStack() as patches:
         for owner, name in places:
             patches.enter_context(mock.patch.object(owner, name, _filling(getattr(owner, name))))

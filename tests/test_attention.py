@@ -507,6 +507,27 @@ def test_a_function_of_scores_that_reads_a_tensor(
         torch.testing.assert_close(one, other.to(one.dtype), rtol=1e-4, atol=1e-4)
 
 
+def test_what_a_function_of_scores_reads_may_change() -> None:
+    q, k, v = (torch.randn(2, 10, 4, dtype=F64, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    slopes, offsets = torch.rand(2, dtype=F64), torch.rand(10, dtype=F64)
+    distance = torch.arange(10) - torch.arange(10)[:, None]
+
+    def check() -> None:
+        found = stc.attention(q, k, v, bias=lambda s, b, h, i, j: s + slopes[h] * (j - i) + offsets[j])
+        bias = slopes[:, None, None] * distance + offsets
+        torch.testing.assert_close(found, scaled_dot_product_attention(q, k, v, bias))
+
+    for change in (lambda: None, lambda: None, lambda: slopes.mul_(2), lambda: offsets.data.neg_()):
+        change()
+        check()
+    slopes.data = torch.rand(2, dtype=F64)
+    check()
+    with torch.inference_mode():
+        check()
+    offsets = torch.rand(10, dtype=F64)
+    check()
+
+
 class Alibi(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -16,6 +16,7 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program.cost import REGISTERS
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import NamedInts
+from sparsetc.support.lru import cached_property
 
 LENGTHS = (16, 8, 4, 2, 1)
 """Elements of the vectors that are printed; 1 is a number."""
@@ -77,7 +78,7 @@ class Factor:
     along: tuple[str, ...] = ()
     in_array: bool = True
 
-    @property
+    @cached_property
     def axes(self) -> frozenset[str]:
         """Axes along which elements differ."""
         return frozenset([axis for axis, _ in self.strides]) | {*self.along}

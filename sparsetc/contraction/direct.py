@@ -24,6 +24,7 @@ from sparsetc.tensor.sums import captured
 
 KINDS = 4
 """Kinds of operands that one contraction knows: with and without gradients, in two orders, in inference mode."""
+PLAIN = Tensor, torch.nn.Parameter
 Run = Callable[[Values, Tensors], Tensor | None]
 """A function of packed values, and of the values and dense operands of a call."""
 
@@ -52,14 +53,17 @@ class Direct:
     def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> None:
         """Find a way to the result of operands of this kind, which the leaf has run once."""
         tensors = [*values, *dense]
-        plain = all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors) and not followed(tensors)
-        watched = torch._C._len_torch_dispatch_stack() > 0 or captured(tensors[0])
-        if not plain or watched or torch.is_autocast_enabled(tensors[0].device.type):
+        watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
+        if (
+            watched
+            or getattr(leaf, "trials", None) is not None
+            or followed(tensors)
+            or any(type(t) not in PLAIN or captured(t) for t in tensors)
+        ):
             return
         self.left -= 1
-        if not getattr(leaf, "straight", False) or leaf.trials is not None:
-            return
-        if (run := in_place(leaf, pull, pushes, values, dense)) is not None:
+        run = in_place(leaf, pull, pushes, values, dense) if getattr(leaf, "straight", False) else None
+        if run is not None:
             self.known.append((same_kind(tensors), len(tensors), any(t.requires_grad for t in tensors), run))
 
 

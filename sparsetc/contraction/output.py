@@ -106,9 +106,9 @@ def is_sparse(form: str, e: Einsum, coordinates: Sequence[Sequence[str]]) -> boo
     keep two or more, or all.
     """
     first = e.inputs[e.sparse[0]]
-    kept = any(c in t for c in e.output for t in coordinates)
-    enough = len(e.sparse) > 1 or sum(c in first for c in e.output) >= min(2, len(set(first)))
-    return form == "sparse" or (form == "auto" and kept and enough)
+    kept = {*e.output} & set[str]().union(*coordinates)
+    enough = len(e.sparse) > 1 or sum(map(first.__contains__, e.output)) >= min(2, len(set(first)))
+    return form == "sparse" or (form == "auto" and bool(kept) and enough)
 
 
 def sparse_result(request: Request, expanded: bool) -> bool:

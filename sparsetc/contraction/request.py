@@ -16,6 +16,7 @@ from sparsetc.contraction.operands import Operands, Patterns, Tensors
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.support import Ints
+from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -58,7 +59,7 @@ class Request:
             kept[name] = make()
         return kept[name]  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def sparse(self) -> list[SparseTensor]:
         """The sparse operands."""
         return [o for o in self.operands if isinstance(o, SparseTensor)]

@@ -62,8 +62,7 @@ class Step(Leaf):
             given: what the dense operands were made of, of which the guard knows its verdict while they stay the same.
         """
         if not followed([*values, *dense]):
-            rows = self.rows(values[0] if values else None, dense, packed, given)
-            return rows if self._as_rows else self.of_rows(rows)
+            return self.of_rows(self.rows(values[0] if values else None, dense, packed, given))
         # Expanded outside, so that autograd itself sums the gradient of an operand that was broadcast.
         expanded = [d.expand(s) for d, s in zip(dense, self.bound.dense_shapes, strict=True)]
         tensors = [*(v for v in values if v is not None), *expanded]

@@ -26,8 +26,8 @@ from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.coordinates import Lookup, Position
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Part, Storage
-from sparsetc.ir.program.cost import SECTOR
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
+from sparsetc.ir.program.resources import SECTOR
 from sparsetc.ir.program.statistics import ONE, Statistics
 from sparsetc.ir.program.tile import Product, Tile
 from sparsetc.packing.base import Packed, index_dtype

@@ -32,10 +32,10 @@ def fused(kernels: Kernels, unfused: Callable[..., Any], tensors: Tensors, seed:
     """
     if followed(tensors):
         return node(_Fused, (kernels, unfused, with_lse), seed, *map(recordable, tensors))
-    return _returned(results_of(kernels, tensors, seed), with_lse)
+    return _returned(_results(kernels, tensors, seed), with_lse)
 
 
-def results_of(kernels: Kernels, tensors: Tensors, seed: Tensor | None) -> dict[str, Tensor]:
+def _results(kernels: Kernels, tensors: Tensors, seed: Tensor | None) -> dict[str, Tensor]:
     """Return the result and, of a softmax, the logarithm to base 2 of each row's sum, by name."""
     results = kernels.results(tensors)
     named = dict(zip(kernels.body.inputs, tensors, strict=True))
@@ -57,7 +57,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: tuple[Kernels, Any, bool], seed: Tensor | None, *tensors: Tensor) -> Any:
         ctx.kernels, ctx.unfused, with_lse = call
-        results = results_of(ctx.kernels, tensors, seed)
+        results = _results(ctx.kernels, tensors, seed)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, seed, results[RESULT], results.get("lse_out"))
         return _returned(results, with_lse)
@@ -67,27 +67,17 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         *tensors, seed, result, lse = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
-        if all(g is None for g in upstream):
+        present = [g for g in upstream if g is not None]
+        if not present:
             return (None,) * (2 + len(tensors))
-
-        def by_kernels() -> list[Tensor | None] | None:
-            return gradients_by(ctx.kernels, tensors, wanted, seed, result, lse, upstream)
-
-        return None, None, *gradients_of(by_kernels, ctx.unfused, tensors, wanted, upstream)
-
-
-def gradients_of(
-    by_kernels: Callable[[], list[Tensor | None] | None],
-    unfused: Callable[..., Any],
-    tensors: Tensors,
-    wanted: Sequence[bool],
-    upstream: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    """Return the gradients that are wanted by kernels where they suffice, else as functions of the tensors."""
-    batched = transforming() or any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in upstream)
-    with without_autocast(tensors[0].device):
-        gradients = None if batched or torch.is_grad_enabled() else by_kernels()
-        return gradients_of_steps(unfused, tensors, wanted, upstream) if gradients is None else gradients
+        batched = transforming() or any(map(torch._C._functorch.is_legacy_batchedtensor, present))
+        with without_autocast(result.device):
+            gradients = None
+            if not (batched or torch.is_grad_enabled()):
+                gradients = gradients_by(ctx.kernels, tensors, wanted, seed, result, lse, upstream)
+            if gradients is None:
+                gradients = gradients_of_steps(ctx.unfused, tensors, wanted, upstream)
+        return None, None, *gradients
 
 
 def gradients_by(

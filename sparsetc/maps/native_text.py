@@ -213,8 +213,7 @@ class NativeText(Text, Lines):
             texts = self.mapped()
         for output, text in zip(self.weights, texts, strict=True):
             self.put(f"{output}_weight = {text}")
-        addressed = {own_other[1] for own_other in self.products.values()} if not self.walk.online else set[str]()
-        self.sums_of_entry(addressed)
+        self.sums_of_entry({other for _, other in self.products.values()} if not self.walk.online else set())
 
     def sums_of_entry(self, addressed: set[str], rows: bool = True, numbers: bool = True) -> None:
         """Add an entry's weights, or their products with rows, of which some are `addressed`, and store results."""

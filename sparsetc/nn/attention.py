@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 from typing_extensions import Unpack
 
-from sparsetc.contraction.autograd import node, recordable
 from sparsetc.errors import ShapeError
-from sparsetc.maps.body import RESULT, Body, Side
-from sparsetc.maps.fused import gradients_by, gradients_of, results_of
+from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
-from sparsetc.maps.task import Kernels, Tensors
 from sparsetc.nn.graphs import adjacency_of, with_loops
-from sparsetc.options import Settings, checked_settings, of_call
-from sparsetc.pairwise import computed, in_steps, kernels_of, traceable
-from sparsetc.support import Ints
-from sparsetc.support.entry import entry_point, traced_by_modes, without_autocast
+from sparsetc.options import Settings, checked_settings
+from sparsetc.pairwise import traceable
 from sparsetc.tensor.groups import gathered
-from sparsetc.tensor.pattern import Pattern, followed, transforming
+from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
@@ -102,21 +95,23 @@ class GATConv(nn.Module):
         """
         graph, sources, targets = _of_graph(adjacency, x, self.linear.in_features, "GATConv")
         pattern = with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
-        of_sources, scores = self.linear(sources), (self.of_target, self.of_source)
+        scores = self.of_target, self.of_source
+        of_sources = self.linear(sources)
         if targets is sources:
-            tensors, rows = [of_sources, *scores], 2
+            by_target, by_source = _by_head(of_sources, *scores)
         else:
-            each, rows = zip((self.linear(targets), of_sources), scores, strict=True), 0
-            tensors = [of_sources, *(_by_head(one, (score,))[0] for one, score in each)]
+            by_target, by_source = (
+                _by_head(one, score)[0] for one, score in zip((self.linear(targets), of_sources), scores, strict=True)
+            )
         wide = accumulator(of_sources.dtype)
+        tensors = [of_sources.view(-1, *self.of_source.shape).transpose(0, 1), by_target, by_source]
         features = _of_edges(graph, edge_attr, self.edge_dim, "GATConv")
         if features is not None:
             heads = self.edge_linear.weight.unflatten(0, self.of_edge.shape).to(wide) * self.of_edge[:, :, None]
-            of_edges = features.to(wide) @ heads.sum(1).T
-            tensors.append((_with_means(graph, of_edges) if self.add_self_loops else of_edges).T)
+            scores = features.to(wide) @ heads.sum(1).T
+            tensors.append((_with_means(graph, scores) if self.add_self_loops else scores).T)
         body = _gat(self.negative_slope, self.dropout if self.training else 0.0, features is not None)
-        shape = self.of_source.shape
-        return _Layer(body, _pairs(pattern), self.settings, "GATConv", shape, scores=rows)(self.bias, *tensors)
+        return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
 
 
 class GATv2Conv(nn.Module):
@@ -170,33 +165,37 @@ class GATv2Conv(nn.Module):
         """Apply the layer; returns (targets, heads * out_channels). Arguments and errors as for `GATConv.forward`."""
         graph, *nodes = _of_graph(adjacency, x, self.of_source.in_features, "GATv2Conv")
         pattern = with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
-        source, target = (linear(one) for linear, one in zip((self.of_source, self.of_target), nodes, strict=True))
+        source, target = (
+            linear(one).unflatten(1, self.score.shape)
+            for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
+        )
         dropout = self.dropout if self.training else 0.0
         features = _of_edges(graph, edge_attr, self.edge_dim, "GATv2Conv")
         if features is None:
-            tensors, body = [target, source, self.score], _gat2(self.negative_slope, dropout)
+            tensors = [target.transpose(0, 1), source.transpose(0, 1), self.score]
+            body = _gat2(self.negative_slope, dropout)
         else:
             wide = accumulator(source.dtype)
             if self.add_self_loops:
                 features = _with_means(graph, features.to(wide)).to(features.dtype)
             by_edge = self.edge_linear(features)
             rows, columns = pattern.coords
-            terms = (gathered(target, rows) + gathered(source, columns) + by_edge).unflatten(1, self.score.shape)
+            terms = gathered(target, rows) + gathered(source, columns) + by_edge.view(-1, *self.score.shape)
             scores = functional.leaky_relu(terms, self.negative_slope).to(wide) * self.score
-            tensors, body = [source, scores.sum(-1).T], _of_scores(dropout)
-        tables = 2 if features is None else 1
-        return _Layer(body, _pairs(pattern), self.settings, "GATv2Conv", self.score.shape, tables)(self.bias, *tensors)
+            tensors = [source.transpose(0, 1), scores.sum(-1).T]
+            body = _of_scores(dropout)
+        return _of_heads(body, pattern, tensors, self.settings, "GATv2Conv", self.bias)
 
 
-def _by_head(x: Tensor, rows: Sequence[Tensor]) -> Sequence[Tensor]:
+def _by_head(x: Tensor, *scores: Tensor) -> Sequence[Tensor]:
     """Return the (heads, nodes) products of (nodes, heads * width) features with each of some (heads, width) rows.
 
     They are one product with a matrix that is 0 between heads, whose gradient is one too: the gradient of a product of
     each head sums over all nodes in one program a head (R-MAT 16 x 16, H200: 2 ms).
     """
     wide = accumulator(x.dtype)
-    blocks = torch.stack([*rows]).mT.diag_embed(dim1=1, dim2=2).view(-1, x.shape[1])
-    return (blocks.to(wide) @ x.to(wide).T).view(len(rows), -1, len(x)).unbind()
+    rows = torch.stack(scores).mT.diag_embed(dim1=1, dim2=2).view(-1, x.shape[1])
+    return (rows.to(wide) @ x.to(wide).T).view(len(scores), -1, len(x)).unbind()
 
 
 def _of_edges(graph: SparseTensor, features: Tensor | None, width: int | None, name: str) -> Tensor | None:
@@ -247,117 +246,14 @@ def _of_graph(
     return adjacency, sources, targets
 
 
-def _pairs(pattern: Pattern) -> Pairs:
-    return Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
-
-
-class _Layer(NamedTuple):
-    """A body on (nodes, heads * width) features, whose sums by head get a bias.
-
-    Attributes:
-        body: what is computed; its inputs are features by head, scores, and other tensors.
-        pairs: of targets and sources.
-        settings: of `einsum`.
-        name: of the layer.
-        shape: heads, and features of each.
-        tables: how many of the tensors are features.
-        scores: how many tensors after these are (heads, width) rows, whose products with the first features are scores.
-    """
-
-    body: Body
-    pairs: Pairs
-    settings: Settings
-    name: str
-    shape: Ints
-    tables: int = 1
-    scores: int = 0
-
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        """Return (targets, heads * width) of a bias, features, rows of scores and other inputs of the body."""
-        seed = torch.randint(1 << 31, (1,), device=tensors[0].device) if self.body.dropout else None
-        return self.composed(traceable, seed, *tensors) if is_dynamo_compiling() else _opaque(self, seed, tensors)
-
-    def composed(self, compute: Callable[..., Tensor], seed: Tensor | None, bias: Tensor, *tensors: Tensor) -> Tensor:
-        """Return the result by functions that autograd knows."""
-        *features, rows, others = self.parted(tensors)
-        scores = _by_head(tensors[0], rows) if rows else ()
-        sums = compute(self.body, self.pairs, [*features, *scores, *others], self.settings, self.name, seed)
-        return self.whole(sums).to(bias.dtype) + bias
-
-    def parted(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Return features by head, rows of scores and other tensors."""
-        others = self.tables + self.scores
-        return *map(self.by_head, tensors[: self.tables]), tensors[self.tables : others], tensors[others:]
-
-    def gradients(self, tensors: Sequence[Tensor], found: Sequence[Any]) -> list[Tensor]:
-        """Return the gradients of features, rows of scores and others from those of inputs of the body."""
-        last = self.tables + self.scores
-        features, scores, others = found[: self.tables], found[self.tables : last], found[last:]
-        of_rows: Sequence[Tensor] = ()
-        if scores:
-            by_node, (heads, width) = torch.stack([*scores], 1), self.shape
-            products = by_node.flatten(0, 1) @ tensors[0].to(by_node.dtype)  # of each head with features of all heads
-            of_rows = products.view(heads, -1, heads, width).diagonal(dim1=0, dim2=2).mT.unbind()
-            rows, dtype = torch.stack([*tensors[self.tables : last]], 1), features[0].dtype
-            features[0].baddbmm_(by_node.mT.to(dtype), rows.to(dtype))
-        return [*map(self.whole, features), *of_rows, *others]
-
-    def by_head(self, features: Tensor) -> Tensor:
-        return features.view(-1, *self.shape).transpose(0, 1)
-
-    def whole(self, by_head: Tensor) -> Tensor:
-        return by_head.transpose(0, 1).flatten(1)
-
-
-def _in_one_node(layer: _Layer, seed: Tensor | None, tensors: Sequence[Tensor]) -> Tensor:
-    """Return a layer's result as one node of autograd's graph, where there are kernels."""
-    if transforming() or traced_by_modes():
-        return layer.composed(computed, seed, *tensors)
-    with torch.no_grad(), without_autocast(tensors[0].device):
-        *inputs, rows, others = layer.parted(tensors[1:])
-        if rows:
-            wide = accumulator(inputs[0].dtype)
-            inputs += torch.bmm(torch.stack([*rows], 1).to(wide), inputs[0].mT.to(wide)).unbind(1)
-        options = of_call(layer.settings)
-        kernels, ready = kernels_of(layer.body, layer.pairs, [*inputs, *others], options, layer.name)
-    if kernels is None:
-        return layer.composed(_steps, seed, *tensors)
-    if followed(tensors):
-        return node(_Node, layer, kernels, ready, seed, *map(recordable, tensors))
-    return layer.whole(results_of(kernels, ready, seed)[RESULT]).to(tensors[0].dtype) + tensors[0]
-
-
-_opaque = entry_point(_in_one_node)
-
-
-def _steps(body: Body, pairs: Pairs, inputs: Sequence[Tensor], settings: Settings, _: str, seed: Tensor | None) -> Any:
-    return in_steps(body, pairs, settings, seed, False, *inputs)
-
-
-class _Node(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, layer: _Layer, kernels: Kernels, inputs: Tensors, seed: Tensor | None, bias: Tensor, *tensors: Tensor
-    ) -> Tensor:
-        ctx.layer, ctx.kernels = layer, kernels
-        results = results_of(kernels, inputs, seed)
-        ctx.save_for_backward(bias, *tensors, *inputs, seed, results[RESULT], results["lse_out"])
-        return layer.whole(results[RESULT]).to(bias.dtype) + bias
-
-    @staticmethod
-    @entry_point
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        layer, wanted = ctx.layer, ctx.needs_input_grad[4:]
-        *saved, seed, result, lse = ctx.saved_tensors
-        tensors, inputs = saved[: len(wanted)], saved[len(wanted) :]
-
-        def by_kernels() -> list[Tensor | None] | None:
-            of_sums = layer.by_head(upstream).to(result.dtype)
-            found = gradients_by(ctx.kernels, inputs, [True] * len(inputs), seed, result, lse, [of_sums])
-            return found and [upstream.sum(0), *layer.gradients(tensors[1:], found)]
-
-        steps = partial(layer.composed, _steps, seed)
-        return (None, None, None, None, *gradients_of(by_kernels, steps, tensors, wanted, [upstream]))
+def _of_heads(
+    body: Body, pattern: Pattern, tensors: Sequence[Tensor], settings: Settings, name: str, bias: Tensor
+) -> Tensor:
+    """Return the (targets, heads * width) sums that a body gives by head, with a bias."""
+    pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
+    seed = torch.randint(1 << 31, (1,), device=pattern.device) if body.dropout else None
+    sums: Tensor = traceable(body, pairs, tensors, settings, name, seed).transpose(0, 1)
+    return sums.flatten(1).to(bias.dtype) + bias
 
 
 @lru_cache(maxsize=64)

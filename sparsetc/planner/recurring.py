@@ -10,7 +10,7 @@ what its patterns are like.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log2
 from typing import Any
 
@@ -28,21 +28,8 @@ STEPS = 2
 """Steps to a factor of two in which sizes and counts are rounded."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """The last choice of a kind of patterns.
-
-    Attributes:
-        choice: as it was made in full.
-        agreed: how many such choices in turn were of this plan.
-        repeats: how often it was repeated since.
-    """
-
-    choice: Choice
-    agreed: int
-    repeats: int = 0
-
-
+Kind = tuple[Choice, int, int]
+"""The last choice made in full, how many of these in turn were of its plan, and how often it was repeated since."""
 kinds: Lru[Hashable, Kind] = Lru(256)
 """The kinds of patterns that were planned last."""
 
@@ -55,14 +42,14 @@ def recurring(problem: Problem, choose: Callable[[], Choice]) -> Choice:
     if problem.deterministic or problem.adding or problem.memory_limit is not None or not problem.counts.nnz:
         return choose()
     key = _kind_of(problem)
-    kind = kinds.get(key)
-    if kind and kind.repeats < _turns(kind.agreed):
-        _keep(key, replace(kind, repeats=kind.repeats + 1))
-        plan = kind.choice.plan
-        return replace(kind.choice, plan=replace(plan, reason=f"as for the last patterns of its kind, {plan.reason}"))
+    last, agreed, repeats = kinds.get(key) or (None, 0, 0)
+    if last and repeats < _turns(agreed):
+        _keep(key, (last, agreed, repeats + 1))
+        reason = f"as for the last patterns of its kind, {last.plan.reason}"
+        return replace(last, plan=replace(last.plan, reason=reason))
     choice = choose()
-    agreed = kind.agreed if kind and _walks(kind.choice) == _walks(choice) else 0
-    _keep(key, Kind(choice, agreed + 1))
+    alike = last is not None and _walks(last) == _walks(choice)
+    _keep(key, (choice, agreed * alike + 1, 0))
     return choice
 
 

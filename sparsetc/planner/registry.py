@@ -256,7 +256,7 @@ def choose(wanted: str | Plan, problem: Problem, recurs: bool = False, other: Ot
             if fault := unknown_parameter(part.format, part.storage, problem.order):
                 raise PlanError(f"plan {plan.name!r}, part {number}: {fault}")
         return Choice(changed(suited(plan, problem), reason="given by the caller"))
-    check_request(wanted)
+    check_request(plan)
     return chosen(plan, problem, PLANS, recurs, other)
 
 
@@ -285,9 +285,8 @@ def _counted(problem: Any, methods: Mapping[str, Any]) -> Choice:
     return changed(choice_of(candidates, reason), dismissed=tuple(best.dismissed.items()))
 
 
-def check_request(wanted: str | Plan) -> None:
+def check_request(plan: Plan) -> None:
     """Raise `PlanError` if a request for one sparse operand names an unknown plan, or an unknown option of a plan."""
-    plan = requested(wanted)
     if not plan.is_request:
         return
     if plan.name not in ("auto", ONE_PASS.name, *PLANS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from math import cos, erf, exp, expm1, factorial, log1p, log2, sin, sqrt, tanh
 from typing import Any
 
@@ -19,25 +20,35 @@ POWERS = [math.log(2) ** n / factorial(n) for n in range(8)]
 """Taylor's series of 2 ** x, which is right to float32's last digits for x of half a unit."""
 
 
+def constant(value: float) -> Any:
+    return ir.Constant(ir.FloatType(), float(np.float32(value)))
+
+
+def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return a * b + c, rounded once where the machine does that."""
+    return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+
+def _polynomial(builder: Any, factors: Sequence[float], x: Any) -> Any:
+    """Return the sum of factors, the highest power's first, times powers of x."""
+    result = constant(factors[0])
+    for factor in factors[1:]:
+        result = _fused(builder, result, x, constant(factor))
+    return result
+
+
 @intrinsic
 def _exp2(typing: Any, x: Any) -> Any:
     """Return 2 ** x of float32, without a call, so that loops of it are made of vectors; below 2 ** -126 it is 0."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number, whole = ir.FloatType(), ir.IntType(32)
-
-        def constant(value: float) -> Any:
-            return ir.Constant(number, float(np.float32(value)))
-
-        value = arguments[0]
+        number, whole, value = ir.FloatType(), ir.IntType(32), arguments[0]
         for sign, end in (("<", -127.0), (">", 128.0)):  # NaN stays
             value = builder.select(builder.fcmp_ordered(sign, value, constant(end)), constant(end), value)
         rounded = builder.call(
             builder.module.declare_intrinsic("llvm.floor", [number]), [builder.fadd(value, constant(0.5))]
         )
-        rest, result = builder.fsub(value, rounded), constant(POWERS[-1])
-        for power in POWERS[-2::-1]:
-            result = builder.fadd(builder.fmul(result, rest, flags=("contract",)), constant(power), flags=("contract",))
+        result = _polynomial(builder, POWERS[::-1], builder.fsub(value, rounded))
         exponent = builder.shl(builder.fptosi(rounded, whole), whole(23))
         bits = builder.add(builder.bitcast(result, whole), exponent)
         small = builder.fcmp_ordered("<", value, constant(-126.0))
@@ -59,7 +70,8 @@ def _(x: Any) -> Any:
 
 
 LOGARITHM = [-0.130310059, 0.140869141, -0.121483512, 0.139814854, -0.166846126, 0.200120345, -0.2499962, 0.333331972]
-"""Factors of r ** 10 down to r ** 3 in log(1 + r), for r from -1/3 to 1/3 (Juffa's, of least error in float32)."""
+LOGARITHM += [-0.5, 1.0, 0.0]
+"""Factors of r ** 10 down to r ** 0 in log(1 + r), for r from -1/3 to 1/3 (Juffa's, of least error in float32)."""
 
 
 @intrinsic
@@ -68,25 +80,15 @@ def _log(typing: Any, x: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number, whole = ir.FloatType(), ir.IntType(32)
-
-        def constant(value: float) -> Any:
-            return ir.Constant(number, float(np.float32(value)))
-
-        def fused(a: Any, b: Any, c: Any) -> Any:
-            return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
-
         given, tiny = arguments[0], builder.fcmp_ordered("<", arguments[0], constant(2.0**-126))
         value = builder.select(tiny, builder.fmul(given, constant(2.0**23)), given)
         bits = builder.bitcast(value, whole)
         exponent = builder.ashr(builder.sub(bits, whole(0x3F2AAAAB)), whole(23))  # of 2/3 to 4/3
         rest = builder.bitcast(builder.sub(bits, builder.shl(exponent, whole(23))), number)
         rest = builder.fsub(rest, constant(1.0))
-        result = constant(LOGARITHM[0])
-        for factor in (*LOGARITHM[1:], -0.5):
-            result = fused(result, rest, constant(factor))
-        result = fused(result, builder.fmul(rest, rest), rest)
+        result = _polynomial(builder, LOGARITHM, rest)
         exponent = builder.sitofp(builder.sub(exponent, builder.select(tiny, whole(23), whole(0))), number)
-        result = fused(exponent, constant(math.log(2)), result)
+        result = _fused(builder, exponent, constant(math.log(2)), result)
         result = builder.select(builder.fcmp_ordered("<", given, constant(math.inf)), result, given)  # NaN stays
         zero = builder.select(builder.fcmp_ordered("==", given, constant(0.0)), constant(-math.inf), constant(math.nan))
         return builder.select(builder.fcmp_unordered("<=", given, constant(0.0)), zero, result)

@@ -20,6 +20,7 @@ from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
+from sparsetc.ir.plan import requested
 from sparsetc.options import Options
 from sparsetc.planner.registry import check_request
 from sparsetc.streaming import contents
@@ -111,7 +112,7 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         compiler = Compiler(bound, tensor.dtype, settings, chosen.output, target)
         check_form(chosen.output, bound.einsum)
         _check_order(settings, compiler)
-        check_request(settings.plan)  # of which chunks ask, where there are any
+        check_request(requested(settings.plan))  # of which chunks ask, where there are any
         form = compiler.template.output
         budget = Budget.of(compiler, settings.memory_on(target), chosen.stream_count(target), chosen.drop_zeros)
         dense_rows = None if form.sparse else form.rows

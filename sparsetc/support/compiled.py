@@ -106,7 +106,7 @@ def room(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 def room_of(like: Tensor, device: torch.device) -> Callable[[], Tensor]:
     """Return a function that gives an uninitialised tensor like this one; a GPU's is made without torch's dispatch."""
-    shape, strides, dtype = like.shape, like.stride(), like.dtype
+    shape, strides, dtype = tuple(like.shape), like.stride(), like.dtype
 
     def make() -> Tensor:
         if device.type == "cuda" and torch._C._cuda_getDevice() == device.index:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -70,18 +70,7 @@ def shortlist(candidates: Sequence[Candidate], proposed: Sequence[Candidate] = (
     return list(dict.fromkeys((first, *proposed[: MOST // 2], *by_name, *near)))[:MOST]
 
 
-class HasTiming(Protocol):
-    """Whatever has a time."""
-
-    @property
-    def timing(self) -> Timing:
-        """The timing of the candidate."""
-
-
-One = TypeVar("One", bound=HasTiming)
-
-
-def best_of(trials: Sequence[One]) -> One:
+def best_of(trials: Sequence[Trial[Run]]) -> Trial[Run]:
     """The fastest, if it is faster than the first by `MARGIN` and beyond both spreads; else the first."""
     fastest = min(trials, key=lambda t: t.timing.median)
     return fastest if fastest.timing.beats(trials[0].timing, MARGIN) else trials[0]

@@ -11,7 +11,8 @@ from test_choice import matrix
 
 import sparsetc as stc
 from sparsetc.device.profile import default_gpu
-from sparsetc.ir.program.cost import GatherTerm, cost_of
+from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.resources import GatherTerm
 from sparsetc.ir.program.statistics import STORED, Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.planner.candidate import Candidate

@@ -11,7 +11,6 @@ from cases import explicit_plan, random_sparse, random_values
 from extensions import as_before
 
 import sparsetc as stc
-from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
@@ -228,9 +227,3 @@ def test_a_plan_of_several_parts_where_sums_are_in_order() -> None:
         assert "atomic" not in made.source
     in_order = stc.compile("ij,jr->ir", *operands, plan="halves", backend="torch", deterministic=True)
     assert in_order.plan.name == "halves", "torch programs add in one order"
-
-
-def test_halves_are_of_dots() -> None:
-    plan = of(schedule=Schedule(blocks=(("r", 2),), dot=False, precision="f16x3"))
-    with pytest.raises(PlanError, match=r"part 0 \(coo\).*: in f16x3 one dot takes stored values .* found no dot"):
-        planned(plan, backend="triton")

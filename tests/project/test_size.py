@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 405_638, size.COMPILER: 300_174, size.FILES: 268, size.CLASSES: 326, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 404_655, size.COMPILER: 299_180, size.FILES: 269, size.CLASSES: 323, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -106,7 +106,7 @@ class WholeLowering(Lowering):
         left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
         if right:
             rows, kept = self._within(left), (*self._within(left), *self._within(right))
-        folded = sum([a in rows for a in kept])
+        folded = sum(map(rows.__contains__, kept))
         out = Tile(self.called(name), (*self.view.beside[level], *kept), level, folded)
         self.factors[out.name] = inside
         return self.make(Product(out, left, right, accumulate))

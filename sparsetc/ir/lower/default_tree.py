@@ -143,6 +143,8 @@ def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -
     lanes = inner.view.beside[LEAF]
     if len(lanes) * inner.view.lanes >= MIN_DOT and (halves := _matrix_halves(inner, schedule, factors, frozenset())):
         return dot(product(halves[0]), product(halves[1]), (LANES,))
+    if not inner.summed:
+        return None
     names = {name for tree in factors for name in tree.factors}
     beside = {a for o in inner.operands if o.name not in names for a in o.axes}
     halves = _matrix_halves(inner, schedule, factors, frozenset(inner.summed) - beside)

@@ -189,7 +189,7 @@ class Lowering:
     def gather(self, name: str) -> ir.Gather:
         """Return the statement that gathers rows of a dense operand: one for each lane if lanes determine them."""
         o = self.operand[name]
-        level = self.inner.depth(o.rows)
+        level = self.inner.levels[name]
         lanes, along = self.view.beside[level], among(self.inner.along(o.rows), self.tile_sizes)
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         axes, folded = (*lanes, *o.axes, *along), 0
@@ -335,13 +335,13 @@ class Lowering:
         """Return the tile to add to the output. Factors are read, and sides of dots formed, as early as possible."""
         late = set(self._late())
         products = [(side, dot) for dot in self.dots for side in dot.parts if side.kind == "product"]
-        factors = (*self.inner.stored, *self.inner.operand)
-        wanted = [name for name in factors if name in self.tree.factors and name not in late]
+        factors = {node.name: node for node in self.tree.nodes if node.kind == "factor"}
+        wanted = [name for name in (*self.inner.stored, *self.inner.operand) if name in factors and name not in late]
         for level in range(len(LEVELS)):
             self.statements += self.decodes(level)
             for name in wanted:
                 if self.inner.levels[name] == level:
-                    self.tile(factor(name))
+                    self.tile(factors[name])
             for side, dot in products:
                 if self.level(side) == level < self.level(dot):
                     self.tile(side)

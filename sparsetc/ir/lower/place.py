@@ -11,6 +11,7 @@ In: statements in an order of data flow, without loops and zeros. Out: the body 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -31,7 +32,9 @@ def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Stat
         PlanError: a statement reads what none before it makes, or what is complete only after a loop that the
             statement stands in, or adds up over no loop.
     """
-    before, zeros, after = ([list[Statement]() for _ in (None, *around)] for _ in range(3))  # inside the first n loops
+    before = defaultdict[int, list[Statement]](list)  # inside the first n loops
+    zeros = defaultdict[int, list[Statement]](list)
+    after = defaultdict[int, list[Statement]](list)
     turn = {loop.axis.letter: n + 1 for n, loop in enumerate(around) if loop.axis.letter}
     levels = [loop.axis.level for loop in around]
     loops_around = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
@@ -58,7 +61,8 @@ def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Stat
             depth, behind = home, True
         depths[name] = depth
         late |= {name} if behind else set()
-    body = (*before[-1], *zeros[-1], *after[-1])
-    for n in reversed(range(len(around))):
-        body = (*before[n], *zeros[n], replace(around[n], body=body), *after[n])
+    body: tuple[Statement, ...] = ()
+    for n in reversed(range(len(around) + 1)):
+        inside = (replace(around[n], body=body),) if n < len(around) else ()
+        body = (*before[n], *zeros[n], *inside, *after[n])
     return body

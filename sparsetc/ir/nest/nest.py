@@ -51,7 +51,6 @@ from sparsetc.ir.nest.coordinates import (
     Lookup,
     ModeCoordinate,
     Position,
-    word_bits,
 )
 from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
 from sparsetc.support import Ints, Names
@@ -97,7 +96,7 @@ class Nest:
         """Modes of the operand."""
         return sum(map(len, self.levels))
 
-    @property
+    @cached_property
     def innermost(self) -> Axis:
         """The loop over nonzeros, or over tiles."""
         return self.loops[-1]
@@ -207,14 +206,22 @@ class Nest:
     @cached_property
     def word_bytes(self) -> list[list[int]]:
         """Bytes of a word of each array of words, by level."""
-        arrays = [dict.fromkeys([w.array for w in own if w.every == 1]) for own in self.lookups]
-        return [[self._word_bytes(level, array) for array in own] for level, own in enumerate(arrays)]
+        bytes_by_level = []
+        for level, lookups in enumerate(self.lookups):
+            bits = dict.fromkeys([w.array for w in lookups if w.every == 1], 0)
+            framed = set[str]()
+            for mode in self.levels[level]:
+                value = self.coordinates[mode.mode]
+                for field in value.fields:
+                    array = field.word.array
+                    bits[array] = max(bits[array], field.shift + field.width)
+                    framed |= {array for w in value.lookups if w.every > 1}
+            bytes_by_level.append([self._word_bytes(n or 31, level, array in framed) for array, n in bits.items()])
+        return bytes_by_level
 
-    def _word_bytes(self, level: int, array: str) -> int:
-        values = [self.coordinates[c.mode] for c in self.levels[level]]
-        bits = word_bits(values, array)
-        framed = (v for v in values if any(lookup.every > 1 for lookup in v.lookups))
-        if bits <= 8 and any(array == f.word.array for v in framed for f in v.fields):
+    def _word_bytes(self, bits: int, level: int, framed: bool) -> int:
+        """Bytes of words with so many bits in use."""
+        if bits <= 8 and framed:
             return 1
         if bits <= 16 and level == LEAF and self.narrow:
             return 2

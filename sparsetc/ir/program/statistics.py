@@ -49,9 +49,12 @@ class Count(_Array):  # type: ignore[misc]
         return hash(tuple(self))
 
     @property
-    def bytes(self) -> Count:
+    def bytes(self) -> Any:
         """The bytes of this many values; a count in bytes has none."""
-        return Count.of_each([f for plain in self[1::2] for f in (plain, 0)])
+        nbytes = self.copy()
+        nbytes[::2] = self[1::2]
+        nbytes[1::2] = 0
+        return nbytes
 
     def __str__(self) -> str:
         terms = [(f, s) for f, s in zip(self.tolist(), SYMBOLS, strict=True) if f]

@@ -19,10 +19,11 @@ pair of tiles is a pair of matrices: its axes are folds of letters, ``ij`` of i 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
@@ -77,7 +78,7 @@ class Decode:
     along: Names = ()
     end: int = 0
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of the coordinate."""
         return names.tile(self.letter) if self.tile else names.at(self.letter)
@@ -282,9 +283,16 @@ class TileProgram:
         """Every statement with its loop depth, outermost first."""
         return tuple(walk(self.body))
 
+    @cached_property
+    def _by_kind(self) -> dict[type, list[Any]]:
+        kinds = defaultdict[type, list[Any]](list)
+        for statement, _ in self.statements:
+            kinds[type(statement)].append(statement)
+        return kinds
+
     def each(self, kind: type[S]) -> list[S]:
         """Return the statements of a kind."""
-        return [s for s, _ in self.statements if isinstance(s, kind)]
+        return self._by_kind.get(kind, [])
 
     @cached_property
     def result(self) -> Add:
@@ -372,8 +380,10 @@ class TileProgram:
     @cached_property
     def half(self) -> bool:
         """True if values are stored in bfloat16: values of tiles that dots would cast to it anyway."""
+        if self.terms or self.schedule.precision != ROUNDED:
+            return False
         stored = {s.out for s in self.each(Value) if s.out.within}
-        return not self.terms and self.schedule.precision == ROUNDED and any(stored & {*d.inputs} for d in self.dots)
+        return any(stored & {*d.inputs} for d in self.dots)
 
     def __repr__(self) -> str:
         return f'TileProgram("{self.equation}", part {self.number}: {self.format}, {self.view})'
