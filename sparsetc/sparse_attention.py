@@ -347,7 +347,7 @@ def _scored(
 def _kept(
     read: Sequence[Tensor], device: torch.device, key: tuple[Any, ...], make: Callable[[], list[Tensor]]
 ) -> list[Tensor]:
-    """Return what is made of tensors, kept with them while they stay the same; of those that learn, it is made anew."""
+    """Return a thing made of tensors, kept with them while they stay the same; of those that learn, made anew."""
     kept = [kept_with(one) if one.device == device and not one.requires_grad else None for one in read]
     if not kept or kept[0] is None or None in kept:
         return make()
