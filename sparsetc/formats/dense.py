@@ -175,6 +175,8 @@ def _in_turn(tiles: Sequence[Tile], result: Names) -> tuple[Product, ...]:
 
 
 # -- what that costs --------------------------------------------------------------------------------------------------
+STARTS = {ROUNDED: "product_narrow", "tf32": "product_tf32_start"}
+"""The constants of a profile that say how long a product takes to start, by its precision; others are wide."""
 RATES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium"}
 """The rates of `DeviceProfile.product`, by the precision of dots."""
 
@@ -250,21 +252,22 @@ class ProductCost(Cost):
         each = self.seconds(statistics, profile)
         in_turn = min(self.summed, profile.rules["product_split"])
         multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * in_turn
-        start = profile.constants["product_narrow" if self._narrow(size) else "product_wide"]
+        start = profile.constants[STARTS.get(self._unit(size), "product_wide")]
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
             forming += (self.calls - 1) * start + self.calls * profile.launch + 2 * size * self.copied / profile.memory
             forming += 2 * size * self.arranged / profile.moved
         return start + forming + rounding + multiplied
 
-    def _narrow(self, itemsize: int) -> bool:
-        """Return True if two matrices of 16 bits are multiplied: operands have 16 bits, or are rounded to them."""
-        return self.matrices and self.calls == 1 if itemsize == 2 else self.p.half
+    def _unit(self, itemsize: int) -> str:
+        """The precision of the products, ``bf16`` for two matrices of 16 bits: operands have these, or are rounded."""
+        if self.matrices and self.calls == 1 if itemsize == 2 else self.p.half:
+            return ROUNDED
+        return "tf32" if self.precision == ROUNDED else self.precision  # operands of torch.einsum are not rounded
 
     def _rate(self, itemsize: int, profile: DeviceProfile) -> float:
         """Flops a second of torch's products of this type and precision, with idle multiprocessors counted."""
-        constants = profile.constants
-        precision = "tf32" if self.precision == ROUNDED else self.precision  # operands of torch.einsum are not rounded
-        unit, width = (ROUNDED, 2) if self._narrow(itemsize) else (precision, max(4, itemsize))
+        constants, unit = profile.constants, self._unit(itemsize)
+        width = 2 if unit == ROUNDED else max(4, itemsize)
         usual = profile.product["float64" if itemsize >= 8 else RATES[unit]]
         by_unit = {"tf32": constants["product_tf32"], "bf16": constants["product_bf16"]}
         share = by_unit.get(unit, 0.0) if itemsize < 8 else 0.0
