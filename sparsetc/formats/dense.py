@@ -175,8 +175,6 @@ def _in_turn(tiles: Sequence[Tile], result: Names) -> tuple[Product, ...]:
 
 
 # -- what that costs --------------------------------------------------------------------------------------------------
-STARTS = {ROUNDED: "product_narrow", "tf32": "product_tf32_start"}
-"""The constants of a profile that say how long a product takes to start, by its precision; others are wide."""
 RATES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "bf16": "medium"}
 """The rates of `DeviceProfile.product`, by the precision of dots."""
 
@@ -252,7 +250,9 @@ class ProductCost(Cost):
         each = self.seconds(statistics, profile)
         in_turn = min(self.summed, profile.rules["product_split"])
         multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * in_turn
-        start = profile.constants[STARTS.get(self._unit(size), "product_wide")]
+        constants = profile.constants
+        starts = {ROUNDED: constants["product_narrow"], "tf32": constants["product_tf32_start"]}
+        start = starts.get(self._unit(size), constants["product_wide"])
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted
             forming += (self.calls - 1) * start + self.calls * profile.launch + 2 * size * self.copied / profile.memory
             forming += 2 * size * self.arranged / profile.moved

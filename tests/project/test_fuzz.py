@@ -32,7 +32,7 @@ from reference import Term, evaluate
 
 import sparsetc as stc
 import sparsetc.io as sio
-from sparsetc.io import lines, npz
+from sparsetc.io import foreign, lines
 from sparsetc.planner.registry import PLANS
 
 F64 = torch.float64
@@ -263,7 +263,7 @@ def test_a_reader_that_breaks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
         raise IndexError("list index out of range")
 
-    monkeypatch.setattr(npz, "read", broken)
+    monkeypatch.setitem(foreign.WHOLE, ".npz", broken)
     with pytest.raises(IndexError) as found:
         sweep("files", 0, 100)
     said = next(note for note in found.value.__notes__ if note.startswith("import pathlib"))

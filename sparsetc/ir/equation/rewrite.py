@@ -159,7 +159,10 @@ def _pays(b: Bound, pair: Ints, nonzeros: int, least: int, sampled: Worth) -> bo
     left = [b.elements([i for i in e.inputs[p] if i in result and i not in spanned]) for p in pair]
     if sums and len(spanned) > 1 and nonzeros and min(left) >= DOT:  # one product, or one for each nonzero
         summed = b.elements([i for i in _indices(e, pair) if i not in result])
-        return b.elements(spanned) <= sampled(min(left), summed) * nonzeros
+        few = b.elements(spanned) <= sampled(min(left), summed) * nonzeros
+        batched = {*e.inputs[pair[0]]} & {*e.inputs[pair[1]]} & result
+        if not few or not batched:
+            return few
     most = max(sizes) if len(spanned) > 1 else GROWTH * sum(sizes)
     small = len(spanned) > 1 and b.elements(spanned) <= nonzeros and b.elements(_indices(e, pair)) >= least
     return (sums or folds) and (small or b.elements(result) <= most)
