@@ -53,6 +53,8 @@ def contraction(
     # Gradients are made, and copies compiled, in the precision that was in force here.
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
+        # A plan that was given is of the einsum as `compile` runs it, repeated slices too.
+        repeated = repeated and requested(settings.plan).is_request
         request = Request(bound, [*map(stand_in, operands)], settings, form, repeated)
         x = request.sparse[0]
         for position, operand in enumerate(request.operands):

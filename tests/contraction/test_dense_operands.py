@@ -175,3 +175,10 @@ def test_the_gradient_for_an_operand_that_was_one_slice_repeated_has_an_element_
     upstream = torch.rand(5, 4, dtype=torch.float64)
     found = made.gradient([x.pattern], 1, [x.values], [b, c], upstream)
     torch.testing.assert_close(found, torch.einsum("ijk,ir,kr->jr", x.to_dense(), upstream, c))
+
+
+def test_a_plan_that_was_compiled_for_serves_a_call_with_repeated_slices() -> None:
+    x = stc.SparseTensor(torch.tensor([[1], [0]]), torch.ones(1, 2), (2, 2, 2))
+    a = torch.ones(1, 2).expand(2, 2)
+    plan = stc.compile("abc,ad->bcd", x, a, plan="coo").plan
+    assert torch.equal(stc.einsum("abc,ad->bcd", x, a, plan=plan), stc.einsum("abc,ad->bcd", x, a))
