@@ -19,7 +19,7 @@ from sparsetc.contraction.operands import Operands, check_operand, stand_in
 from sparsetc.contraction.output import check_form, is_sparse, sparse_result
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.path import Path, in_steps
-from sparsetc.contraction.prepare import Preparation, in_place, problem_of
+from sparsetc.contraction.prepare import Preparation, chosen_for, in_place, problem_of
 from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import rewrites_of
 from sparsetc.contraction.step import Step
@@ -29,7 +29,7 @@ from sparsetc.ir.plan import AUTO, DENSE, ONE_PASS, STEPS, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.paths import checked_order
-from sparsetc.planner.registry import PLANS, by_nonzeros, choose
+from sparsetc.planner.registry import PLANS, by_nonzeros
 from sparsetc.planner.workload import choose_together
 from sparsetc.products.problem import paired
 from sparsetc.support.notices import log_since
@@ -87,9 +87,7 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
             return path, [], request
         choice = path
     if choice is None and request.dense_modes and len(request.sparse) == 1 and wanted in (AUTO, ONE_PASS):
-        with in_place(request.settings, request.like.device):
-            recurs = request.repeated and not request.settings.timed
-            choice = choose(wanted, problem_of(request), recurs, partial(_as_dense, request))
+        choice = chosen_for(request, partial(_as_dense, request))
         if choice.plan.is_request:
             return _leaf(replace(request, settings=replace(request.settings, plan=choice.plan)), None)
     rewrites, inner = rewrites_of(request)
@@ -114,8 +112,8 @@ def _as_dense(request: Request, choice: Choice) -> Choice | None:
         return None
     shape = request.bound.extents(term)
     empty = Pattern(x.coords.new_empty(len(shape), 0), shape, x.is_coalesced)
-    stored = SparseTensor._make(empty, request.like.expand(0))
-    operands = [stored if p in e.sparse else operand for p, operand in enumerate(request.operands)]
+    operands = [*request.operands]
+    operands[e.sparse[0]] = SparseTensor._make(empty, request.like.expand(0))
     problem = Preparation(replace(request, operands=operands, form="dense")).problem
     seconds = min([sum(own.seconds or ()) for own in PLANS[DENSE.name].estimates(problem)], default=inf)
     most = sum(choice.seconds)

@@ -79,7 +79,8 @@ def same_kind(tensors: Tensors) -> Callable[..., bool]:
 
 def in_place(leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> Run | None:
     """Return a run of the programs on values and dense operands as they lie; None where a call is more than that."""
-    executable, zeroed, tensors = leaf.executable, leaf.arrays.zeroed, [*values, *dense]
+    executable, zeroed = leaf.executable, leaf.arrays.zeroed
+    tensors = [*values, *dense]
     sources = pull.sources(len(tensors))
     if sources is None or executable.copies > 1:
         return None

@@ -30,7 +30,7 @@ from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite
 from sparsetc.contraction.operands import Patterns, Tensors, einsum
 from sparsetc.contraction.output import is_sparse, known_result, sparse_result
-from sparsetc.contraction.prepare import in_place, problem_of
+from sparsetc.contraction.prepare import chosen_for, problem_of
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import broadcast_dims, without
 from sparsetc.device.profile import profile_of
@@ -99,10 +99,7 @@ def in_steps(request: Request) -> Path | Choice | None:
     if backend == "torch" or asked or x.dense_order:
         choice = steps()
     else:
-        problem = problem_of(request)
-        with in_place(settings, x.device):
-            recurs = request.repeated and not settings.timed
-            choice = choose(wanted, problem, recurs, steps)
+        choice = chosen_for(request, steps)
     if choice is not None and choice.plan.path:
         return Path(request, False, choice.plan.path, choice.plan.reason)
     if asked:

@@ -33,8 +33,10 @@ from sparsetc.options import Options, in_force
 from sparsetc.packing.base import Packed, get_format, index_dtype
 from sparsetc.packing.partition import PARTITIONS, stored_parts
 from sparsetc.packing.tiles import slots_along
+from sparsetc.planner.candidate import Choice
 from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.registry import Other, choose
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support import Ints, among, memory, outside
 from sparsetc.support.entry import on_gpu
@@ -392,6 +394,13 @@ class Preparation:
 def problem_of(request: Request) -> Problem:
     """Return the planning problem of an einsum of one sparse operand."""
     return Preparation(rewrites_of(request)[1]).problem
+
+
+def chosen_for(request: Request, other: Other | None = None) -> Choice:
+    """Choose the plan of an einsum of one sparse operand, as `choose` does."""
+    settings = request.settings
+    with in_place(settings, request.like.device):
+        return choose(settings.plan, problem_of(request), request.repeated and not settings.timed, other)
 
 
 def _wide_words(packed: Packed) -> Packed:

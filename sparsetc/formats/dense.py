@@ -244,13 +244,13 @@ class ProductCost(Cost):
     def predicted(self, statistics: Statistics, profile: DeviceProfile) -> float:
         """Seconds expected: a product reads while it multiplies; intermediates and rounding take time of their own."""
         size, rounding = statistics.itemsize, 0.0
+        constants = profile.constants
         if self.p.half:
-            rounding = profile.constants["rounding_call"] + ROUNDING * self.tables / profile.memory
+            rounding = constants["rounding_call"] + ROUNDING * self.tables / profile.memory
         forming = (self.calls - 1) * profile.launch + 2 * size * self.formed / profile.memory
         each = self.seconds(statistics, profile)
         in_turn = min(self.summed, profile.rules["product_split"])
-        multiplied = max(each["memory"], each["dot"]) + profile.constants["product_summed"] * in_turn
-        constants = profile.constants
+        multiplied = max(each["memory"], each["dot"]) + constants["product_summed"] * in_turn
         starts = {ROUNDED: constants["product_narrow"], "tf32": constants["product_tf32_start"]}
         start = starts.get(self._unit(size), constants["product_wide"])
         if not self.matrices:  # `torch.einsum` starts each product anew; what it gives is copied in the order wanted

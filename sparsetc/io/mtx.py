@@ -60,7 +60,8 @@ def head(
         )
     reader.take()
     *shape, count = map(int, sizes)
-    is_complex, reals, dtype = field == "complex", _NUMBERS[field], dtype or table.stated_dtype(reader)
+    is_complex, reals = field == "complex", _NUMBERS[field]
+    dtype = dtype or table.stated_dtype(reader)
     if dtype and (dtype not in DTYPES or (is_complex and not dtype.is_complex)):
         raise DtypeError(f"{reader.path} is of field {field}; it cannot be read as {dtype}")
     real = (dtype or (default if reals else torch.float32)).to_real()

@@ -238,7 +238,8 @@ def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, LineFault | N
         values = ("no value", "a value", "2 values")[layout.reals]
         expected = f"expected {layout.fields} fields, {layout.order} coordinates and {values}"
         end, fault = wrong, LineFault(wrong, None, f"{expected}, found {counts[wrong]}")
-    tokens, columns, single = b"\n".join(lines[:end]).split(), list[Tensor](), True
+    tokens, columns = b"\n".join(lines[:end]).split(), list[Tensor]()
+    single = True
     for field in range(layout.fields):
         of_field = tokens[field :: layout.fields]
         if field < layout.order:

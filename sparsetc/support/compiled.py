@@ -106,12 +106,12 @@ def room(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 def room_of(like: Tensor, device: torch.device) -> Callable[[], Tensor]:
     """Return a function that gives an uninitialised tensor like this one; a GPU's is made without torch's dispatch."""
-    shape, strides, dtype = tuple(like.shape), like.stride(), like.dtype
+    shape, strides = tuple(like.shape), like.stride()  # a torch.Size is none to torch's own function
 
     def make() -> Tensor:
         if device.type == "cuda" and torch._C._cuda_getDevice() == device.index:
-            return guards._empty_strided_cuda(shape, strides, dtype)  # type: ignore[attr-defined, no-any-return]
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            return guards._empty_strided_cuda(shape, strides, like.dtype)  # type: ignore[attr-defined, no-any-return]
+        return torch.empty_strided(shape, strides, dtype=like.dtype, device=device)
 
     return make
 

@@ -61,7 +61,7 @@ DOT = 8
 
 
 Worth = Callable[[int, int], float]
-"""Of the rows of a nonzero's product and of the positions that it sums: see `dense_products`."""
+"""A function of the rows of a nonzero's product and of the positions that it sums; see `dense_products`."""
 
 
 def one_each(rows: int, summed: int) -> float:
