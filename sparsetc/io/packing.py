@@ -28,7 +28,7 @@ from sparsetc.io import foreign, lines, memory, mtx, packed, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.packed import Batch
 from sparsetc.options import current, options
-from sparsetc.support import FilePath, required
+from sparsetc.support import FilePath, Ints, required
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import SUMMED_IN, check_dtype
@@ -46,6 +46,11 @@ HELD = 8
 WHOLE = 4
 """A source's row group may take at most this part of the limit: its rows are copied, and sorted with others."""
 
+TEXT: dict[str, Any] = {
+    kind + zipped: m for kind, m in ((".tns", tns), (".mtx", mtx)) for zipped in ("", *lines.UNZIPPED)
+}
+"""Modules of text formats by suffix."""
+
 
 @dataclass(frozen=True)
 class PackingSource:
@@ -59,7 +64,7 @@ class PackingSource:
 
     order: int
     dtype: torch.dtype
-    shape: tuple[int, ...] | None
+    shape: Ints | None
     batches: Iterable[Batch]
     labels: Labels | None = None
 
@@ -171,9 +176,7 @@ def _opened(
     """Open a source by the suffix of its path. Raise `IOFormatError` for an unknown one."""
     name = path.lower()
     by_columns = tables.is_table(path, columns)
-    text = name.removesuffix(next((end for end in lines.UNZIPPED if name.endswith(end)), ""))
-    if text.endswith((".tns", ".mtx")):
-        module: Any = tns if text.endswith(".tns") else mtx
+    if module := next((TEXT[suffix] for suffix in TEXT if name.endswith(suffix)), None):
         with lines.opened(path, module.COMMENT, show) as reader:
             layout = module.head(reader, dtype, torch.float32)
             yield PackingSource(layout.order, layout.kind or layout.dtype, layout.sizes, _text(reader, layout))

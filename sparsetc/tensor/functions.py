@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsetc.errors import DtypeError, ShapeError
-from sparsetc.support import later
+from sparsetc.support import Ints, later
 from sparsetc.tensor.arithmetic import Arithmetic, matmul
 from sparsetc.tensor.attributes import IN_PLACE, is_sparse
 from sparsetc.tensor.elementwise import attempted, elementwise, is_strided
@@ -115,7 +115,7 @@ def _none_differ(x: Any, y: Any, differ: Callable[..., Tensor], name: str) -> bo
     return not bool(elementwise(x, y, _of_tensors(differ), name)._values.any())
 
 
-def _shape_of(x: Any, name: str) -> tuple[int, ...]:
+def _shape_of(x: Any, name: str) -> Ints:
     if not hasattr(x, "shape"):
         raise DtypeError(f"{name} takes tensors, found {type(x).__name__}")
     return tuple(x.shape)
