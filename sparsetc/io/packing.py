@@ -85,15 +85,16 @@ def pack(
 ) -> None:
     """Convert a file that may be larger than memory to a packed file (.parquet): nonzeros sorted, duplicates summed.
 
-    The result is the same whatever the limit. An interrupted call leaves nothing: what does not fit in memory lies in a
-    folder ``.sparsetc-….tmp.spill`` beside ``path``, which goes with the call. Only a process that is killed leaves it.
+    The result does not depend on the limit. What does not fit in memory is written to a folder
+    ``.sparsetc-….tmp.spill`` beside ``path``, which is removed when the call ends or is interrupted; a killed process
+    leaves it.
 
     Args:
         source: ``.tns`` or ``.mtx``, also compressed, a ``.parquet`` or ``.csv`` with ``columns``; or ``.npz``, or a
             file of another program as in `read`, whose tensor must fit in a quarter of the limit.
         path: where the packed file will be, ending in ``.parquet``; a file that is there is replaced.
-        dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
-            does not hold every digit.
+        dtype: of the values; by default as in `read`. Text that states no dtype becomes float32, and is refused if
+            float32 does not hold every digit.
         columns: of a .parquet, .csv or .tsv, as in `read`.
         memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 128 MiB. Default: that of
             ``options``, else a quarter of what is free.

@@ -351,9 +351,8 @@ for _name in ("softmax", "log_softmax"):
     FUNCTIONS[_name].__doc__ = f"Return `sparsetc.{_name}` along a mode: absent elements have no share."
 for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names
     if hasattr(Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
-        _call.__doc__ = _call.__doc__ or (
-            f"Return what ``torch.{_name}`` returns for this tensor, whose absent elements are 0.\n\nA function that "
-            "would make these differ from 0 is refused."
+        _call.__doc__ = (
+            _call.__doc__ or f"Return what ``torch.{_name}`` returns for this tensor, with 0 where it has no entry."
         )
         setattr(Functions, _name, property(_call) if _name in ("real", "imag") else _call)
 Functions.where = lambda x, condition, y=0: FUNCTIONS["where"](condition, x, y)  # type: ignore[attr-defined]
