@@ -15,9 +15,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.initial import begun
+from sparsetc.decomposition.initial import begun, leading
 from sparsetc.decomposition.kernels import chain_kernels
-from sparsetc.decomposition.leading import leading
 from sparsetc.decomposition.linear import divisor
 from sparsetc.decomposition.loop import Rows, column, convergence_test, iterate, undisturbed
 from sparsetc.decomposition.models import Tucker
