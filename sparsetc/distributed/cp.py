@@ -20,8 +20,8 @@ from sparsetc.decomposition.als import Equations
 from sparsetc.decomposition.cp import NAME, Wanted, run, start
 from sparsetc.decomposition.linear import hals, least_squares
 from sparsetc.decomposition.models import CP
-from sparsetc.distributed.agree import agreed, alike, on_all
 from sparsetc.distributed.cut import Cut, Range, shares
+from sparsetc.distributed.ranks import agreed, alike, on_all
 from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.transfer import Transfer
 from sparsetc.errors import DecompositionError

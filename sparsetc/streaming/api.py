@@ -26,8 +26,7 @@ from sparsetc.planner.registry import check_request
 from sparsetc.streaming import contents
 from sparsetc.streaming.budget import Budget, StreamOptions, named_device
 from sparsetc.streaming.compiler import Compiler
-from sparsetc.streaming.cutting import cut
-from sparsetc.streaming.sources import Source, operand, source_of
+from sparsetc.streaming.cutting import Source, cut, operand, source_of
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
 from sparsetc.streaming.stream import Stream
 from sparsetc.support import FilePath
