@@ -11,12 +11,11 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from sparsetc.device.profile import of_backend, path_of
+from sparsetc.device.profile import of_backend, path_of, today
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, verify
 from sparsetc.ir.program.statistics import Statistics
@@ -44,11 +43,6 @@ def versions() -> str:
         with suppress(PackageNotFoundError):
             named.append(f"{name} {version(name)}")
     return ", ".join(named)
-
-
-def today() -> str:
-    """The date, as records have it."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
 
 
 def digest(*parts: object) -> str:
