@@ -283,6 +283,11 @@ class Problem:
             native=native,
         )
 
+    @property
+    def nnz(self) -> int:
+        """Nonzeros of the sparse operand."""
+        return self.counts.nnz
+
     @cached_property
     def of_any_pattern(self) -> Problem:
         """The problem without its pattern: what depends on it alone is kept for the next pattern."""

@@ -39,7 +39,7 @@ def recurring(problem: Problem, choose: Callable[[], Choice]) -> Choice:
 
     What is asked to be deterministic, or to keep within a memory limit, is planned by its own pattern alone.
     """
-    if problem.deterministic or problem.adding or problem.memory_limit is not None or not problem.counts.nnz:
+    if problem.deterministic or problem.adding or problem.memory_limit is not None or not problem.nnz:
         return choose()
     key = _kind_of(problem)
     last, agreed, repeats = kinds.get(key) or (None, 0, 0)

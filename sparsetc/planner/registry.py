@@ -38,7 +38,7 @@ class Method:
     Attributes:
         candidates: the plans worth considering under ``"auto"``, given the best so far; none where the method does not
             apply. Methods that count more than rows leave out what cannot be faster (`planner.bounds`).
-        candidate: the plan of a problem, its counts and a request's options; None, or `PlanError`, where it does not
+        candidate: the plan of a problem and a request's options; None, or `PlanError`, where it does not
             apply.
         options: the options that a request by the method's name may have.
         alone: True where ``"auto"`` considers the method for one einsum, and not only for several that share a copy.
@@ -49,7 +49,7 @@ class Method:
     """
 
     name: str
-    candidates: Callable[[Problem, Counts, Best], Iterable[Candidate]]
+    candidates: Callable[[Problem, Best], Iterable[Candidate]]
     candidate: Callable[..., Candidate | None]
     options: tuple[str, ...] = ()
     alone: bool = True
@@ -66,7 +66,7 @@ class Method:
         by_plan: dict[Plan, list[Candidate]] = {}
         for n in range(len(problem.precisions) if problem.backend == "triton" or not self.kernels else 0):
             exacter = changed(problem, precisions=problem.precisions[n:]) if n else problem
-            for candidate in self.candidates(exacter, problem.counts, best or Best()):
+            for candidate in self.candidates(exacter, best or Best()):
                 # Precisions tell only those plans apart whose dots have them.
                 key = candidate.plan
                 if len(problem.precisions) > 1:
@@ -79,7 +79,7 @@ class Method:
 
     def requested(self, problem: Problem, request: Plan) -> Candidate:
         """Return the candidate for a requested plan, operands cast if faster. Raise `PlanError` if there is none."""
-        candidate = self.candidate(problem, problem.counts, **dict(request.options))
+        candidate = self.candidate(problem, **dict(request.options))
         if candidate is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
             raise PlanError(f'{said}: the function that makes it gave None, and no candidate; "auto" takes another')
@@ -100,9 +100,9 @@ def add_plans(*methods: Method) -> None:
 def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
     """Return the method of a function that a format offers or a user registers."""
 
-    def candidate(problem: Problem, counts: Counts) -> Candidate | None:
+    def candidate(problem: Problem) -> Candidate | None:
         """Return the function's plan, if it has one, by its registered name; `PlanError` where it is malformed."""
-        offered = make(problem, counts)
+        offered = make(problem, problem.counts)
         if offered is None:
             return None
         if not isinstance(offered, Candidate):
@@ -113,8 +113,8 @@ def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
             raise PlanError(f"plan {name!r} has {len(plan.parts)} parts, and the expected sizes of {sizes}")
         return changed(offered, plan=plan)
 
-    def candidates(problem: Problem, counts: Counts, best: Best) -> Iterable[Candidate]:
-        offered = candidate(problem, counts)
+    def candidates(problem: Problem, best: Best) -> Iterable[Candidate]:
+        offered = candidate(problem)
         return () if offered is None or (problem.ordered and not orderly(offered, problem)) else (offered,)
 
     return Method(name, candidates, candidate, shared=shared, make=make)
