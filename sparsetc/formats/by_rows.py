@@ -18,7 +18,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import fibers, rows
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.partition import register_partition, row_numbers
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, blocked, items_of, rounds

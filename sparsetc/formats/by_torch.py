@@ -18,7 +18,7 @@ from sparsetc.formats.positions import sides_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
 from sparsetc.ir.plan import DOTS, ROUNDED, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import FORMATS
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate

@@ -24,7 +24,7 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.nest.axes import UNLIMITED
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.plan import DOTS, F16X3, Schedule, Storage
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, pointers
 from sparsetc.packing.words import Nonzeros

@@ -31,7 +31,7 @@ from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
-from sparsetc.ir.program.statistics import ONE, STORED, Statistics
+from sparsetc.ir.program.resources import ONE, STORED, Statistics
 from sparsetc.ir.program.tile import Add, Key, Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed

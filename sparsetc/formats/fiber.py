@@ -35,7 +35,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.nest import blocks as blocks_nest
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.words import Nonzeros

@@ -27,8 +27,7 @@ from sparsetc.ir.nest.coordinates import Lookup, Position
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Part, Storage
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
-from sparsetc.ir.program.resources import SECTOR
-from sparsetc.ir.program.statistics import ONE, Statistics
+from sparsetc.ir.program.resources import ONE, SECTOR, Statistics
 from sparsetc.ir.program.tile import Product, Tile
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.planner.registry import register_format

@@ -21,7 +21,7 @@ from sparsetc.formats.fiber import rows, short_rows
 from sparsetc.formats.window import populations, tiles_of
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.operands import MIN_DOT, named_operands
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.bounds import Best, Numbers, Rates, windows_of
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, costs, in_order

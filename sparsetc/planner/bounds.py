@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.tiles import VOLUME, sides_of
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import in_order, rounded

@@ -11,7 +11,7 @@ from math import expm1
 
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.problem import Problem
 from sparsetc.support import NamedInts
 from sparsetc.support.lru import cached_property

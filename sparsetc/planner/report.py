@@ -15,7 +15,7 @@ from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Plan, in_bf16
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.ir.program.text import tile_einsum
 from sparsetc.ir.program.tile import Product, TileProgram
 from sparsetc.packing.base import FORMATS, Packed

@@ -14,7 +14,7 @@ from math import inf
 
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.partition import storage_keys
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of, ranked

@@ -18,7 +18,7 @@ from typing import Any
 from sparsetc.device.profile import of_backend, path_of, today
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, verify
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support.notices import warn_once
