@@ -103,7 +103,7 @@ def _of_precision(problem: Problem, precision: str) -> tuple[Part, ProductCost]:
 
     They are behind them where that is the tensor's own order, in which one copy of a matrix serves both its products.
     """
-    output, order = problem.bound.einsum.output, tuple(range(problem.order))
+    output, order = problem.einsum.output, tuple(range(problem.order))
     kept = sorted(problem.kept, key=lambda mode: output.index(problem.letters[mode]))
     sequence = order if (*problem.rest, *kept) == order else (*kept, *problem.rest)
     storage = Storage(leaf=order, sequence=sequence)

@@ -102,7 +102,7 @@ def by_rows_and_more(problem: Problem, best: Best) -> Iterator[Candidate]:
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
         in_halves = replace(problem, precisions=(F16X3,))
         if (
-            len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes
+            len(problem.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes
         ):  # one dot of two tables
             yield coo(in_halves)
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
@@ -188,7 +188,7 @@ def _spreads(
     warps, issued = problem.profile.warps, problem.rules["issued"]
     while True:
         blocks, programs = dict(schedule.blocks), programs_of(problem, schedule)
-        split = max(among(blocks, problem.bound.einsum.output), key=blocks.__getitem__, default="")
+        split = max(among(blocks, problem.einsum.output), key=blocks.__getitem__, default="")
         last = not schedule.slowest_axes or blocks[split] <= NARROW or 2 * rows * programs >= warps
         if last or 2 * issued * rows * programs >= warps:  # half of the multiprocessors have one
             yield deepened(problem, schedule, rows * programs, longest), 0

@@ -283,7 +283,7 @@ def _for_rows(problem: Problem, schedule: Schedule) -> Schedule:
     if problem.backend != "triton":
         return schedule
     steps = 1 << max(1, -(-problem.nnz // max(1, problem.counts.distinct(problem.kept))) - 1).bit_length()
-    e = problem.bound.einsum
+    e = problem.einsum
     gathered = sum(any(c in e.sparse_indices for c in table) for table in e.tables)
     short, few = steps <= problem.rules["short_row"] and gathered <= 1, _few_programs(problem, schedule)
     if not schedule.blocks or (short and not few):
@@ -301,7 +301,7 @@ def _registers(problem: Problem, schedule: Schedule, steps: int, gathered: int) 
     TTM of rank 16 of rows of 1.6 and of 219 nonzeros 802 and 250, by 32 and 40 registers 718 and 213;
     `benchmarks/results/registers.json`). What takes several blocks of columns is left to it.
     """
-    e, long_row = problem.bound.einsum, problem.rules["long_row"]
+    e, long_row = problem.einsum, problem.rules["long_row"]
     split = any(problem.bound.by_index[c] > schedule.block(c) for c in e.output if c in dict(schedule.blocks))
     if not schedule.blocks or split or problem.itemsize > 4:
         return 0

@@ -122,7 +122,7 @@ def one_launch(problem: Problem) -> bool:
     """
     if dot_axes(problem.bound):  # a matrix for each kept position
         return False
-    ranks = max(problem.bound.extents(problem.bound.einsum.axes), default=1)
+    ranks = max(problem.bound.extents(problem.einsum.axes), default=1)
     short, few = ranks <= 32, problem.nnz < problem.rules["fuse_below"]
     return short and few if problem.precision == "tf32x3" else short or few
 

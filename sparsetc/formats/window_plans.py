@@ -238,7 +238,7 @@ def _requested(name: str, problem: Problem, **named: Any) -> Candidate:
     parts, threshold = tilings(problem, problem.rules["taus"][name], named), named.get("threshold")
     candidates = [split for part in parts for split in splits(problem, name, part, threshold)]
     if not candidates:
-        raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
+        raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.einsum}"')
     most, least = problem.memory, min(value_bytes(problem, split) for split in candidates)
     instead = "leave more rows to runs by a higher threshold"
     memory.check(f'tiles of plan "{name}"', least, problem.counts.coords.device, most, instead)

@@ -228,7 +228,7 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
 def _by_passes(own: Schedule, problem: Problem) -> Schedule:
     """Make every axis that is split over the grid slowest there, unless the schedule names some."""
     sizes = problem.bound.by_index
-    slowest_axes = own.slowest_axes or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
+    slowest_axes = own.slowest_axes or tuple([c for c in problem.einsum.axes if sizes[c] > own.block(c)])
     return own if slowest_axes == own.slowest_axes else replace(own, slowest_axes=slowest_axes)
 
 

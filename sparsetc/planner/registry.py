@@ -366,7 +366,7 @@ def _walks(choice: Choice) -> list[Any]:
 
 
 def _kind_of(problem: Problem) -> Hashable:
-    einsum, counts = problem.bound.einsum, problem.counts
+    einsum, counts = problem.einsum, problem.counts
     sparse, kept = set(einsum.sparse_indices), problem.kept if problem.rest else ()  # a nonzero is no row to count
     sizes = tuple([_rounded(size) if letter in sparse else size for letter, size in problem.bound.sizes])
     longest = counts.longest(kept)  # first, as it counts the rows on the way
