@@ -149,20 +149,10 @@ Numbers = tuple[Ints, Ints]
 """Modes of the sparse operand, and their sizes, which together number rows."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """A dense operand as a table of rows to gather.
-
-    Attributes:
-        numbers: what numbers the rows.
-        order: permutation of its dimensions: those that number rows first, then letters of the result in its order;
-            None where they lie so.
-        shape: (rows, *dense sizes of the result), with size 1 for each letter that the operand lacks.
-    """
-
-    numbers: Numbers
-    order: Ints | None
-    shape: Ints
+Table = tuple[Numbers, Ints | None, Ints]
+"""A dense operand as a table of rows to gather: what numbers the rows; the permutation of its dimensions, those that
+number rows first, then letters of the result in its order, None where they lie so; and (rows, *dense sizes of the
+result), with size 1 for each letter that the operand lacks."""
 
 
 @dataclass(frozen=True)
@@ -201,12 +191,12 @@ class Recipe:
         def numbers(of: Sequence[str]) -> Numbers:
             return tuple([letters.index(c) for c in of]), bound.extents(of)
 
-        tables = []
+        tables = list[Table]()
         for term in e.tables:
             shared = outside(term, e.free)
             width = [sizes[c] if c in term else 1 for c in e.free]
             order = _order(term, (*shared, *among(e.free, term)))
-            tables.append(Table(numbers(shared), order, (bound.elements(shared), *width)))
+            tables.append((numbers(shared), order, (bound.elements(shared), *width)))
         return Recipe(numbers(e.kept), bound.extents(e.free), tuple(tables), _order((*e.kept, *e.free), e.output))
 
     @cached_property
@@ -224,8 +214,8 @@ class Recipe:
         dtype, wide = values.dtype, accumulator(values.dtype)
         if dtype != wide:
             values, dense = values.to(wide), [o.to(wide) for o in dense]
-        tables = [_reordered(o, table.order).reshape(table.shape) for table, o in zip(self.tables, dense, strict=True)]
-        numbers = [_numbers(table.numbers, coords) for table in self.tables]
+        tables = [_reordered(o, order).reshape(to) for (_, order, to), o in zip(self.tables, dense, strict=True)]
+        numbers = [_numbers(of_rows, coords) for of_rows, *_ in self.tables]
         row, count = _numbers(self.kept, coords), values.shape[0]
         if row is None:
             sums = self._product(values, tables, numbers).sum(0)

@@ -102,7 +102,7 @@ class DeviceProfile:
     l1: float
     add: float
     multiply: float
-    dot: Mapping[str, float] = field(hash=False)
+    dot: Mapping[str, float]
     l2_bytes: int
     l1_bytes: int
     warps: int
@@ -113,26 +113,30 @@ class DeviceProfile:
     fiber: float
     expand: float
     tile: float
-    tile_share: Mapping[str, float] = field(hash=False)
-    run_share: Mapping[str, float] = field(hash=False)
-    fused_slowdown: Mapping[str, float] = field(hash=False)
+    tile_share: Mapping[str, float]
+    run_share: Mapping[str, float]
+    fused_slowdown: Mapping[str, float]
     task_bytes: float
     crowded: float
     crowded_below: int
     expanded_bytes: float
-    product: Mapping[str, float] = field(hash=False)
-    block_dot: Mapping[str, float] = field(hash=False)
+    product: Mapping[str, float]
+    block_dot: Mapping[str, float]
     near_blocks: float
     far_blocks: float
     near_bytes: int
     pair_turn: float
     moved: float
     call: float
-    constants: Mapping[str, float] = field(hash=False)
-    rules: Mapping[str, Any] = field(hash=False)
-    sources: Mapping[str, str] = field(hash=False)
+    constants: Mapping[str, float]
+    rules: Mapping[str, Any]
+    sources: Mapping[str, str]
     calibrated: str = ""
-    loops: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    loops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Return a hash of a few fields, as tables have none."""
+        return hash((self.name, self.calibrated, self.memory, self.launch))
 
     @property
     def measured(self) -> Names:

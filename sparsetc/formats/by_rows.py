@@ -87,8 +87,7 @@ def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Sta
 @register_partition("run_length", whole_rows=True)
 def by_run_length(coords: Tensor, shape: Ints, kept: Ints, *, threshold: int) -> list[Tensor | None]:
     """Return [nonzeros in rows of at least `threshold`, the others]. A row has one coordinate in each kept mode."""
-    lengths = row_lengths(coords, shape, kept)
-    long = lengths >= threshold
+    long = row_lengths(coords, shape, kept) >= threshold
     return [torch.nonzero(long).flatten(), torch.nonzero(~long).flatten()]
 
 

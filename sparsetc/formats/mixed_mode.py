@@ -72,9 +72,8 @@ def forest(problem: Problem, share: Counts, along: int) -> Storage:
         pieces = share.distinct(tuple(others)) + share.nnz // rules["fiber_nnz"]
         apart = pieces >= rules["root_blocks"] * rules["dot_lanes"] * share.distinct((root,))
     item = (root,) if apart else ()
-    middle = outside(others, item)
     lanes, longest = (rules["dot_lanes"], rules["fiber_nnz"]) if on_gpu else (1, 0)
-    return Storage(item, middle, (along,), lanes, longest, rules["forest_item_nnz"], narrow=on_gpu)
+    return Storage(item, outside(others, item), (along,), lanes, longest, rules["forest_item_nnz"], narrow=on_gpu)
 
 
 @register_partition("mixed_mode")

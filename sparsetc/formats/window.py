@@ -123,9 +123,8 @@ class Window:
             lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", columns, width)
         else:
             lane = words.fields(columns, tiles_along(shape, sides), "tile_word")
-        item = _listed("rows", rows, height)
         sequence = (*rows[1:], *columns[:-1], rows[0], columns[-1])
-        return tiles(item, lane, Whole(sides, sequence))
+        return tiles(_listed("rows", rows, height), lane, Whole(sides, sequence))
 
     def pack(self, coords: Tensor, shape: Ints, storage: Storage, cache: Cache | None = None) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""

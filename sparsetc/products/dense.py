@@ -141,8 +141,7 @@ class DensePath(JoinPath):
     def _places_of(self, product: Tensor) -> Tensor:
         """(nnz,) the result's places, ascending, where the product of the patterns is not 0."""
         lines = (product != 0).reshape(prod(self.join.sizes[:2]), self.join.columns)
-        rows = picked(lines, self._line_of_row)
-        return torch.nonzero(rows.flatten()).flatten()
+        return torch.nonzero(picked(lines, self._line_of_row).flatten()).flatten()
 
     @property
     def sizes(self) -> Sizes:

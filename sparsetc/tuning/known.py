@@ -169,11 +169,9 @@ class Known:
                 Line(
                     key=self._key,
                     like=self._like,
-                    tensor=facts.tensor,
                     device=self._device,
                     versions=versions(),
                     day=today(),
-                    equation=facts.equation,
                     name=c.name,
                     plan=as_data(c.plan),
                     seconds=(t.low, t.median, t.high),
@@ -181,8 +179,7 @@ class Known:
                     predicted=c.seconds or (),
                     terms=tuple(terms),
                     expected=tuple(map(asdict, c.expected)),
-                    problem=facts.problem,
-                    pattern=facts.pattern,
+                    **vars(facts),
                 )
             )
         try:

@@ -77,8 +77,8 @@ class Lowering:
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
         unrolled, turned = len(inner.stored) == 1, among(schedule.tile_loops, inner.sides)
-        sizes = self.tile_sizes
-        loops = (TileLoop(c, size=inner.sides[c], step=sizes.get(c, 1), unrolled=unrolled) for c in turned)
+        step = self.tile_sizes.get
+        loops = (TileLoop(c, size=inner.sides[c], step=step(c, 1), unrolled=unrolled) for c in turned)
         self.around = (*self.view.loops, *loops)
         if not schedule.is_ruled:
             verify_tree(inner, schedule, self.around)
@@ -299,8 +299,7 @@ class Lowering:
 
     def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
         """Return a tile summed over these axes; the tile itself if it has none of them."""
-        summed = set(over)
-        axes = outside(tile.axes, summed)
+        axes = outside(tile.axes, {*over})
         return self.make(Reduce(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
 
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
@@ -479,8 +478,7 @@ class WholeLowering(Lowering):
         return tile
 
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
-        factors = self.taken_back(tile).inputs
-        return self._product(name, factors, level, tile.within[: tile.folded], accumulate=True)
+        return self._product(name, self.taken_back(tile).inputs, level, tile.within[: tile.folded], accumulate=True)
 
     def _product(
         self, name: str, tiles: Sequence[Tile], level: int, rows: Collection[str] = (), accumulate: bool = False
