@@ -23,8 +23,8 @@ class Lines:
         self.out: list[str] = []
         self.indent, self.variables = indent, 0
 
-    def put(self, text: str) -> None:
-        self.out.append("    " * self.indent + text)
+    def put(self, *lines: str) -> None:
+        self.out += ["    " * self.indent + line for line in lines]
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:

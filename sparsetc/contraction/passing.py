@@ -4,7 +4,9 @@ In: an einsum of one sparse operand, or of two on a GPU, and how often the patte
 one operand, differentiable; None if a kernel is to be compiled. Sorting, planning and packing take longer than ten
 calls, so a kernel pays only for a pattern that stays. Once several patterns in a row were used a few times each, the
 next one gets no kernel at first: its rows are gathered, multiplied and added by torch, on a CPU by one native loop that
-serves all, in the order in which the entries were given.
+serves all, in the order in which the entries were given. Of two sparse operands on a GPU pairs of entries with equal
+shared coordinates are made, sorted by their place in the result, and added up: some thirty launches, where to plan the
+product takes two hundred.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from torch.autograd import forward_ad
 
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
-from sparsetc.contraction.passing_pair import product
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
@@ -31,8 +32,18 @@ from sparsetc.support.compiled import native
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import readings
-from sparsetc.tensor.coords import linear_key, picked
-from sparsetc.tensor.pattern import Uses, transforming
+from sparsetc.tensor.coords import (
+    INT64_SIZES,
+    decoded,
+    histogram,
+    in_runs,
+    linear_key,
+    markable,
+    narrowed,
+    numbered,
+    picked,
+)
+from sparsetc.tensor.pattern import Pattern, Uses, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
 
@@ -138,20 +149,10 @@ Numbers = tuple[Ints, Ints]
 """Modes of the sparse operand, and their sizes, which together number rows."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """A dense operand as a table of rows to gather.
-
-    Attributes:
-        numbers: what numbers the rows.
-        order: permutation of its dimensions: those that number rows first, then letters of the result in its order;
-            None where they lie so.
-        shape: (rows, *dense sizes of the result), with size 1 for each letter that the operand lacks.
-    """
-
-    numbers: Numbers
-    order: Ints | None
-    shape: Ints
+Table = tuple[Numbers, Ints | None, Ints]
+"""A dense operand as a table of rows to gather: what numbers the rows; the permutation of its dimensions, those that
+number rows first, then letters of the result in its order, None where they lie so; and (rows, *dense sizes of the
+result), with size 1 for each letter that the operand lacks."""
 
 
 @dataclass(frozen=True)
@@ -190,12 +191,12 @@ class Recipe:
         def numbers(of: Sequence[str]) -> Numbers:
             return tuple([letters.index(c) for c in of]), bound.extents(of)
 
-        tables = []
+        tables = list[Table]()
         for term in e.tables:
             shared = outside(term, e.free)
             width = [sizes[c] if c in term else 1 for c in e.free]
             order = _order(term, (*shared, *among(e.free, term)))
-            tables.append(Table(numbers(shared), order, (bound.elements(shared), *width)))
+            tables.append((numbers(shared), order, (bound.elements(shared), *width)))
         return Recipe(numbers(e.kept), bound.extents(e.free), tuple(tables), _order((*e.kept, *e.free), e.output))
 
     @cached_property
@@ -213,8 +214,8 @@ class Recipe:
         dtype, wide = values.dtype, accumulator(values.dtype)
         if dtype != wide:
             values, dense = values.to(wide), [o.to(wide) for o in dense]
-        tables = [_reordered(o, table.order).reshape(table.shape) for table, o in zip(self.tables, dense, strict=True)]
-        numbers = [_numbers(table.numbers, coords) for table in self.tables]
+        tables = [_reordered(o, order).reshape(to) for (_, order, to), o in zip(self.tables, dense, strict=True)]
+        numbers = [_numbers(of_rows, coords) for of_rows, *_ in self.tables]
         row, count = _numbers(self.kept, coords), values.shape[0]
         if row is None:
             sums = self._product(values, tables, numbers).sum(0)
@@ -281,3 +282,75 @@ def _numbers(numbers: Numbers, coords: Sequence[Tensor]) -> Tensor | None:
     """Return (entries,) row-major numbers of the entries' coordinates in these modes; None without modes."""
     modes, sizes = numbers
     return linear_key([coords[mode] for mode in modes], sizes)[0] if modes else None
+
+
+# -- two sparse operands -----------------------------------------------------------------------------------------------
+
+PAIRS = 1 << 22
+"""Most pairs of entries: 400 MB while they are sorted. Planning takes little beside more of them."""
+PLACES = 1 << 27
+"""Most elements of a dense result."""
+
+
+def product(
+    bound: Bound, coords: Sequence[Tensor], values: Sequence[Tensor], form: str, in_order: bool = False
+) -> Tensor | SparseTensor | None:
+    """Return the product of two sparse operands from (order, entries) coordinates and (entries,) values of each.
+
+    Those of the second may be known to be `in_order`. None of an operand without letters or with a repeated one, and
+    where there are too many pairs, or shared coordinates to count.
+    """
+    e = bound.einsum
+    shape = bound.output_shape
+    dtype = values[0].dtype
+    places, dense = bound.elements(e.output), not is_sparse(form, e, e.inputs)
+    distinct = all(term and len(set(term)) == len(term) for term in e.inputs)
+    if not distinct or places >= (PLACES if dense else INT64_SIZES):
+        return None
+    with lasting():
+        pairs = _pairs(bound, coords, in_order)
+        if pairs is None:
+            return None
+        p, q, place = pairs
+        count = places
+        if not dense:
+            numbers = numbered([place], [places], len(place), place)
+            place, count = numbers.rank, numbers.count
+            pattern = Pattern(torch.stack(decoded(numbers.coords[0], shape)), shape, True)
+    x, y = (v.to(accumulator(dtype)) for v in values)
+    terms = x.index_select(0, p) * y.index_select(0, q)
+    sums = add_rows(terms.new_zeros(count), place, terms).to(dtype)
+    return sums.view(shape) if dense else SparseTensor._make(pattern, sums)
+
+
+def _pairs(bound: Bound, coords: Sequence[Tensor], in_order: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the entry of each operand of each pair, and its row-major place in the result; waits for the device."""
+    e = bound.einsum
+    shared = among(*e.inputs)
+    keys, sizes = bound.elements(shared), bound.extents(shared)
+    if not markable(keys, sum(rows.shape[1] for rows in coords)):
+        return None
+    x, y = (dict(zip(term, rows, strict=True)) for term, rows in zip(e.inputs, coords, strict=True))
+    x_key, y_key = (
+        linear_key([at[c] for c in shared], sizes, rows[0])[0] for at, rows in ((x, coords[0]), (y, coords[1]))
+    )
+    each = histogram(y_key, keys)
+    lengths = each.index_select(0, x_key)
+    count = int(lengths.sum())
+    if count > PAIRS:
+        return None
+    p, q = in_runs(lengths, count, (torch.cumsum(each, 0) - each).index_select(0, x_key))
+    if not in_order or e.inputs[1][: len(shared)] != shared:
+        q = torch.sort(narrowed(y_key, keys)).indices.index_select(0, q)
+    place, of_x = torch.zeros_like(p), among(e.output, x)
+    for at, letters, entry in ((x, of_x, p), (y, outside(e.output, of_x), q)):
+        if letters:
+            place += _offsets(bound, at, letters).index_select(0, entry)
+    return p, q, place
+
+
+def _offsets(bound: Bound, at: dict[str, Tensor], letters: Names) -> Tensor:
+    """Return what an entry's coordinates in some letters of the result add to the number of its place."""
+    output = bound.einsum.output
+    first, *others = (at[c] * bound.elements(output[output.index(c) + 1 :]) for c in letters)
+    return sum(others, start=first)

@@ -145,7 +145,11 @@ class Lru(Generic[K, V]):
         return len(self._items)
 
 
-def given_to(function: Callable[..., Any], cache: Lru[Any, Any] | None) -> dict[str, Any]:
+Cache = Lru[Any, Any]
+"""What is kept of any kinds."""
+
+
+def given_to(function: Callable[..., Any], cache: Cache | None) -> dict[str, Any]:
     """Return the keyword ``cache`` for a function that has this parameter; no keyword for others."""
     return {} if cache is None or "cache" not in signature_of(function).parameters else {"cache": cache}
 
