@@ -122,7 +122,15 @@ class Loop(Text):
                 loaded = self.load(f"{name} + {self.entry_head} * {name}_head + entry", ["met"] if part else [])
                 self.put(f"{name}_tile = {self.number(name, loaded)}")
         of_row = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
-        return {name: f"{name}_{'own' if name in of_row else 'tile'}" for name in (*self.row_sums, *self.vectors)}
+        numbers = {n: f"{n}_{'own' if n in of_row else 'tile'}" for n in (*self.row_sums, *self.vectors)}
+        for name, place in self.placed.items():
+            lines, (at,) = place.statements(place.outputs.values(), numbers, f"{name}_of")
+            shape = f"[{self.layout.height}, {self.layout.width}]"
+            self.put(*lines, f"{name}_at = ({at}).to(tl.int32) + tl.zeros({shape}, tl.int32)")
+            self.put(f"{name}_at += tl.where({name}_at < 0, {name}_size, 0)")
+            loaded = self.load(f"{name} + {self.row_head} * {name}_head + {name}_at", ["met"] if part else [])
+            self.put(f"{name}_tile = {self.number(name, loaded)}")
+        return numbers
 
     def row_sum(self, weight: str) -> str:
         """A tile's sum over its columns; of a window of one row these stay apart until its last tile."""
@@ -166,7 +174,10 @@ class Loop(Text):
                 self.put(f"{name}_sum = tl.dot({weight}.to({tile}.dtype), {tile}, {name}_sum, {how})")
             else:
                 self.put(f"{name}_sum += {weight}.T * {tile}.to(tl.float32)")
+        masked = ", mask=met" if part else ""
+        for output, vector, name in self.walk.scattered:
+            address = f"{name} + {self.row_head} * {name}_head + {vector}_at"
+            self.put(f'tl.atomic_add({address}, {weights[output]}{masked}, sem="relaxed")')
         for output, name in self.walk.stored:
-            masked = ", mask=met" if part else ""
             value = f"{weights[output]}.to({name}.dtype.element_ty)"
             self.put(f"tl.store({name} + {self.entry_head} * {name}_head + entry, {value}{masked})")

@@ -80,6 +80,7 @@ class NativeText(Text, Lines):
             self.head()
         numbers = ["rows", "parts", *(["pattern_head", "part_head"] if self.layout.stacked else [])]
         numbers += self.strides(self.tensors()) + [f"{name}_step" for name in self.vectors]
+        numbers += [f"{name}_size" for name in self.placed]
         arrays = ["ptr", "far", *(["order"] if self.layout.ordered and self.by_entry else [])]
         longest = ["longest"] if self.walk.online else []
         arguments = (*numbers, *longest, *arrays, *self.pointers())
@@ -228,6 +229,9 @@ class NativeText(Text, Lines):
                     self.place(term)
                     addressed.add(term)
                 self.put_pieces(self.sizes[term], f"{name}_sum_{{n}} += {weight} * {{load}}({term}, {term}_at + {{n}})")
+        for output, vector, name in self.walk.scattered if numbers else ():
+            address = f"{self.row_head} * {name}_head + {vector}_at"
+            self.put(f"store({name}, {address}, load({name}, {address}) + {output}_weight)")
         for output, name in self.walk.stored if numbers else ():
             self.put(f"store({name}, {self.entry_head} * {name}_head + entry, {output}_weight)")
 
@@ -275,6 +279,10 @@ class NativeText(Text, Lines):
             self.keep()
         of_row = {*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")}
         names = {name: f"{name}_{'own' if name in of_row else 'far'}" for name in (*self.row_sums, *self.vectors)}
+        for name, place in self.placed.items():
+            (at,) = self.statements(place, place.outputs.values(), names, f"{name}_of")
+            self.put(f"{name}_at = np.int64({at})", f"{name}_at += {name}_size if {name}_at < 0 else 0")
+            self.put(f"{name}_far = load({name}, {self.row_head} * {name}_head + {name}_at)")
         names |= {name: name for name in (*self.products, KEEP)}
         return self.statements(self.walk.function, self.weights.values(), names)
 

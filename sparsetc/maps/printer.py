@@ -249,7 +249,7 @@ def header(printer: Text, name: str, backend: str) -> str:
     for name_of_sum, (left, right, less) in printer.row_sums.items():
         minus = f" - {less}[{i}]" if less else ""
         lines.append(f"    {name_of_sum}[{i}] = sum over d of {left}[{i}, d] {right}[{i}, d]{minus}")
-    at = {"own": i, "other": j, "entries": f"{i}, {j}"}
+    at = {"own": i, "other": j, "entries": f"{i}, {j}", "places": f"n({i}, {j})"}
     inputs = [*printer.products, *printer.row_sums]
     inputs += [f"{vector}[{at[side]}]" for vector, side in printer.vectors.items()]
     lines.append(f"    {', '.join(printer.weights)} = map of {', '.join(inputs)}")
@@ -271,6 +271,7 @@ def header(printer: Text, name: str, backend: str) -> str:
         elif table is not None:
             summed += f" {table}[{j}, d]"
         lines.append(f"    {result}[{i}{', d' if table else ''}] += {times}{summed}")
+    lines += [f"    {result}[n({i}, {j})] += {output}[{i}, {j}]" for output, _, result in walk.scattered]
     lines += [f"    {result}[entry] = {output}[{i}, {j}]" for output, result in walk.stored]
     lines.append("")
     if backend != "triton":
@@ -288,6 +289,8 @@ def header(printer: Text, name: str, backend: str) -> str:
     if printer.by_entry:
         lines.append("full_base, part_base[tile, row]: the number of the row's first entry in the tile")
     lines.append("x_head, x_row: elements from one head of x, and from one row, to the next")
+    if printer.placed:
+        lines.append("x_size: numbers that a head of x has; n(i, j) below 0 is counted from their end")
     lines += [f"{name}_head, {name}_row: of {unit} elements" for name, unit in layout.units]
     if layout.stepped:
         lines.append("x_step: elements from one number of x to the next")

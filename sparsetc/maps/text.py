@@ -89,7 +89,7 @@ class Text:
         self.derivatives: dict[tuple[str, str], str] = {}
         self.indent = 1
         function = walk.function
-        outputs = dict.fromkeys([a[0] for a in walk.accumulated] + [s[0] for s in walk.stored])
+        outputs = dict.fromkeys([*(output for output, *_ in walk.accumulated), *walk.unsummed])
         apart = self._apart()
         self.weights: dict[str, Argument] = {}
         self.factors: dict[str, float] = {}
@@ -101,6 +101,9 @@ class Text:
             self.weights["p"], self.score_factor = function.peeled("p")
         read = function.inputs(self.weights.values())
         read |= {term.product for _, term, _ in walk.accumulated if isinstance(term, Derivative)}
+        read |= {name for _, name, _ in walk.scattered}
+        self.placed = {name: place for name, place in walk.places.items() if name in read}
+        read |= {i for place in self.placed.values() for i in place.inputs(place.outputs.values())}
         self.products = {name: tables for name, tables in walk.products.items() if name in read}
         self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
         self.row_sums = {name: tables for name, tables in walk.sums.items() if name in read}
@@ -132,7 +135,7 @@ class Text:
         for output, _, destination in walk.accumulated:
             factors.setdefault(destination, set()).add(walk.function.peeled(output)[1])
         several = {output for output, _, destination in walk.accumulated if len(factors[destination]) > 1}
-        return several | {output for output, _ in walk.stored}
+        return several.union(walk.unsummed)
 
     def put(self, *lines: str) -> None:
         self.lines += ["    " * self.indent + line for line in lines]
@@ -174,7 +177,7 @@ class Text:
         named = ["item_count", "rows", "columns"]
         named += ["windows", "pattern_head", "part_head"] if self.layout.stacked else []
         named += [f"{name}_step" for name in (*self.vectors, *self.less.values()) if name in self.layout.stepped]
-        return named + self.strides(self.tensors())
+        return named + [f"{name}_size" for name in self.placed] + self.strides(self.tensors())
 
     def strides(self, names: Iterable[str]) -> list[str]:
         """The arguments that say how far heads and rows of tensors are apart."""

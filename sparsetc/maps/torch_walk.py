@@ -95,14 +95,15 @@ class TorchWalk:
         self.unit = 1 if tiles.columns % tiles.width else tiles.width  # columns that are gathered together
         function, self.scales = walk.function.scaled(walk.products)
         self.function = function
-        stored = {output for output, _ in walk.stored}
         self.weights: dict[str, Argument] = {}
         self.factors: dict[str, float] = {}
-        for output in dict.fromkeys([*stored, *(output for output, *_ in walk.accumulated)]):
+        for output in dict.fromkeys([*walk.unsummed, *(output for output, *_ in walk.accumulated)]):
             whole = function.outputs[output], 1.0
-            apart = output in stored or walk.online
+            apart = output in walk.unsummed or walk.online
             self.weights[output], self.factors[output] = whole if apart else function.peeled(output)
-        self.read = function.inputs(self.weights.values())
+        self.read = function.inputs(self.weights.values()) | {name for _, name, _ in walk.scattered}
+        self.placed = {name: place for name, place in walk.places.items() if name in self.read}
+        self.read |= {i for place in self.placed.values() for i in place.inputs(place.outputs.values())}
         self.at_once = CACHED // max(len(self.read & walk.products.keys()), 1)
         self.numbered = bool(walk.stored) or "entries" in [walk.vectors.get(name) for name in self.read]
 
@@ -245,6 +246,7 @@ class _Scores:
         self.dtype = dtype
         self.shape = len(heads) * windows.size, met.shape[1], windows.count
         self.gathered: dict[str, Tensor] = {}
+        self.at: dict[str, Tensor] = {}
 
     def own(self, name: str) -> Tensor:
         """Return the windows' rows of a table or vector."""
@@ -308,6 +310,10 @@ class _Scores:
             if divisor is not None:
                 part /= divisor.view(*divisor.shape, *[1] * (part.ndim - 2))
             self.put(results[name], part)
+        for output, vector, name in walk.scattered:
+            by_head = weights[output].unflatten(0, (-1, self.windows.size)).flatten(1)
+            result = results[name]
+            result[self.heads] = result[self.heads].scatter_add(1, self.at[vector].expand_as(by_head), by_head)
         if walk.stored:
             assert self.entries is not None
             met = torch.nn.functional.pad(self.met != 0, (self.shape[2] - self.met.shape[2], 0), value=True)
@@ -326,11 +332,19 @@ class _Scores:
         vectors = []
         for name in kernel.read & walk.vectors.keys():
             side = walk.vectors[name]
+            if side == "places":
+                continue
             if side == "entries":
                 values[name] = self.inputs[name][self.parts][:, self.entries].flatten(0, 1)
             else:
                 values[name] = self.own(name)[:, :, None] if side == "own" else self.other(name)[:, None, :]
                 vectors.append(values[name])
+        for name, place in kernel.placed.items():  # alike for all heads
+            numbers, size = self.inputs[name][self.heads], self.windows.size
+            of_windows = {one: values[one][:size] for one in place.inputs(place.outputs.values())}
+            at = place.of(of_windows).long().remainder_(numbers.shape[1])
+            self.at[name] = at.expand(size, *self.shape[1:]).reshape(1, -1)
+            values[name] = numbers[:, self.at[name][0]].view(self.shape)
         weights = {}
         part = self.met.shape[2]
         computed = kernel.function.computed(kernel.weights.values(), values, self.dtype)

@@ -296,14 +296,16 @@ def test_kernels_read_heads_where_they_lie(name: str) -> None:
 
 @compiles
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-def test_functions_of_scores_that_read_whole_numbers_compile_for(target: str) -> None:
+@pytest.mark.parametrize(("name", "read"), [("times", torch.int64), ("relative", torch.float32)])
+def test_functions_of_scores_that_read_tensors_compile_for(name: str, read: torch.dtype, target: str) -> None:
     pytest.importorskip("triton")
-    inputs, function, _ = reading("times", (2, 2))
+    inputs, function, _ = reading(name, (2, 2))
     every = Pairs(SMALL, (100, 100), CPU)
-    body, every, vectors = _scored(function, every, (2, 2), (2, 2), (0.3, 0.0), torch.float32)
+    body, every, vectors = _scored(function, every, (2, 2), (2, 2), (0.3, 0.0), torch.float32, False)
     types = {name: vector.dtype for name, vector in zip(body.vectors, vectors, strict=True)}
-    assert torch.int64 in types.values()
-    half = [t.detach().half().flatten(0, 1) for t in inputs]
+    types |= {f"grad_{name}": dtype for name, dtype in types.items()}
+    assert read in types.values()
+    half = [t.detach().half().flatten(0, 1) for t in inputs[:3]]
     for kernel in kernels_of(body, every, [*half, *vectors]):
         assert kernel.assembly(target, TYPES | types, torch.float16).asm
 
