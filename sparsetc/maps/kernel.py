@@ -80,6 +80,7 @@ class Sides:
         warps: of a program.
         stages: tiles that are on their way at once.
         gathered: whether tiles hold any columns, and not neighbouring ones.
+        lines: windows of one row, or heads of one, that a program takes side by side.
     """
 
     height: int
@@ -87,6 +88,7 @@ class Sides:
     warps: int
     stages: int
     gathered: bool = False
+    lines: int = 1
 
 
 def sides_of(sizes: Sequence[int], dtype: torch.dtype, number: int, width: int, by_row: bool = False) -> Sides | None:
@@ -134,8 +136,16 @@ ROW_FORMS = {1 << n: Sides(1, 16, 1 if n <= 6 else 2, 1, True) for n in range(9)
 UNSAMPLED = 32
 """Columns of such tiles where no rows are multiplied, of 64 elements at most (GAT of 4 x 32 in float16, the same
 graphs: .78 and .86 of the time of 16)."""
+MOST_LINES, OF_WARP = 8, 1024
+"""Lines of a program at most, and elements of their tiles that a warp's registers hold."""
 SMALLEST = 64
 """Row size that smaller ones are taken for."""
+
+
+def lines_of(sides: Sides, size: int) -> int:
+    """Return how many lines a program of single rows takes: they wait for memory together."""
+    elements = sides.width * padded(size, dots=False)
+    return max(min(OF_WARP * sides.warps // elements, MOST_LINES), 1)
 
 
 def _unit(table: Tensor) -> int:
@@ -213,6 +223,8 @@ class WalkKernel:
             wide=any(t.shape[n] * t.stride(n) >= ADDRESS64 for t in tensors.values() for n in (-1, -2)[: t.ndim - 1]),
             sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
             precision=DOT_PRECISIONS[precision],
+            lines=sides.lines,
+            heads_first=self.parts > 1,
             stages=IN_RUNS.get(sides, sides.stages) if tiles.in_runs else sides.stages,
             group=heads.group,
             stacked=heads.patterns > 1,
@@ -226,7 +238,7 @@ class WalkKernel:
         arrays = ("full_col", "part_col", "bits", "full_base", "part_base", "order")
         self.fixed: dict[str, Any] = {array: getattr(tiles, array) for array in arrays}
         self.fixed |= {"items": self.items, "item_count": len(self.items), "rows": tiles.rows, "columns": tiles.columns}
-        self.fixed |= {"windows": tiles.windows, **heads.steps()}
+        self.fixed |= {"windows": tiles.windows, "parts": self.parts, **heads.steps()}
         for table, tensor in tensors.items():
             unit = dict(self.layout.units).get(table, 1)
             if tensor.ndim > 2:
@@ -236,11 +248,11 @@ class WalkKernel:
                 self.fixed[f"{table}_heads"] = tensor.shape[1]
             self.fixed[f"{table}_step"], self.fixed[f"{table}_size"] = tensor.stride(-1), tensor.shape[-1]
             self.fixed[f"{table}_head"] = tensor.stride(int(tensor.ndim == 4)) // unit
-        self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
+        self.launch = self._bound(module.walk, self.source.arguments, self.fixed, sides.lines)
         self.run = self._cut if self.slots else self.launch
         if self.slots:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
-            self.combine = self._bound(module.combine, self.source.combine, cut)
+            self.combine = self._bound(module.combine, self.source.combine, cut, 1)
 
     def source_for(self, machine: str) -> Printed:
         """Return the text for a machine."""
@@ -252,12 +264,13 @@ class WalkKernel:
         warps = max(self.sides.warps, 2) if machine == "hip" else self.sides.warps
         return {"num_warps": warps, "num_stages": self.layout.stages, **FUSED}
 
-    def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
+    def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any], lines: int) -> Callable[..., None]:
         """Return a function to launch with: the tensors named last, those not fixed, are its arguments."""
         constants = [fixed[name] for name in names if name in fixed]
         varied = range(len(constants), len(names))
         read, options = itemgetter(*names[len(constants) :]), self.options_for(machine_of(self.device))
-        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, varied, options, constants)
+        grid = -(-int(fixed["item_count"]) * self.parts // lines)
+        launch = launch_of(kernel, grid, varied, options, constants)
         return lambda tensors: launch([*constants, *read(tensors)])
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:

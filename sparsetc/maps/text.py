@@ -38,6 +38,8 @@ class Layout:
         sizes: of each table's rows.
         precision: of dots of float32.
         stages: tiles that are on their way at once.
+        lines: windows of one row, or heads of one, that a program takes side by side.
+        heads_first: whether these are heads of one window rather than windows of one head.
         group: heads of rows that share a head of columns.
         stacked: whether heads have patterns of their own, whose windows follow one another.
         apart: tables whose heads lie in two groups, as a layer's do behind rows: a batch and its heads.
@@ -62,6 +64,8 @@ class Layout:
     sizes: NamedInts
     precision: str
     stages: int
+    lines: int = 1
+    heads_first: bool = False
     group: int = 1
     stacked: bool = False
     apart: Names = ()
@@ -85,6 +89,7 @@ class Text:
         self.layout = layout
         self.sizes = dict(layout.sizes)
         self.dots = layout.height >= LEAST_DOT
+        self.shape = f"[{layout.height if self.dots else layout.lines}, {layout.width}]"
         self.lines: list[str] = []
         self.derivatives: dict[tuple[str, str], str] = {}
         self.indent = 1
@@ -152,15 +157,24 @@ class Text:
         masked = f", mask={' & '.join(conditions)}, other=0.0" if conditions else ""
         return f"tl.load({address}{masked})"
 
+    def by_line(self, head: str) -> str:
+        """The heads of a program's lines, of which each has a row of a tile; the head of a program's rows."""
+        return head if self.dots else f"{head}[:, None]"
+
     def row_address(self, table: str, head: str, row: str, lane: str = "") -> str:
-        """The addresses of rows of a head of a table or a result."""
+        """The addresses of rows of a head of a table or a result: own rows, or each line's "col"."""
         units = f" * {dict(self.layout.units)[table]}" if table in dict(self.layout.units) else ""
         of_head = f"{head} * {table}_head{units}"
         if table in self.layout.apart:
             batch = f"{head} // {table}_heads * {table}_batch{units}"
             of_head = f"{batch} + {head} % {table}_heads * {table}_head{units}"
         at = f"{row}.to(tl.int64)" if self.layout.wide else row
-        return f"{table} + {of_head} + {at}[:, None] * {table}_row{units} + {lane or self.lane(table)}[None, :]"
+        lane = lane or self.lane(table)
+        of_row = f"* {table}_row{units}"
+        if not self.dots and row == "col":
+            return f"{table} + ({of_head})[:, None, None] + {at}[:, :, None] {of_row} + {lane}[None, None, :]"
+        of_head = of_head if self.dots else f"({of_head})[:, None]"
+        return f"{table} + {of_head} + {at}[:, None] {of_row} + {lane}[None, :]"
 
     def number_address(self, vector: str, head: str, row: str) -> str:
         """The addresses of a head's numbers by row or column."""
@@ -174,7 +188,7 @@ class Text:
 
     def numbers(self) -> list[str]:
         """The arguments that are numbers."""
-        named = ["item_count", "rows", "columns"]
+        named = ["item_count", "rows", "columns", *([] if self.dots else ["parts"])]
         named += ["windows", "pattern_head", "part_head"] if self.layout.stacked else []
         named += [f"{name}_step" for name in (*self.vectors, *self.less.values()) if name in self.layout.stepped]
         return named + [f"{name}_size" for name in self.placed] + self.strides(self.tensors())

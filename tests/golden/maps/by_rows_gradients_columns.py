@@ -25,35 +25,39 @@ import triton.language as tl
 
 @triton.jit
 def walk(
-    item_count, rows, columns, k_head, k_row, v_head, v_row, q_head, q_row, g_o_head, g_o_row, lse_head,
+    item_count, rows, columns, parts, k_head, k_row, v_head, v_row, q_head, q_row, g_o_head, g_o_row, lse_head,
     delta_head, grad_k_head, grad_k_row, grad_v_head, grad_v_row, items, part_col, bits, k, v, q, g_o, lse,
     delta, grad_k, grad_v,
 ):
     program = tl.program_id(0)
-    item = items + program % item_count * 6
+    line = program * 2 + tl.arange(0, 2)
+    row_ok = line < item_count * parts
+    line = tl.minimum(line, item_count * parts - 1)
+    item = items + line // parts * 6
     window = tl.load(item)
-    head = (program // item_count).to(tl.int64)
-    lane_row = tl.arange(0, 1)
-    row = window * 1 + lane_row
-    row_ok = row < rows
+    part = line % parts
+    head = part.to(tl.int64)
+    row = window
     lane_col = tl.arange(0, 16)
     lane_16 = tl.arange(0, 16)
     lane_32 = tl.arange(0, 32)
-    k_own = tl.load(k + head * k_head * 4 + row[:, None] * k_row * 4 + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
-    v_own = tl.load(v + head * v_head + row[:, None] * v_row + lane_16[None, :], mask=row_ok[:, None], other=0.0)
-    grad_k_sum = tl.zeros([16, 32], tl.float32)
-    grad_v_sum = tl.zeros([16, 16], tl.float32)
+    k_own = tl.load(k + (head * k_head * 4)[:, None] + row[:, None] * k_row * 4 + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
+    v_own = tl.load(v + (head * v_head)[:, None] + row[:, None] * v_row + lane_16[None, :], mask=row_ok[:, None], other=0.0)
+    grad_k_sum = tl.zeros([2, 16, 32], tl.float32)
+    grad_v_sum = tl.zeros([2, 16, 16], tl.float32)
     begin, end = tl.load(item + 3), tl.load(item + 4)
-    for tile in tl.range(begin, end, num_stages=1):
-        col = tl.load(part_col + tile * 16 + lane_col)
-        word = tl.load(bits + tile * 1 + lane_row)
+    tiles = tl.where(row_ok, end - begin, 0)
+    for step in tl.range(0, tl.max(tiles, 0), num_stages=1):
+        tile, here = begin + step, step < tiles
+        col = tl.load(part_col + tile[:, None] * 16 + lane_col[None, :], mask=here[:, None], other=0)
+        word = tl.load(bits + tile, mask=here, other=0)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0
-        q_tile = tl.load(q + head * q_head * 4 + col[:, None] * q_row * 4 + lane_32[None, :], mask=(lane_32 < 20)[None, :], other=0.0)
-        s = tl.sum(k_own.to(tl.float32) * q_tile.to(tl.float32), 1)[None, :]
-        g_o_tile = tl.load(g_o + head * g_o_head + col[:, None] * g_o_row + lane_16[None, :])
-        dp = tl.sum(v_own.to(tl.float32) * g_o_tile.to(tl.float32), 1)[None, :]
-        lse_tile = tl.load(lse + head * lse_head + col)[None, :].to(tl.float32)
-        delta_tile = tl.load(delta + head * delta_head + col)[None, :].to(tl.float32)
+        q_tile = tl.load(q + (head * q_head * 4)[:, None, None] + col[:, :, None] * q_row * 4 + lane_32[None, None, :], mask=(lane_32 < 20)[None, None, :], other=0.0)
+        s = tl.sum(k_own.to(tl.float32)[:, None, :] * q_tile.to(tl.float32), 2)
+        g_o_tile = tl.load(g_o + (head * g_o_head)[:, None, None] + col[:, :, None] * g_o_row + lane_16[None, None, :])
+        dp = tl.sum(v_own.to(tl.float32)[:, None, :] * g_o_tile.to(tl.float32), 2)
+        lse_tile = tl.load(lse + head[:, None] * lse_head + col).to(tl.float32)
+        delta_tile = tl.load(delta + head[:, None] * delta_head + col).to(tl.float32)
         map_5 = s * 0.432808512266689
         map_6 = map_5 - lse_tile
         map_7 = tl.exp2(map_6)
@@ -61,11 +65,11 @@ def walk(
         map_9 = map_7 * map_8
         d_s_weight = tl.where(met, map_9, 0.0)
         p_weight = tl.where(met, map_7, 0.0)
-        grad_k_sum += d_s_weight.T * q_tile.to(tl.float32)
-        grad_v_sum += p_weight.T * g_o_tile.to(tl.float32)
-    grad_k_sum = tl.sum(grad_k_sum, 0)[None, :]
-    grad_v_sum = tl.sum(grad_v_sum, 0)[None, :]
-    address = grad_k + head * grad_k_head * 4 + row[:, None] * grad_k_row * 4 + tl.arange(0, 32)[None, :]
+        grad_k_sum += d_s_weight[:, :, None] * q_tile.to(tl.float32)
+        grad_v_sum += p_weight[:, :, None] * g_o_tile.to(tl.float32)
+    grad_k_sum = tl.sum(grad_k_sum, 1)
+    grad_v_sum = tl.sum(grad_v_sum, 1)
+    address = grad_k + (head * grad_k_head * 4)[:, None] + row[:, None] * grad_k_row * 4 + tl.arange(0, 32)[None, :]
     tl.store(address, (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 32) < 20)[None, :])
-    address = grad_v + head * grad_v_head + row[:, None] * grad_v_row + tl.arange(0, 16)[None, :]
+    address = grad_v + (head * grad_v_head)[:, None] + row[:, None] * grad_v_row + tl.arange(0, 16)[None, :]
     tl.store(address, (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None])

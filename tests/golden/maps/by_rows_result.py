@@ -22,42 +22,46 @@ import triton.language as tl
 
 @triton.jit
 def walk(
-    item_count, rows, columns, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, o_row, items,
-    part_col, bits, q, k, v, lse_out, o,
+    item_count, rows, columns, parts, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, o_row,
+    items, part_col, bits, q, k, v, lse_out, o,
 ):
     program = tl.program_id(0)
-    item = items + program % item_count * 6
+    line = program * 2 + tl.arange(0, 2)
+    row_ok = line < item_count * parts
+    line = tl.minimum(line, item_count * parts - 1)
+    item = items + line // parts * 6
     window = tl.load(item)
-    head = (program // item_count).to(tl.int64)
-    lane_row = tl.arange(0, 1)
-    row = window * 1 + lane_row
-    row_ok = row < rows
+    part = line % parts
+    head = part.to(tl.int64)
+    row = window
     lane_col = tl.arange(0, 16)
     lane_16 = tl.arange(0, 16)
     lane_32 = tl.arange(0, 32)
-    q_own = tl.load(q + head * q_head * 4 + row[:, None] * q_row * 4 + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
-    top = tl.full([1], -1e30, tl.float32)
-    total = tl.zeros([1, 16], tl.float32)
-    o_sum = tl.zeros([16, 16], tl.float32)
+    q_own = tl.load(q + (head * q_head * 4)[:, None] + row[:, None] * q_row * 4 + lane_32[None, :], mask=row_ok[:, None] & (lane_32 < 20)[None, :], other=0.0)
+    top = tl.full([2], -1e30, tl.float32)
+    total = tl.zeros([2, 16], tl.float32)
+    o_sum = tl.zeros([2, 16, 16], tl.float32)
     begin, end = tl.load(item + 3), tl.load(item + 4)
-    for tile in tl.range(begin, end, num_stages=1):
-        col = tl.load(part_col + tile * 16 + lane_col)
-        word = tl.load(bits + tile * 1 + lane_row)
+    tiles = tl.where(row_ok, end - begin, 0)
+    for step in tl.range(0, tl.max(tiles, 0), num_stages=1):
+        tile, here = begin + step, step < tiles
+        col = tl.load(part_col + tile[:, None] * 16 + lane_col[None, :], mask=here[:, None], other=0)
+        word = tl.load(bits + tile, mask=here, other=0)
         met = ((word[:, None] >> lane_col[None, :]) & 1) != 0
-        k_tile = tl.load(k + head * k_head * 4 + col[:, None] * k_row * 4 + lane_32[None, :], mask=(lane_32 < 20)[None, :], other=0.0)
-        s = tl.sum(q_own.to(tl.float32) * k_tile.to(tl.float32), 1)[None, :]
-        score = tl.where(met, s + tl.zeros([1, 16], tl.float32), float("-inf"))
+        k_tile = tl.load(k + (head * k_head * 4)[:, None, None] + col[:, :, None] * k_row * 4 + lane_32[None, None, :], mask=(lane_32 < 20)[None, None, :], other=0.0)
+        s = tl.sum(q_own.to(tl.float32)[:, None, :] * k_tile.to(tl.float32), 2)
+        score = tl.where(met, s + tl.zeros([2, 16], tl.float32), float("-inf"))
         most = tl.maximum(top, tl.max(score, 1) * 0.432808512266689)
         p = tl.exp2(score * 0.432808512266689 - most[:, None])
         shrink = tl.exp2(top - most)
         total = total * shrink[:, None] + p
         top = most
-        o_sum = o_sum * shrink[:, None]
-        v_tile = tl.load(v + head * v_head + col[:, None] * v_row + lane_16[None, :])
-        o_sum += p.T * v_tile.to(tl.float32)
+        o_sum = o_sum * shrink[:, None, None]
+        v_tile = tl.load(v + (head * v_head)[:, None, None] + col[:, :, None] * v_row + lane_16[None, None, :])
+        o_sum += p[:, :, None] * v_tile.to(tl.float32)
     total = tl.sum(total, 1)
-    o_sum = tl.sum(o_sum, 0)[None, :]
+    o_sum = tl.sum(o_sum, 1)
     divisor = tl.where(total == 0.0, 1.0, total)
     tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-    address = o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :]
+    address = o + (head * o_head)[:, None] + row[:, None] * o_row + tl.arange(0, 16)[None, :]
     tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
