@@ -131,21 +131,16 @@ GATHERED = {
 }
 """Likewise of windows that gather their columns (R-MAT graphs, H100, 64 of 16 bits, `benchmarks/results/maps.json`: 32
 rows, 64 columns or more warps took 1 to 1.4 times as long, one row 1.3 to 2.9)."""
-ROW_FORMS = {1 << n: Sides(1, 16, 1 if n <= 6 else 2, 1, True) for n in range(9)}
-"""By row size: sides of windows of one row (R-MAT graphs, H100: 16 columns .65 to .86 of the time of 32)."""
-UNSAMPLED = 32
-"""Columns of such tiles where no rows are multiplied, of 64 elements at most (GAT of 4 x 32 in float16, the same
-graphs: .78 and .86 of the time of 16)."""
-MOST_LINES, OF_WARP = 8, 1024
-"""Lines of a program at most, and elements of their tiles that a warp's registers hold."""
+MOST_LINES, OF_WARP = 4, 1024
+"""Lines of a program at most, which wait for memory together, and elements of their tiles that a warp holds."""
+ROW_FORMS = {
+    1 << n: Sides(1, 8, warps, 1, True, max(min(OF_WARP * warps >> n + 3, MOST_LINES), 1))
+    for n, warps in enumerate([1] * 7 + [2] * 2)
+}
+"""By row size: sides of windows of one row (GAT of 4 x 16 and 4 x 32, R-MAT graphs and 9 entries a row, H200: 4 lines
+of 8 columns took .53 to .77 of the time of one of 32 or 16, 4 of 16 columns .66 to .87)."""
 SMALLEST = 64
 """Row size that smaller ones are taken for."""
-
-
-def lines_of(sides: Sides, size: int) -> int:
-    """Return how many lines a program of single rows takes: they wait for memory together."""
-    elements = sides.width * padded(size, dots=False)
-    return max(min(OF_WARP * sides.warps // elements, MOST_LINES), 1)
 
 
 def _unit(table: Tensor) -> int:

@@ -94,7 +94,7 @@ class Score:
     def computed(self, name: str, positions: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Tensor:
         """Return (heads, size) numbers of an input, from positions b and h (heads, 1), and i or j (1, size)."""
         node, reads = self.numbers[name]
-        size = max(position.shape[1] for position in positions.values())
+        size = next(positions[name].shape[1] for name in "ij" if name in positions)
         if not reads:
             result = self._value(node, {}, tensors).reshape(1, 1)
         elif reads.isdisjoint("ij"):

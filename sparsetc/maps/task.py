@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsetc.errors import DeviceError
 from sparsetc.explain import TileReport
 from sparsetc.maps.body import RESULT, SIDES, Body, Walk, backward, forward
-from sparsetc.maps.kernel import UNSAMPLED, Heads, Sides, WalkKernel, lines_of, sides_of
+from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
 from sparsetc.maps.native_text import MOST_WIDE
 from sparsetc.maps.native_walk import ENOUGH, NativeWalk
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
@@ -321,10 +321,6 @@ def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Side
         without_dots = exact or not (back or body.products)
         by_row = bool(body.inner) or (width == APART and without_dots)
         chosen = sides_of(sizes, dtype, number, width, by_row)
-        if chosen and by_row and max(sizes) <= EXACT and not (back or body.products):
-            chosen = replace(chosen, width=UNSAMPLED)
-        if chosen and chosen.height == 1:
-            chosen = replace(chosen, lines=lines_of(chosen, max(sizes)))
         if chosen and back and numbered and chosen.height > 1:  # numbers of entries take registers
             chosen = replace(chosen, warps=max(chosen.warps, 2))
         sides.append(chosen)
