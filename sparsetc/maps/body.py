@@ -167,6 +167,12 @@ class Walk:
         return (*alone, *dict.fromkeys(name for *_, name in self.accumulated))
 
     @property
+    def keeps(self) -> tuple[int, float]:
+        """The hash of 32 bits from which a pair is kept, and what its weight is multiplied by."""
+        share = self.dropout
+        return min(int(share * 2**32), 2**32 - 1), 1 / (1 - share) if share < 1 else 0.0
+
+    @property
     def unsummed(self) -> Names:
         """Outputs of the map that are written pair by pair, as they are."""
         return (*(output for output, _ in self.stored), *(output for output, *_ in self.scattered))

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import cache
-from sparsetc.codegen.launch import ALIGNED, FUSED, assembled, launch_of, triton_type
+from sparsetc.codegen.launch import ALIGNED, FUSED, launch_of
 from sparsetc.codegen.triton_layout import ADDRESS64
-from sparsetc.device.profile import gpu, machine_of, portable
+from sparsetc.device.profile import machine_of, portable
 from sparsetc.maps.body import Walk
 from sparsetc.maps.printer import Printed, printed, sizes_of
 from sparsetc.maps.row_tiles import RowTiles
@@ -80,7 +80,7 @@ class Sides:
         warps: of a program.
         stages: tiles that are on their way at once.
         gathered: whether tiles hold any columns, and not neighbouring ones.
-        lines: windows of one row, or heads of one, that a program takes side by side.
+        lines: heads of windows of one row that a program takes side by side.
     """
 
     height: int
@@ -219,7 +219,6 @@ class WalkKernel:
             sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
             precision=DOT_PRECISIONS[precision],
             lines=sides.lines,
-            heads_first=self.parts > 1,
             stages=IN_RUNS.get(sides, sides.stages) if tiles.in_runs else sides.stages,
             group=heads.group,
             stacked=heads.patterns > 1,
@@ -295,25 +294,3 @@ class WalkKernel:
         return {
             f"{n}_slots": torch.empty((rows, *s), dtype=torch.float32, device=self.device) for n, s in shapes.items()
         }
-
-    def assembly(self, target: str, dtypes: Mapping[str, torch.dtype], table: torch.dtype) -> Any:
-        """Return what Triton compiles of ``walk`` for a named target; needs no GPU.
-
-        Args:
-            target: a name of `device.profile.TARGETS`.
-            dtypes: of what is neither fixed nor of the tables' type.
-            table: the type of tables.
-        """
-        machine = gpu(target)[0]
-        source = self.source_for(machine)
-        module, _ = cache.load(source.text, self.path.parent, self.name)
-        types, divisible = [], []
-        for place, name in enumerate(source.arguments):
-            value = self.fixed.get(name)
-            if isinstance(value, int):
-                types.append("i32")
-                divisible += [place] if value % 16 == 0 else []
-            else:
-                dtype = torch.float32 if name.endswith("_slots") else dtypes.get(name, table)
-                types.append(f"*{triton_type(dtype if value is None else value.dtype)}")
-        return assembled(module.walk, types, target, self.options_for(machine), divisible)

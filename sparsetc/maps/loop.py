@@ -78,9 +78,7 @@ class Loop(Text):
         if self.walk.dropout:
             far = f"{self.by_line('salt')} + col.to(tl.uint32)" if self.walk.mode else "col.to(tl.uint32)"
             far = f"mixed({far}){'[None, :]' if self.dots else ''}"
-            share = self.walk.dropout
-            kept = 1 / (1 - share) if share < 1 else 0.0
-            least = min(int(share * 2**32), 2**32 - 1)
+            least, kept = self.walk.keeps
             self.put(f"keep = tl.where(mixed(near ^ {far}) < {least}, 0.0, {number_text(kept)})")
         statements, texts = self.walk.function.statements(self.weights.values(), names)
         self.put(*statements)

@@ -242,11 +242,9 @@ class NativeText(Text, Lines):
     def keep(self) -> None:
         """Draw whether the weight of an entry is kept."""
         if self.walk.dropout:
-            share = self.walk.dropout
+            least, kept = self.walk.keeps
             far = "salt + col" if self.walk.mode else "col"
-            factor = 1 / (1 - share) if share < 1 else 0.0
-            dropped = f"mixed(near ^ mixed({far})) < {min(int(share * 2**32), 2**32 - 1)}"
-            self.put(f"{KEEP} = number(0.0) if {dropped} else number({factor!r})")
+            self.put(f"{KEEP} = number(0.0) if mixed(near ^ mixed({far})) < {least} else number({kept!r})")
 
     def mapped(self) -> list[str]:
         """Products and numbers of an entry, and what the map gives of them."""

@@ -106,11 +106,10 @@ class Printer(Loop):
             self.put("head = part.to(tl.int64)")
 
     def lines_of_program(self) -> None:
-        """The windows of one row that a program takes; the last program some of them twice, of which it skips one."""
+        """The windows of one row that a program takes, and a head of each; the last program skips repeated ones."""
         self.put(f"line = program * {self.layout.lines} + tl.arange(0, {self.layout.lines})")
         self.put("row_ok = line < item_count * parts", "line = tl.minimum(line, item_count * parts - 1)")
-        first, second = ("// parts", "% parts") if self.layout.heads_first else ("% item_count", "// item_count")
-        self.put(f"item = items + line {first} * 6", "window = tl.load(item)", f"part = line {second}")
+        self.put("item = items + line // parts * 6", "window = tl.load(item)", "part = line % parts")
         self.head()
         self.put("row = window")
 

@@ -59,15 +59,14 @@ class Score:
 
         Those of `placed` have numbers by place, and not by entry.
         """
-        names = self.function.inputs(self.function.outputs.values()) - {SCORE}
+        names = self.function.reads - {SCORE}
         sides: dict[str, Side] = {}
         for name, (_, reads) in self.numbers.items():
             if name in names:
                 sides[name] = "columns" if "j" in reads else "rows"
                 if "j" in reads and ("i" in reads or (shared and "h" in reads)):
                     sides[name] = "places" if name in placed else "entries"
-        whole = [self.whole[name] for name, side in sides.items() if side == "places"]
-        names = names.union(*(one.inputs(one.outputs.values()) for one in whole))
+        names = names.union(*(self.whole[name].reads for name, side in sides.items() if side == "places"))
         return sides | {name: side for name, side in POSITIONS.items() if name in names}
 
     def reached(self, name: str, pairs: Pairs) -> dict[str, Tensor]:
@@ -95,19 +94,15 @@ class Score:
         """Return (heads, size) numbers of an input, from positions b and h (heads, 1), and i or j (1, size)."""
         node, reads = self.numbers[name]
         size = next(positions[name].shape[1] for name in "ij" if name in positions)
-        if not reads:
-            result = self._value(node, {}, tensors).reshape(1, 1)
-        elif reads.isdisjoint("ij"):
-            result = self._value(node, {p: positions[p][:, 0] for p in reads}, tensors)[:, None]
-        elif reads.isdisjoint("bh"):
-            result = self._value(node, {p: positions[p][0] for p in reads}, tensors)[None]
-        elif size * (heads := len(positions["b"])) <= AT_ONCE:
-            flat = {p: positions[p].expand(heads, size).flatten() for p in reads}
-            result = self._value(node, flat, tensors).view(heads, size)
+        heads = len(positions["b"])
+        sizes = 1 if reads.isdisjoint("bh") else heads, 1 if reads.isdisjoint("ij") else size
+        spread = {name: positions[name].expand(sizes) for name in reads}
+        if prod(sizes) <= AT_ONCE or sizes[0] == 1:
+            result = self._value(node, {name: one.flatten() for name, one in spread.items()}, tensors).reshape(sizes)
         else:  # a head after another: positions of all would take more memory than the result
-            each = zip(*(positions[p].expand(len(positions["b"]), size) for p in reads), strict=True)
-            result = torch.stack([self._value(node, dict(zip(reads, one, strict=True)), tensors) for one in each])
-        return result.expand(len(positions["b"]), size)
+            each = [{name: one[n] for name, one in spread.items()} for n in range(heads)]
+            result = torch.stack([self._value(node, one, tensors) for one in each])
+        return result.expand(heads, size)
 
     def _value(self, node: Node, positions: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Tensor:
         """Return what a node of the graph gives of positions, of as many modes as when it was traced."""

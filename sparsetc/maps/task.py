@@ -123,8 +123,6 @@ class Kernels:
         if not self.entries:
             self.tiles = [pairs.row_tiles(mode, one, numbered) for mode, one in zip(MODES, self.sides, strict=True)]
         self.shape = result_shape(body, pairs, tensors)
-        sums = self.shape[: len(self.lead) + 1]
-        self.sums = sums, torch.empty(sums, device="meta").stride(), accumulator(tensors[0].dtype)
         try:
             self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
         except Untraced as error:

@@ -38,8 +38,7 @@ class Layout:
         sizes: of each table's rows.
         precision: of dots of float32.
         stages: tiles that are on their way at once.
-        lines: windows of one row, or heads of one, that a program takes side by side.
-        heads_first: whether these are heads of one window rather than windows of one head.
+        lines: heads of windows of one row that a program takes side by side, a window after another.
         group: heads of rows that share a head of columns.
         stacked: whether heads have patterns of their own, whose windows follow one another.
         apart: tables whose heads lie in two groups, as a layer's do behind rows: a batch and its heads.
@@ -65,7 +64,6 @@ class Layout:
     precision: str
     stages: int
     lines: int = 1
-    heads_first: bool = False
     group: int = 1
     stacked: bool = False
     apart: Names = ()
@@ -108,7 +106,7 @@ class Text:
         read |= {term.product for _, term, _ in walk.accumulated if isinstance(term, Derivative)}
         read |= {name for _, name, _ in walk.scattered}
         self.placed = {name: place for name, place in walk.places.items() if name in read}
-        read |= {i for place in self.placed.values() for i in place.inputs(place.outputs.values())}
+        read |= {one for place in self.placed.values() for one in place.reads}
         self.products = {name: tables for name, tables in walk.products.items() if name in read}
         self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
         self.row_sums = {name: tables for name, tables in walk.sums.items() if name in read}

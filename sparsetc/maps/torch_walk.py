@@ -103,7 +103,7 @@ class TorchWalk:
             self.weights[output], self.factors[output] = whole if apart else function.peeled(output)
         self.read = function.inputs(self.weights.values()) | {name for _, name, _ in walk.scattered}
         self.placed = {name: place for name, place in walk.places.items() if name in self.read}
-        self.read |= {i for place in self.placed.values() for i in place.inputs(place.outputs.values())}
+        self.read |= {one for place in self.placed.values() for one in place.reads}
         self.at_once = CACHED // max(len(self.read & walk.products.keys()), 1)
         self.numbered = bool(walk.stored) or "entries" in [walk.vectors.get(name) for name in self.read]
 
@@ -341,7 +341,7 @@ class _Scores:
                 vectors.append(values[name])
         for name, place in kernel.placed.items():  # alike for all heads
             numbers, size = self.inputs[name][self.heads], self.windows.size
-            of_windows = {one: values[one][:size] for one in place.inputs(place.outputs.values())}
+            of_windows = {one: values[one][:size] for one in place.reads}
             at = place.of(of_windows).long().remainder_(numbers.shape[1])
             self.at[name] = at.expand(size, *self.shape[1:]).reshape(1, -1)
             values[name] = numbers[:, self.at[name][0]].view(self.shape)
