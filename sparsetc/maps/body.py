@@ -19,14 +19,14 @@ gradients are a walk of the rows and a walk of the columns, of the same parts, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsetc.maps.elementwise import Elementwise
+from sparsetc.maps.elementwise import Argument, Elementwise
 from sparsetc.maps.trace import Untraced, trace
 from sparsetc.support import Names
 from sparsetc.support.lru import cached_property
@@ -132,8 +132,8 @@ class Walk:
         online: True if output "p" is a logarithm to base 2, whose softmax is found on the way; `lse` is a result then.
         accumulated: (output, other table, destination): destination[own, d] = sum of output * table[other, d]; without
             a table destination[own] = sum of output. In place of the table, the derivative of an inner function.
-        stored: (output, destination): destination[entry] = output.
-        scattered: (output, vector, destination): destination[place of the vector] += output, in any order.
+        stored: (output, vector by place or None, destination): destination[entry] = output; of a vector
+            destination[its place] += output, in any order.
         sums: name -> two own tables, and maybe an own vector: the sum of the tables' product for each own position,
             less the vector; it is stored too.
         dropout: the share of pairs for which input ``keep`` is 0.
@@ -147,12 +147,11 @@ class Walk:
     function: Elementwise
     online: bool
     accumulated: tuple[tuple[str, Term, str], ...]
-    stored: tuple[tuple[str, str], ...] = ()
+    stored: tuple[tuple[str, str | None, str], ...] = ()
     sums: Mapping[str, tuple[str, str, str | None]] = field(default_factory=dict)
     dropout: float = 0.0
     inner: Mapping[str, Inner] = field(default_factory=dict)
     places: Mapping[str, Elementwise] = field(default_factory=dict)
-    scattered: tuple[tuple[str, str, str], ...] = ()
 
     def width(self, term: Term, sizes: Mapping[str, int]) -> int:
         """Return the size of rows that are accumulated; 0 of single numbers."""
@@ -163,8 +162,7 @@ class Walk:
     @property
     def targets(self) -> Names:
         """Names of what is written beside `lse` and `sums`."""
-        alone = (*(name for _, name in self.stored), *(name for *_, name in self.scattered))
-        return (*alone, *dict.fromkeys(name for *_, name in self.accumulated))
+        return (*(name for *_, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
 
     @property
     def keeps(self) -> tuple[int, float]:
@@ -172,10 +170,10 @@ class Walk:
         share = self.dropout
         return min(int(share * 2**32), 2**32 - 1), 1 / (1 - share) if share < 1 else 0.0
 
-    @property
-    def unsummed(self) -> Names:
-        """Outputs of the map that are written pair by pair, as they are."""
-        return (*(output for output, _ in self.stored), *(output for output, *_ in self.scattered))
+    def read(self, arguments: Iterable[Argument]) -> set[str]:
+        """Return the names of what these outputs of the map depend on, and of what places are found by."""
+        read = self.function.inputs(arguments) | {vector for _, vector, _ in self.stored if vector}
+        return read.union(*(self.places[name].reads for name in read & self.places.keys()))
 
 
 def forward(body: Body) -> Walk:
@@ -186,7 +184,7 @@ def forward(body: Body) -> Walk:
     names = [*body.products, *body.vectors]
     function = trace(lambda **inputs: {"p": body.mapped(inputs) * factor}, names)
     vectors, inner = _seen(body.vectors, 0), _inner(body, 0)
-    walk = Walk(0, body.products, vectors, function, False, (), (("p", RESULT),), inner=inner, places=body.places)
+    walk = Walk(0, body.products, vectors, function, False, (), (("p", None, RESULT),), inner=inner, places=body.places)
     if body.stored:
         return walk
     accumulated = (("p", body.table, RESULT),)
@@ -258,17 +256,14 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
             accumulated.append((f"d_{name}", Derivative(name, "shared"), f"grad_{shared}"))
     own_vectors = [name for name, side in body.vectors.items() if side == SIDES[mode] and name in wanted]
     accumulated += [(f"d_{name}", None, f"grad_{name}") for name in own_vectors]
-    of_rows = [(name, side) for name, side in body.vectors.items() if name in wanted and mode == 0]
-    stored = tuple((f"d_{name}", f"grad_{name}") for name, side in of_rows if side == "entries")
-    scattered = tuple((f"d_{name}", name, f"grad_{name}") for name, side in of_rows if side == "places")
+    alone = [name for name, side in body.vectors.items() if side not in SIDES and name in wanted and mode == 0]
+    stored = tuple((f"d_{name}", name if name in body.places else None, f"grad_{name}") for name in alone)
     less = "g_lse" if of_lse else None
     sums = {"delta": (RESULT, upstream, less)} if body.softmax and mode == 0 else {}
     vectors_seen = _seen({name: side for name, side in vectors.items() if name not in sums}, mode)
     inner = _inner(body, mode)
     summed = tuple(accumulated)
-    return Walk(
-        mode, seen, vectors_seen, function, False, summed, stored, sums, body.dropout, inner, body.places, scattered
-    )
+    return Walk(mode, seen, vectors_seen, function, False, summed, stored, sums, body.dropout, inner, body.places)
 
 
 def _seen(vectors: Mapping[str, Side], mode: int) -> dict[str, Seen]:

@@ -196,9 +196,10 @@ class Loop(Text):
             else:
                 self.put(f"{name}_sum += {weight}[:, :, None] * {tile}.to(tl.float32)")
         masked = ", mask=met" if part else ""
-        for output, vector, name in self.walk.scattered:
-            address = f"{name} + {self.by_line(self.row_head)} * {name}_head + {vector}_at"
-            self.put(f'tl.atomic_add({address}, {weights[output]}{masked}, sem="relaxed")')
-        for output, name in self.walk.stored:
+        for output, vector, name in self.walk.stored:
+            if vector:
+                address = f"{name} + {self.by_line(self.row_head)} * {name}_head + {vector}_at"
+                self.put(f'tl.atomic_add({address}, {weights[output]}{masked}, sem="relaxed")')
+                continue
             value = f"{weights[output]}.to({name}.dtype.element_ty)"
             self.put(f"tl.store({name} + {self.by_line(self.entry_head)} * {name}_head + entry, {value}{masked})")

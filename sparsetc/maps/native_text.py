@@ -229,11 +229,10 @@ class NativeText(Text, Lines):
                     self.place(term)
                     addressed.add(term)
                 self.put_pieces(self.sizes[term], f"{name}_sum_{{n}} += {weight} * {{load}}({term}, {term}_at + {{n}})")
-        for output, vector, name in self.walk.scattered if numbers else ():
-            address = f"{self.row_head} * {name}_head + {vector}_at"
-            self.put(f"store({name}, {address}, load({name}, {address}) + {output}_weight)")
-        for output, name in self.walk.stored if numbers else ():
-            self.put(f"store({name}, {self.entry_head} * {name}_head + entry, {output}_weight)")
+        for output, vector, name in self.walk.stored if numbers else ():
+            head, at = (self.row_head, f"{vector}_at") if vector else (self.entry_head, "entry")
+            address = f"{name}, {head} * {name}_head + {at}"
+            self.put(f"store({address}, {f'load({address}) + ' if vector else ''}{output}_weight)")
 
     def place(self, table: str) -> None:
         """Print the place of an entry's row of a table of the other mode."""

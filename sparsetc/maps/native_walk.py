@@ -97,7 +97,7 @@ class NativeWalk:
                 constants[f"{one}_row"] = tensor.stride(1)
         self.fixed = [constants.get(name) for name in names]
         self.places = {name: place for place, name in enumerate(names) if name not in constants}
-        self.shared = [name for *_, name in walk.scattered]  # threads add to sums of their own
+        self.shared = [name for _, vector, name in walk.stored if vector]  # threads add to sums of their own
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
         """Compute, with inputs and results by name."""

@@ -293,8 +293,8 @@ def header(printer: Text, name: str, backend: str) -> str:
         elif table is not None:
             summed += f" {table}[{j}, d]"
         lines.append(f"    {result}[{i}{', d' if table else ''}] += {times}{summed}")
-    lines += [f"    {result}[n({i}, {j})] += {output}[{i}, {j}]" for output, _, result in walk.scattered]
-    lines += [f"    {result}[entry] = {output}[{i}, {j}]" for output, result in walk.stored]
+    for output, vector, result in walk.stored:
+        lines.append(f"    {result}[{f'n({i}, {j})] +=' if vector else 'entry] ='} {output}[{i}, {j}]")
     lines.append("")
     if backend != "triton":
         lines += ["far[n]: column of entry n; a row's entries are from ptr[row] to ptr[row + 1]"]

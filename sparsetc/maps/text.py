@@ -92,7 +92,7 @@ class Text:
         self.derivatives: dict[tuple[str, str], str] = {}
         self.indent = 1
         function = walk.function
-        outputs = dict.fromkeys([*(output for output, *_ in walk.accumulated), *walk.unsummed])
+        outputs = dict.fromkeys([a[0] for a in walk.accumulated] + [s[0] for s in walk.stored])
         apart = self._apart()
         self.weights: dict[str, Argument] = {}
         self.factors: dict[str, float] = {}
@@ -102,11 +102,9 @@ class Text:
         self.score_factor = 1.0
         if walk.online and function.peeled("p")[1] > 0:  # which a maximum can be multiplied by
             self.weights["p"], self.score_factor = function.peeled("p")
-        read = function.inputs(self.weights.values())
+        read = walk.read(self.weights.values())
         read |= {term.product for _, term, _ in walk.accumulated if isinstance(term, Derivative)}
-        read |= {name for _, name, _ in walk.scattered}
         self.placed = {name: place for name, place in walk.places.items() if name in read}
-        read |= {one for place in self.placed.values() for one in place.reads}
         self.products = {name: tables for name, tables in walk.products.items() if name in read}
         self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
         self.row_sums = {name: tables for name, tables in walk.sums.items() if name in read}
@@ -125,7 +123,7 @@ class Text:
         self.row_head = self.far_head if walk.mode else "head"
         self.entry_head = "part" if layout.stacked else self.row_head
         self.by_entry = [name for name, side in self.vectors.items() if side == "entries"]
-        self.by_entry += [destination for _, destination in walk.stored]
+        self.by_entry += [destination for _, vector, destination in walk.stored if not vector]
         if self.by_entry and not layout.numbered:
             raise PlanError("a walk that reads or writes entries needs row tiles whose entries have numbers")
 
@@ -138,7 +136,7 @@ class Text:
         for output, _, destination in walk.accumulated:
             factors.setdefault(destination, set()).add(walk.function.peeled(output)[1])
         several = {output for output, _, destination in walk.accumulated if len(factors[destination]) > 1}
-        return several.union(walk.unsummed)
+        return several | {output for output, *_ in walk.stored}
 
     def put(self, *lines: str) -> None:
         self.lines += ["    " * self.indent + line for line in lines]

@@ -97,15 +97,16 @@ class TorchWalk:
         self.function = function
         self.weights: dict[str, Argument] = {}
         self.factors: dict[str, float] = {}
-        for output in dict.fromkeys([*walk.unsummed, *(output for output, *_ in walk.accumulated)]):
+        stored = {output for output, *_ in walk.stored}
+        for output in dict.fromkeys([*stored, *(output for output, *_ in walk.accumulated)]):
             whole = function.outputs[output], 1.0
-            apart = output in walk.unsummed or walk.online
+            apart = output in stored or walk.online
             self.weights[output], self.factors[output] = whole if apart else function.peeled(output)
-        self.read = function.inputs(self.weights.values()) | {name for _, name, _ in walk.scattered}
+        self.read = walk.read(self.weights.values())
         self.placed = {name: place for name, place in walk.places.items() if name in self.read}
-        self.read |= {one for place in self.placed.values() for one in place.reads}
         self.at_once = CACHED // max(len(self.read & walk.products.keys()), 1)
-        self.numbered = bool(walk.stored) or "entries" in [walk.vectors.get(name) for name in self.read]
+        self.numbered = any(vector is None for _, vector, _ in walk.stored)
+        self.numbered |= "entries" in [walk.vectors.get(name) for name in self.read]
 
     @cached_property
     def windows(self) -> list[Windows]:
@@ -310,16 +311,15 @@ class _Scores:
             if divisor is not None:
                 part /= divisor.view(*divisor.shape, *[1] * (part.ndim - 2))
             self.put(results[name], part)
-        for output, vector, name in walk.scattered:
-            by_head = weights[output].unflatten(0, (-1, self.windows.size)).flatten(1)
-            result = results[name]
-            result[self.heads] = result[self.heads].scatter_add(1, self.at[vector].expand_as(by_head), by_head)
-        if walk.stored:
+        for output, vector, name in walk.stored:
+            if vector:
+                by_head, result = weights[output].unflatten(0, (-1, self.windows.size)).flatten(1), results[name]
+                result[self.heads] = result[self.heads].scatter_add(1, self.at[vector].expand_as(by_head), by_head)
+                continue
             assert self.entries is not None
             met = torch.nn.functional.pad(self.met != 0, (self.shape[2] - self.met.shape[2], 0), value=True)
-            for output, name in walk.stored:
-                weight = weights[output].unflatten(0, (-1, len(met)))[:, met]
-                results[name][self.parts, self.entries[met]] = weight.to(results[name].dtype)
+            weight = weights[output].unflatten(0, (-1, len(met)))[:, met]
+            results[name][self.parts, self.entries[met]] = weight.to(results[name].dtype)
 
     def weighted(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of the map; 0 of pairs that do not meet, or minus infinity for a softmax."""
