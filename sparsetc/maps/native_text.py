@@ -74,6 +74,7 @@ class NativeText(Text):
             self.head()
         numbers = ["rows", "parts", *(["pattern_head", "part_head"] if self.layout.stacked else [])]
         numbers += self.strides(self.tensors()) + [f"{name}_step" for name in self.vectors]
+        numbers += [f"{name}_size" for name in self.placed]
         arrays = ["ptr", "far", *(["order"] if self.layout.ordered and self.by_entry else [])]
         longest = ["longest"] if self.walk.online else []
         arguments = (*numbers, *longest, *arrays, *self.pointers())
@@ -222,8 +223,10 @@ class NativeText(Text):
                     self.place(term)
                     addressed.add(term)
                 self.put_pieces(self.sizes[term], f"{name}_sum_{{n}} += {weight} * {{load}}({term}, {term}_at + {{n}})")
-        for output, name in self.walk.stored if numbers else ():
-            self.put(f"store({name}, {self.entry_head} * {name}_head + entry, {output}_weight)")
+        for output, vector, name in self.walk.stored if numbers else ():
+            head, at = (self.row_head, f"{vector}_at") if vector else (self.entry_head, "entry")
+            address = f"{name}, {head} * {name}_head + {at}"
+            self.put(f"store({address}, {f'load({address}) + ' if vector else ''}{output}_weight)")
 
     def place(self, table: str) -> None:
         """Print the place of an entry's row of a table of the other mode."""
@@ -232,11 +235,9 @@ class NativeText(Text):
     def keep(self) -> None:
         """Draw whether the weight of an entry is kept."""
         if self.walk.dropout:
-            share = self.walk.dropout
+            least, kept = self.walk.keeps
             far = "salt + col" if self.walk.mode else "col"
-            factor = 1 / (1 - share) if share < 1 else 0.0
-            dropped = f"mixed(near ^ mixed({far})) < {min(int(share * 2**32), 2**32 - 1)}"
-            self.put(f"{KEEP} = number(0.0) if {dropped} else number({factor!r})")
+            self.put(f"{KEEP} = number(0.0) if mixed(near ^ mixed({far})) < {least} else number({kept!r})")
 
     def mapped(self) -> list[str]:
         """Products and numbers of an entry, and what the map gives of them."""
@@ -269,6 +270,10 @@ class NativeText(Text):
             self.keep()
         of_row = {*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")}
         names = {name: f"{name}_{'own' if name in of_row else 'far'}" for name in (*self.row_sums, *self.vectors)}
+        for name, place in self.placed.items():
+            (at,) = self.statements(place, place.outputs.values(), names, f"{name}_of")
+            self.put(f"{name}_at = np.int64({at})", f"{name}_at += {name}_size if {name}_at < 0 else 0")
+            self.put(f"{name}_far = load({name}, {self.row_head} * {name}_head + {name}_at)")
         names |= {name: name for name in (*self.products, KEEP)}
         return self.statements(self.walk.function, self.weights.values(), names)
 
