@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from sparsetc.contraction.grouped import Grouped, Modes
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.passing_pair import product
@@ -31,7 +32,7 @@ from sparsetc.support.compiled import native
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import readings
-from sparsetc.tensor.coords import linear_key, picked
+from sparsetc.tensor.coords import picked
 from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
@@ -73,13 +74,14 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
         return None
     if two and any(entry[1].ndim > 1 for entry in entries):  # of dense modes, or blocks
         return None
-    if not _comes_and_goes(text, (coords.shape[0], dtype, device), uses):
-        return None
+    comes_and_goes = _comes_and_goes(text, (coords.shape[0], dtype, device), uses)
     if two:
-        return _of_pair(text, operands, form, entries)
-    shapes = tuple([tuple(o.shape) for o in operands])
-    recipe = Recipe.of(text, shapes, *sparse, form)
-    if not recipe or count > ENTRIES or max(count, recipe.rows) * recipe.width > ELEMENTS:
+        return _of_pair(text, operands, form, entries) if comes_and_goes else None
+    recipe = Recipe.of(text, tuple([tuple(o.shape) for o in operands]), *sparse, form)
+    if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.width > ELEMENTS:
+        return None
+    as_torch = settings.effective_precision() == torch.get_float32_matmul_precision()
+    if not (comes_and_goes if recipe.grouped is None else as_torch and recipe.grouped.pays(count, dtype)):
         return None
     uses.count += 1
     with without_autocast(device):
@@ -130,12 +132,12 @@ def _einsum_of(text: str, orders: Ints, sparse: int) -> Einsum | None:
         e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum
     except EquationError:
         return None
-    more = len(orders) == 1 or e.dense_contracted or any(len(set(term)) < len(term) for term in e.inputs)
+    more = (
+        len(orders) == 1
+        or (e.dense_contracted and len(orders) != 3)
+        or any(len(set(term)) < len(term) for term in e.inputs)
+    )
     return None if more else e
-
-
-Numbers = tuple[Ints, Ints]
-"""Modes of the sparse operand, and their sizes, which together number rows."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Table:
         shape: (rows, *dense sizes of the result), with size 1 for each letter that the operand lacks.
     """
 
-    numbers: Numbers
+    numbers: Modes
     order: Ints | None
     shape: Ints
 
@@ -165,10 +167,11 @@ class Recipe:
         order: position of each letter of the result among those of `kept` and `free`; None where it has this order.
     """
 
-    kept: Numbers
+    kept: Modes
     free: Ints
     tables: tuple[Table, ...]
     order: Ints | None
+    grouped: Grouped | None = None
 
     @staticmethod
     @lru_cache(maxsize=256)
@@ -186,22 +189,21 @@ class Recipe:
                 if sizes.setdefault(letter, size) != size:
                     return None
         bound, letters = Bound.of(e, sizes), e.inputs[sparse]
-
-        def numbers(of: Sequence[str]) -> Numbers:
-            return tuple([letters.index(c) for c in of]), bound.extents(of)
-
+        if e.dense_contracted:
+            grouped = Grouped.of(bound)
+            if grouped is None:
+                return None
+            free = bound.extents(outside(grouped.letters, e.kept))
+            return Recipe(grouped.kept, free, (), _order(grouped.letters, e.output), grouped)
         tables = []
         for term in e.tables:
             shared = outside(term, e.free)
             width = [sizes[c] if c in term else 1 for c in e.free]
             order = _order(term, (*shared, *among(e.free, term)))
-            tables.append(Table(numbers(shared), order, (bound.elements(shared), *width)))
-        return Recipe(numbers(e.kept), bound.extents(e.free), tuple(tables), _order((*e.kept, *e.free), e.output))
-
-    @cached_property
-    def rows(self) -> int:
-        """Rows of the result."""
-        return prod(self.kept[1])
+            tables.append(Table(Modes.of(bound, letters, shared), order, (bound.elements(shared), *width)))
+        return Recipe(
+            Modes.of(bound, letters, e.kept), bound.extents(e.free), tuple(tables), _order((*e.kept, *e.free), e.output)
+        )
 
     @cached_property
     def width(self) -> int:
@@ -210,25 +212,28 @@ class Recipe:
 
     def result(self, coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
         """Compute the einsum from coordinates, values and dense operands."""
+        if self.grouped is not None:
+            sums = self.grouped.result(coords, values, dense)
+            return _reordered(sums.view((*self.kept.sizes, *self.free)), self.order)
         dtype, wide = values.dtype, accumulator(values.dtype)
         if dtype != wide:
             values, dense = values.to(wide), [o.to(wide) for o in dense]
         tables = [_reordered(o, table.order).reshape(table.shape) for table, o in zip(self.tables, dense, strict=True)]
-        numbers = [_numbers(table.numbers, coords) for table in self.tables]
-        row, count = _numbers(self.kept, coords), values.shape[0]
+        numbers = [table.numbers.numbers(coords) for table in self.tables]
+        row, count = self.kept.numbers(coords), values.shape[0]
         if row is None:
             sums = self._product(values, tables, numbers).sum(0)
         elif values.is_cuda or values.is_complex():
             terms = self._product(values, tables, numbers)
-            sums = add_rows(terms.new_zeros((self.rows, *terms.shape[1:])), row, terms)
+            sums = add_rows(terms.new_zeros((self.kept.count, *terms.shape[1:])), row, terms)
         else:  # where torch adds rows one element after the other, but multiplies by a sparse matrix better
             column, terms = numbers[0], tables[0]
             if len(tables) > 1 or column is None or values.requires_grad:
                 terms = self._product(values, tables, numbers)
                 values, column = torch.ones_like(values), torch.arange(count, device=values.device)
-            size = self.rows, terms.shape[0]
+            size = self.kept.count, terms.shape[0]
             sums = _Multiplied.apply(row, column, values, size, terms.reshape(size[1], self.width))
-        result = _reordered(sums.view((*self.kept[1], *self.free)), self.order)
+        result = _reordered(sums.view((*self.kept.sizes, *self.free)), self.order)
         return result if dtype == wide else result.to(dtype)
 
     def _product(self, weights: Tensor, tables: list[Tensor], numbers: list[Tensor | None]) -> Tensor:
@@ -275,9 +280,3 @@ def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None
         to, at, x = row[n], column[n], weights[n]
         for c in range(out.shape[1]):
             out[to, c] += x * table[at, c]
-
-
-def _numbers(numbers: Numbers, coords: Sequence[Tensor]) -> Tensor | None:
-    """Return (entries,) row-major numbers of the entries' coordinates in these modes; None without modes."""
-    modes, sizes = numbers
-    return linear_key([coords[mode] for mode in modes], sizes)[0] if modes else None
