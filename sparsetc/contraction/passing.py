@@ -3,13 +3,13 @@
 In: an einsum of one sparse operand, or of two on a GPU, and how often the patterns were used. Out: its result, dense of
 one operand, differentiable; None if a kernel is to be compiled. Sorting, planning and packing take longer than ten
 calls, so a kernel pays only for a pattern that stays. Once several patterns in a row were used a few times each, the
-next one gets no kernel at first: its rows are gathered, multiplied and added by torch, on a CPU by one native loop that
-serves all, in the order in which the entries were given.
+next one gets no kernel of its own at first: its rows are gathered, multiplied and added in the order in which the
+entries were given, by torch, or, of a single dense operand, by one native loop or kernel that serves all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from sparsetc.codegen.launch import FUSED, launch_of
 from sparsetc.contraction.grouped import Grouped, Modes
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
@@ -45,6 +46,8 @@ compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
 ENTRIES, ELEMENTS = 1 << 20, 1 << 27
 """Most entries of a pattern, and elements of gathered or added rows, before kernels are compiled: compiling then takes
 little beside the run, and kernels do not gather rows into memory."""
+PROGRAMS = 2048
+"""Programs that add rows on a GPU, whatever there is to add."""
 
 
 @dataclass
@@ -221,14 +224,15 @@ class Recipe:
         tables = [_reordered(o, table.order).reshape(table.shape) for table, o in zip(self.tables, dense, strict=True)]
         numbers = [table.numbers.numbers(coords) for table in self.tables]
         row, count = self.kept.numbers(coords), values.shape[0]
+        column, terms = numbers[0], tables[0]
+        plain = len(tables) == 1 and column is not None and not values.requires_grad
         if row is None:
             sums = self._product(values, tables, numbers).sum(0)
-        elif values.is_cuda or values.is_complex():
+        elif values.is_complex() or (values.is_cuda and not (plain and values.is_floating_point())):
             terms = self._product(values, tables, numbers)
             sums = add_rows(terms.new_zeros((self.kept.count, *terms.shape[1:])), row, terms)
-        else:  # where torch adds rows one element after the other, but multiplies by a sparse matrix better
-            column, terms = numbers[0], tables[0]
-            if len(tables) > 1 or column is None or values.requires_grad:
+        else:  # on a CPU torch adds rows one element after the other, but multiplies by a sparse matrix better
+            if not plain:
                 terms = self._product(values, tables, numbers)
                 values, column = torch.ones_like(values), torch.arange(count, device=values.device)
             size = self.kept.count, terms.shape[0]
@@ -260,7 +264,8 @@ class _Multiplied(torch.autograd.Function):
     def forward(ctx: Any, row: Tensor, column: Tensor, weights: Tensor, size: tuple[int, int], table: Tensor) -> Tensor:
         ctx.size = size
         ctx.save_for_backward(row, column, weights)
-        if add := native(_add_rows, row.device, len(row) * table.shape[1]):
+        add = _add_on_gpu if row.is_cuda else native(_add_rows, row.device, len(row) * table.shape[1])
+        if add is not None:
             sums = table.new_zeros(size[0], table.shape[1])
             add(row, column, weights, table.contiguous(), sums)
             return sums
@@ -272,6 +277,19 @@ class _Multiplied(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[None, None, None, None, Tensor]:
         row, column, weights = ctx.saved_tensors
         return None, None, None, None, _Multiplied.apply(column, row, weights, ctx.size[::-1], upstream)
+
+
+def _add_on_gpu(row: Tensor, column: Tensor, weights: Tensor, table: Tensor, out: Tensor) -> None:
+    """Add each weight times its row of a table to a row of `out`, by one kernel."""
+    with torch.cuda.device_of(out):  # Triton launches on the current device
+        _launch()([row, column, weights, table, len(row), table.shape[1], out])
+
+
+@lru_cache(maxsize=1)
+def _launch() -> Callable[[list[Any]], None]:
+    from sparsetc.codegen.scatter_kernels import add_rows
+
+    return launch_of(add_rows, PROGRAMS, (0, 1, 2, 3, 6), {"num_warps": 4, **FUSED})
 
 
 def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:
