@@ -65,8 +65,9 @@ def main() -> None:
 def by_routing(tokens: torch.Tensor, expert: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Multiply (tokens, inputs) with the matrices of their experts: one einsum of where they go."""
     token = torch.arange(len(expert), device=expert.device)
-    shape = len(tokens), len(weights)
-    routing = stc.SparseTensor(torch.stack((token, expert)), tokens.new_ones(len(expert)), shape)
+    coords, shape = torch.stack((token, expert)), (len(tokens), len(weights))
+    ones = tokens.new_ones(len(expert))
+    routing = stc.SparseTensor(coords, ones, shape, coalesce=False, check=False)  # in range, and no two are the same
     return stc.einsum("te,ti,eio->to", routing, tokens, weights, output="dense")
 
 

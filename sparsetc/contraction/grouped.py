@@ -10,18 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsetc.contraction.entries import Modes, Sums
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Ints, Names, among, outside
-from sparsetc.support.lru import cached_property
-from sparsetc.tensor.coords import linear_key, narrowed, picked
-from sparsetc.tensor.sums import accumulator, add_rows
 
 OF_A_GROUP = 8
 """Entries a group from which a product of matrices beats multiplying one entry after the other..."""
@@ -91,102 +87,17 @@ class Grouped:
         each, shared, wide = self.sizes
         rows = rows.permute(self.orders[0]).reshape(self.rows.count, each * shared)
         matrices = matrices.permute(self.orders[1]).reshape(self.groups.count, shared, wide)
-        order, ends = self.groups.entries(coords).by_row
-        at = self.rows.entries(coords, order)
-        to = at if self.rows == self.kept else self.kept.entries(coords, order)
-        taken = _Taken.apply(rows, at).view(-1, shared)
-        products = _products(taken, matrices, ends[1:] if each == 1 else ends[1:] * each)
-        return _Summed.apply(products.view(-1, each * wide), values.index_select(0, order), to)
-
-
-@dataclass(frozen=True)
-class Modes:
-    """Modes of a sparse operand, and their sizes, which together number rows."""
-
-    modes: Ints
-    sizes: Ints
-
-    @classmethod
-    def of(cls, bound: Bound, letters: Names, term: Names) -> Modes:
-        """Return those of a sparse operand's letters that a term has, in the order of the term."""
-        held = among(term, letters)
-        return cls(tuple(map(letters.index, held)), bound.extents(held))
-
-    @cached_property
-    def count(self) -> int:
-        """The rows that there are."""
-        return prod(self.sizes)
-
-    def numbers(self, coords: Sequence[Tensor]) -> Tensor | None:
-        """Return (entries,) row-major numbers of the entries' coordinates; None without modes."""
-        return linear_key([coords[mode] for mode in self.modes], self.sizes)[0] if self.modes else None
-
-    def entries(self, coords: Sequence[Tensor], order: Tensor | None = None) -> Entries:
-        """Return the rows of the entries, which may be put in another order."""
-        number = self.numbers(coords)
-        return Entries(picked(torch.zeros_like(coords[0]) if number is None else number, order), self.count)
-
-
-class Entries:
-    """The row, of so many, that each entry names.
-
-    Attributes:
-        row: (entries,) int64.
-    """
-
-    def __init__(self, row: Tensor, count: int) -> None:
-        self.row = row
-        self.count = count
-
-    @cached_property
-    def by_row(self) -> tuple[Tensor, Tensor]:
-        """The entries in the order of their rows, and (rows + 1,) int32 where each row begins."""
-        ascending, order = torch.sort(narrowed(self.row, self.count), stable=True)
-        numbers = torch.arange(self.count + 1, dtype=ascending.dtype, device=ascending.device)
-        return order, torch.searchsorted(ascending, numbers, out_int32=True)
-
-    def sums(self, terms: Tensor, weights: Tensor | None) -> Tensor:
-        """Return (rows, width): the sum of the weighted terms of each row's entries."""
-        if terms.is_complex() or not terms.numel():
-            terms = terms if weights is None else terms * weights[:, None]
-            return add_rows(terms.new_zeros(self.count, terms.shape[1]), self.row, terms)
-        order, begins = self.by_row
-        weights = None if weights is None else weights.index_select(0, order)
-        return torch.embedding_bag(terms, order, begins, False, 0, False, weights, True)[0]
-
-
-class _Taken(torch.autograd.Function):
-    """The row of a table of each entry."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, entries: Entries) -> Tensor:
-        ctx.entries = entries
-        return table.index_select(0, entries.row)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        return _Summed.apply(upstream, None, ctx.entries), None
-
-
-class _Summed(torch.autograd.Function):
-    """The sum of the weighted terms of each row's entries; of terms alone where weights are None."""
-
-    @staticmethod
-    def forward(ctx: Any, terms: Tensor, weights: Tensor | None, entries: Entries) -> Tensor:
-        ctx.entries = entries
-        ctx.save_for_backward(terms if ctx.needs_input_grad[1] else None, weights)
-        return entries.sums(terms, weights)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        terms, weights = ctx.saved_tensors
-        rows = _Taken.apply(upstream, ctx.entries)
-        of_weights = (
-            (rows * terms.conj()).sum(1, dtype=accumulator(terms.dtype)).to(terms.dtype)
-            if ctx.needs_input_grad[1]
-            else None
-        )
-        return rows if weights is None else rows * weights.conj()[:, None], of_weights, None
+        groups = self.groups.entries(coords)
+        assert groups is not None
+        order, begins = groups.by_row
+        of = self.rows.entries(coords, order)
+        to = of if self.rows == self.kept else self.kept.entries(coords, order)
+        taken = Sums.apply(None, rows, None, of).view(-1, shared)
+        products = _products(taken, matrices, begins[1:] if each == 1 else begins[1:] * each).view(-1, each * wide)
+        weights = values.index_select(0, order)
+        if to is None:
+            return weights.unsqueeze(0) @ products
+        return Sums.apply(weights, products, to, None)
 
 
 def _products(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ entries were given, by torch, or, of a single dense operand, by one native loop 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sparsetc.codegen.launch import FUSED, launch_of
-from sparsetc.contraction.grouped import Grouped, Modes
+from sparsetc.contraction.entries import Modes, Sums
+from sparsetc.contraction.grouped import Grouped
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.passing_pair import product
@@ -29,14 +29,12 @@ from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
 from sparsetc.support import Ints, Names, among, outside
-from sparsetc.support.compiled import native
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import readings
-from sparsetc.tensor.coords import picked
 from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
+from sparsetc.tensor.sums import INTEGERS, accumulator
 
 IN_A_ROW = 3
 """Patterns in a row that must have been used only a few times before the next one gets no kernel at first."""
@@ -46,8 +44,6 @@ compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
 ENTRIES, ELEMENTS = 1 << 20, 1 << 27
 """Most entries of a pattern, and elements of gathered or added rows, before kernels are compiled: compiling then takes
 little beside the run, and kernels do not gather rows into memory."""
-PROGRAMS = 2048
-"""Programs that add rows on a GPU, whatever there is to add."""
 
 
 @dataclass
@@ -222,30 +218,18 @@ class Recipe:
         if dtype != wide:
             values, dense = values.to(wide), [o.to(wide) for o in dense]
         tables = [_reordered(o, table.order).reshape(table.shape) for table, o in zip(self.tables, dense, strict=True)]
-        numbers = [table.numbers.numbers(coords) for table in self.tables]
-        row, count = self.kept.numbers(coords), values.shape[0]
-        column, terms = numbers[0], tables[0]
-        plain = len(tables) == 1 and column is not None and not values.requires_grad
-        if row is None:
-            sums = self._product(values, tables, numbers).sum(0)
-        elif values.is_complex() or (values.is_cuda and not (plain and values.is_floating_point())):
-            terms = self._product(values, tables, numbers)
-            sums = add_rows(terms.new_zeros((self.kept.count, *terms.shape[1:])), row, terms)
-        else:  # on a CPU torch adds rows one element after the other, but multiplies by a sparse matrix better
-            if not plain:
-                terms = self._product(values, tables, numbers)
-                values, column = torch.ones_like(values), torch.arange(count, device=values.device)
-            size = self.kept.count, terms.shape[0]
-            sums = _Multiplied.apply(row, column, values, size, terms.reshape(size[1], self.width))
+        of = [table.numbers.entries(coords) for table in self.tables]
+        to = self.kept.entries(coords)
+        if to is None or len(tables) > 1 or of[0] is None:
+            terms = values.view(-1, *[1] * len(self.free))
+            for table, entries in zip(tables, of, strict=True):
+                terms = terms * (table if entries is None else table.index_select(0, entries.row))
+            terms = terms.reshape(values.shape[0], self.width)
+            sums = terms.sum(0) if to is None else Sums.apply(None, terms, to, None)
+        else:
+            sums = Sums.apply(values, tables[0].reshape(-1, self.width), to, of[0])
         result = _reordered(sums.view((*self.kept.sizes, *self.free)), self.order)
         return result if dtype == wide else result.to(dtype)
-
-    def _product(self, weights: Tensor, tables: list[Tensor], numbers: list[Tensor | None]) -> Tensor:
-        """Return (entries, *dense sizes of the result): each value times its row of each table."""
-        product = weights.view(-1, *[1] * len(self.free))
-        for table, number in zip(tables, numbers, strict=True):
-            product = product * picked(table, number)
-        return product
 
 
 def _order(letters: Names, wanted: Names) -> Ints | None:
@@ -255,46 +239,3 @@ def _order(letters: Names, wanted: Names) -> Ints | None:
 
 def _reordered(tensor: Tensor, order: Ints | None) -> Tensor:
     return tensor if order is None else tensor.permute(order).contiguous()
-
-
-class _Multiplied(torch.autograd.Function):
-    """The product of a sparse matrix of these rows, columns and weights with a table. Autocast is ignored."""
-
-    @staticmethod
-    def forward(ctx: Any, row: Tensor, column: Tensor, weights: Tensor, size: tuple[int, int], table: Tensor) -> Tensor:
-        ctx.size = size
-        ctx.save_for_backward(row, column, weights)
-        add = _add_on_gpu if row.is_cuda else native(_add_rows, row.device, len(row) * table.shape[1])
-        if add is not None:
-            sums = table.new_zeros(size[0], table.shape[1])
-            add(row, column, weights, table.contiguous(), sums)
-            return sums
-        kind: dict[str, Any] = {"device": row.device, "check_invariants": False}  # whatever device is the default
-        with without_autocast(table.device):
-            return torch.mm(torch.sparse_coo_tensor(torch.stack([row, column]), weights, size, **kind), table)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[None, None, None, None, Tensor]:
-        row, column, weights = ctx.saved_tensors
-        return None, None, None, None, _Multiplied.apply(column, row, weights, ctx.size[::-1], upstream)
-
-
-def _add_on_gpu(row: Tensor, column: Tensor, weights: Tensor, table: Tensor, out: Tensor) -> None:
-    """Add each weight times its row of a table to a row of `out`, by one kernel."""
-    with torch.cuda.device_of(out):  # Triton launches on the current device
-        _launch()([row, column, weights, table, len(row), table.shape[1], out])
-
-
-@lru_cache(maxsize=1)
-def _launch() -> Callable[[list[Any]], None]:
-    from sparsetc.codegen.scatter_kernels import add_rows
-
-    return launch_of(add_rows, PROGRAMS, (0, 1, 2, 3, 6), {"num_warps": 4, **FUSED})
-
-
-def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:
-    """Add each weight times its row of a table to a row of `out`."""
-    for n in range(len(row)):
-        to, at, x = row[n], column[n], weights[n]
-        for c in range(out.shape[1]):
-            out[to, c] += x * table[at, c]
