@@ -22,9 +22,12 @@ from sparsetc.support import Ints, Names, among
 from sparsetc.support.compiled import native
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.coords import linear_key, narrowed, picked
+from sparsetc.tensor.coords import linear_key, picked
+from sparsetc.tensor.pattern import followed
 from sparsetc.tensor.sums import accumulator, add_rows
 
+NARROW = torch.uint8, torch.int16, torch.int32, torch.int64
+"""Types of rows that are sorted: a GPU sorts by one byte after another."""
 PROGRAMS = 2048
 """Programs that add rows on a GPU, whatever there is to add."""
 
@@ -65,38 +68,26 @@ class Entries:
     @cached_property
     def by_row(self) -> tuple[Tensor, Tensor]:
         """The entries in the order of their rows, and (rows + 1,) int32 where each row begins."""
-        ascending, order = torch.sort(narrowed(self.row, self.count), stable=True)
-        numbers = torch.arange(self.count + 1, dtype=ascending.dtype, device=ascending.device)
+        narrow = next(dtype for dtype in NARROW if self.count <= torch.iinfo(dtype).max)
+        ascending, order = torch.sort(self.row.to(narrow), stable=True)
+        numbers = torch.arange(self.count + 1, dtype=narrow, device=ascending.device)
         return order, torch.searchsorted(ascending, numbers, out_int32=True)
 
 
-class Sums(torch.autograd.Function):
-    """For each row of the result, the sum of ``weights[n] * table[of[n]]`` over the entries n that add `to` it.
+def sums(weights: Tensor | None, table: Tensor, to: Entries | None, of: Entries | None) -> Tensor:
+    """Return, for each row of the result, the sum of ``weights[n] * table[of[n]]`` over the entries n that add `to` it.
 
     Weights of None are 1. Where `to` or `of` is None, each entry has a row of its own, in their order.
     """
+    return (_Sums.apply if followed([weights, table]) else _sums)(weights, table, to, of)
 
+
+class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor | None, table: Tensor, to: Entries | None, of: Entries | None) -> Tensor:
         ctx.places = to, of
         ctx.save_for_backward(weights, table if ctx.needs_input_grad[0] else None)
-        if to is None:
-            rows = _rows(table, of)
-            return rows if weights is None else rows * weights.unsqueeze(1)
-        wide = table.dtype == accumulator(table.dtype) and not table.is_complex()
-        if wide and (add := _adder(to, of, table)):
-            weights = table.new_ones(len(to.row)) if weights is None else weights
-            column = torch.arange(len(to.row)) if of is None else of.row
-            sums = table.new_zeros(to.count, table.shape[1])
-            add(to.row, column, weights, table.contiguous(), sums)
-            return sums
-        terms = _rows(table, of)
-        if (wide and not table.is_cuda) or (table.element_size() == 2 and terms.numel()):
-            order, begins = to.by_row
-            weights = None if weights is None else weights.index_select(0, order)
-            return torch.embedding_bag(terms, order, begins, False, 0, False, weights, True)[0]
-        terms = terms if weights is None else terms * weights.unsqueeze(1)
-        return add_rows(terms.new_zeros(to.count, terms.shape[1]), to.row, terms)
+        return _sums(weights, table, to, of)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -106,7 +97,7 @@ class Sums(torch.autograd.Function):
             terms = _rows(upstream, to) * _rows(table, of).conj()
             of_weights = terms.sum(1, dtype=accumulator(terms.dtype)).to(terms.dtype)
         if ctx.needs_input_grad[1]:
-            of_table = Sums.apply(weights if weights is None else weights.conj(), upstream, of, to)
+            of_table = sums(weights if weights is None else weights.conj(), upstream, of, to)
         return of_weights, of_table, None, None
 
 
@@ -114,23 +105,58 @@ def _rows(table: Tensor, of: Entries | None) -> Tensor:
     return table if of is None else table.index_select(0, of.row)
 
 
-def _adder(to: Entries, of: Entries | None, table: Tensor) -> Callable[..., None] | None:
-    """Return what adds weighted rows of a table: a native loop on a CPU, a kernel on a GPU; None where torch does."""
-    if not table.is_cuda:
-        return native(_add_rows, table.device, len(to.row) * table.shape[1])
-    return _add_on_gpu if of is not None and table.dtype.is_floating_point else None
+def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
+    """Compute `sums`."""
+    wide, floats = table.dtype == accumulator(table.dtype), table.dtype.is_floating_point
+    if to is None and (weights is None or wide or not (floats and table.is_cuda)):
+        return _rows(table, of) if weights is None else _rows(table, of) * weights.unsqueeze(1)
+    if weights is None:
+        weights = table.new_ones(len(to.row))
+    if floats and table.is_cuda and not (wide and of is None):
+        return _by_kernel(weights, table.contiguous(), to, of)
+    count, column = len(to.row), None if of is None else of.row
+    if not table.is_cuda and wide and not table.is_complex():
+        if add := native(_add_rows, table.device, count * table.shape[1]):
+            out = table.new_zeros(to.count, table.shape[1])
+            add(to.row, torch.arange(count) if column is None else column, weights, table.contiguous(), out)
+            return out
+        if column is not None and floats:  # a product by which torch adds rows faster than one by one
+            pairs, shape = torch.stack([to.row, column]), (to.count, len(table))
+            return torch.mm(torch.sparse_coo_tensor(pairs, weights, shape, check_invariants=False), table)
+    terms = _rows(table, of)
+    if floats and not table.is_cuda and terms.numel():
+        order, begins = to.by_row
+        return torch.embedding_bag(terms, order, begins, False, 0, False, weights.index_select(0, order), True)[0]
+    terms = terms * weights.unsqueeze(1)
+    return add_rows(terms.new_zeros(to.count, terms.shape[1]), to.row, terms)
 
 
-def _add_on_gpu(row: Tensor, column: Tensor, weights: Tensor, table: Tensor, out: Tensor) -> None:
+def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
+    """Compute `sums` by a kernel that serves all patterns: by atomics, or of 16 bits by rows."""
+    count, width = len(weights), table.shape[1]
+    if table.dtype == accumulator(table.dtype):
+        out = table.new_zeros(to.count, width)
+        arguments = [to.row, of.row, weights, table, count, width, out]
+    else:
+        if to is None:
+            at, begins = of.row, torch.arange(count + 1, dtype=torch.int32, device=table.device)
+        else:
+            order, begins = to.by_row
+            at, weights = order if of is None else of.row.index_select(0, order), weights.index_select(0, order)
+        out = table.new_empty(len(begins) - 1, width)
+        arguments = [begins, at, weights, table, len(out), width, out]
     with on_gpu(out.device):  # Triton launches on the current device
-        _launch()([row, column, weights, table, len(row), table.shape[1], out])
+        _launch(out.dtype, width)(arguments)
+    return out
 
 
-@lru_cache(maxsize=1)
-def _launch() -> Callable[[list[Any]], None]:
-    from sparsetc.codegen.scatter_kernels import add_rows
+@lru_cache(maxsize=256)
+def _launch(dtype: torch.dtype, width: int) -> Callable[[list[Any]], None]:
+    """Return a launch of a kernel for rows of a width, to which Triton may specialise it."""
+    from sparsetc.codegen import scatter_kernels
 
-    return launch_of(add_rows, PROGRAMS, (0, 1, 2, 3, 6), {"num_warps": 4, **FUSED})
+    kernel = scatter_kernels.add_rows if dtype == accumulator(dtype) else scatter_kernels.sum_rows
+    return launch_of(kernel, PROGRAMS, (0, 1, 2, 3, 6), {"num_warps": 4, **FUSED})
 
 
 def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:

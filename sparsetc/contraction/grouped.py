@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsetc.contraction.entries import Modes, Sums
+from sparsetc.contraction.entries import Modes, sums
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Ints, Names, among, outside
 
@@ -92,12 +92,12 @@ class Grouped:
         order, begins = groups.by_row
         of = self.rows.entries(coords, order)
         to = of if self.rows == self.kept else self.kept.entries(coords, order)
-        taken = Sums.apply(None, rows, None, of).view(-1, shared)
+        taken = sums(None, rows, None, of).view(-1, shared)
         products = _products(taken, matrices, begins[1:] if each == 1 else begins[1:] * each).view(-1, each * wide)
         weights = values.index_select(0, order)
         if to is None:
             return weights.unsqueeze(0) @ products
-        return Sums.apply(weights, products, to, None)
+        return sums(weights, products, to, None)
 
 
 def _products(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:

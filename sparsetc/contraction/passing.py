@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sparsetc.contraction.entries import Modes, Sums
+from sparsetc.contraction.entries import Modes, sums
 from sparsetc.contraction.grouped import Grouped
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
@@ -212,8 +212,8 @@ class Recipe:
     def result(self, coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
         """Compute the einsum from coordinates, values and dense operands."""
         if self.grouped is not None:
-            sums = self.grouped.result(coords, values, dense)
-            return _reordered(sums.view((*self.kept.sizes, *self.free)), self.order)
+            rows = self.grouped.result(coords, values, dense)
+            return _reordered(rows.view((*self.kept.sizes, *self.free)), self.order)
         dtype, wide = values.dtype, accumulator(values.dtype)
         if dtype != wide:
             values, dense = values.to(wide), [o.to(wide) for o in dense]
@@ -225,10 +225,10 @@ class Recipe:
             for table, entries in zip(tables, of, strict=True):
                 terms = terms * (table if entries is None else table.index_select(0, entries.row))
             terms = terms.reshape(values.shape[0], self.width)
-            sums = terms.sum(0) if to is None else Sums.apply(None, terms, to, None)
+            rows = terms.sum(0) if to is None else sums(None, terms, to, None)
         else:
-            sums = Sums.apply(values, tables[0].reshape(-1, self.width), to, of[0])
-        result = _reordered(sums.view((*self.kept.sizes, *self.free)), self.order)
+            rows = sums(values, tables[0].reshape(-1, self.width), to, of[0])
+        result = _reordered(rows.view((*self.kept.sizes, *self.free)), self.order)
         return result if dtype == wide else result.to(dtype)
 
 
