@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,17 +18,18 @@ from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
 from sparsetc.support.compiled import native, room
-from sparsetc.support.entry import entry_point
+from sparsetc.support.entry import entry_point, on_gpu
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.inputs import as_tensor
-from sparsetc.tensor.pattern import Labels, Pattern, followed, once
+from sparsetc.tensor.pattern import Labels, Pattern, followed, once, transforming
 
 SEARCHED = 16
-"""If a matrix has more than this many times the indexed rows, each indexed row is found by binary search."""
+"""If a matrix has more than this many times the indexed rows, each indexed row is found by binary search; on a GPU only
+if it has fewer entries than rows."""
 WHOLE = slice(None)
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-"""Types of so many bytes by which numba moves values of any type."""
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+"""Types of so many bytes by which values of any type are moved; of more bytes there are several, of 8 each."""
 Taken = tuple[Pattern, Tensor | None]
 """A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
 
@@ -305,7 +307,8 @@ def _runs(pattern: Pattern, index: Tensor, values: Tensor) -> tuple[Tensor, Tens
     """
     coords, size = pattern.coords, pattern.shape[0]
     row = coords[0]
-    if size > SEARCHED * index.numel():
+    few = SEARCHED * index.numel()
+    if size > (max(few, len(row)) if row.is_cuda else few):
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
         return _enumerated(None, first, end - first, coords, values)
     return _enumerated(index, *_rows(pattern), coords, values)
@@ -331,23 +334,44 @@ def _enumerated(
         values: (entries, *dense sizes).
     """
     lengths = crd.picked(times, kinds)
-    count = int(lengths.sum())
-    width = prod(values.shape[1:])
-    if copy_runs := native(loops.runs, first.device, lengths.numel() + count * (len(coords) + width)):
+    count, width = int(lengths.sum()), prod(values.shape[1:])
+    copy_runs = native(loops.runs, first.device, lengths.numel() + count * (len(coords) + width))
+    if first.is_cuda and not transforming():
+        copy_runs = partial(copied_by_kernel, lengths)
+    if copy_runs is not None:
         plain = not followed([values]) and not values.is_conj()
-        moved = values.contiguous() if plain else torch.arange(len(values))
+        moved = values.contiguous() if plain else torch.arange(len(values), device=first.device)
         new_coords = room(first.device, first.dtype, len(coords), count)
         new_values = room(first.device, moved.dtype, count, *moved.shape[1:])
-        bits = [flat.view(BITS[moved.itemsize]).flatten() for flat in (moved, new_values)]
-        kinds = torch.arange(len(first)) if kinds is None else kinds
-        copy_runs(kinds, first, times, coords, bits[0], width if plain else 1, new_coords, bits[1])
+        bits = [flat.view(BITS.get(moved.itemsize, torch.int64)).flatten() for flat in (moved, new_values)]
+        width = max(1, moved.itemsize // 8) * (width if plain else 1)
+        kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
+        copy_runs(kinds, first, times, coords, bits[0], width, new_coords, bits[1])
         return new_coords, new_values if plain else values.index_select(0, new_values)
     run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
-    new_coords = torch.empty((len(coords), count), dtype=first.dtype, device=first.device)
-    new_coords[0] = run
-    for given, new in zip(coords[1:], new_coords[1:], strict=True):
-        torch.index_select(given, 0, entries, out=new)
-    return new_coords, values.index_select(0, entries)
+    taken = [run, *(row.index_select(0, entries) for row in coords[1:])]
+    return torch.stack(taken), values.index_select(0, entries)
+
+
+def copied_by_kernel(
+    lengths: Tensor,
+    kinds: Tensor,
+    first: Tensor,
+    times: Tensor,
+    coords: Tensor,
+    values: Tensor,
+    width: int,
+    taken: Tensor,
+    taken_values: Tensor,
+) -> None:
+    """Do as `loops.runs` on a GPU, of runs whose lengths are known."""
+    from sparsetc.tensor import run_kernels  # imports triton
+
+    if taken.numel():
+        sizes = len(coords), coords.shape[1], taken.shape[1], width
+        with on_gpu(coords.device):
+            launch = run_kernels.runs[(len(kinds),)]
+            launch(kinds, first, torch.cumsum(lengths, 0), coords, values, taken, taken_values, *sizes)
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
