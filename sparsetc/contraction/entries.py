@@ -50,15 +50,15 @@ class Modes:
         """The rows that there are."""
         return prod(self.sizes)
 
-    def entries(self, coords: Sequence[Tensor], order: Tensor | None = None) -> Entries | None:
+    def entries(self, coords: Sequence[Tensor], order: Tensor | None = None) -> EntryRows | None:
         """Return the rows of the entries, which may be put in another order; None without modes."""
         if not self.modes:
             return None
         key = linear_key([coords[mode] for mode in self.modes], self.sizes)[0]
-        return Entries(picked(key, order), self.count)
+        return EntryRows(picked(key, order), self.count)
 
 
-class Entries:
+class EntryRows:
     """The row, of so many, of each entry: (entries,) int64."""
 
     def __init__(self, row: Tensor, count: int) -> None:
@@ -74,7 +74,7 @@ class Entries:
         return order, torch.searchsorted(ascending, numbers, out_int32=True)
 
 
-def sums(weights: Tensor | None, table: Tensor, to: Entries | None, of: Entries | None) -> Tensor:
+def sums(weights: Tensor | None, table: Tensor, to: EntryRows | None, of: EntryRows | None) -> Tensor:
     """Return, for each row of the result, the sum of ``weights[n] * table[of[n]]`` over the entries n that add `to` it.
 
     Weights of None are 1. Where `to` or `of` is None, each entry has a row of its own, in their order.
@@ -84,7 +84,7 @@ def sums(weights: Tensor | None, table: Tensor, to: Entries | None, of: Entries 
 
 class _Sums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights: Tensor | None, table: Tensor, to: Entries | None, of: Entries | None) -> Tensor:
+    def forward(ctx: Any, weights: Tensor | None, table: Tensor, to: EntryRows | None, of: EntryRows | None) -> Tensor:
         ctx.places = to, of
         ctx.save_for_backward(weights, table if ctx.needs_input_grad[0] else None)
         return _sums(weights, table, to, of)
@@ -101,7 +101,7 @@ class _Sums(torch.autograd.Function):
         return of_weights, of_table, None, None
 
 
-def _rows(table: Tensor, of: Entries | None) -> Tensor:
+def _rows(table: Tensor, of: EntryRows | None) -> Tensor:
     return table if of is None else table.index_select(0, of.row)
 
 

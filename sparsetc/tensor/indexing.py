@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -334,11 +333,10 @@ def _enumerated(
         values: (entries, *dense sizes).
     """
     lengths = crd.picked(times, kinds)
-    count, width = int(lengths.sum()), prod(values.shape[1:])
-    copy_runs = native(loops.runs, first.device, lengths.numel() + count * (len(coords) + width))
-    if first.is_cuda and not transforming():
-        copy_runs = partial(copied_by_kernel, lengths)
-    if copy_runs is not None:
+    ends = torch.cumsum(lengths, 0)
+    count, width = int(ends[-1]) if len(ends) else 0, prod(values.shape[1:])
+    on_cpu = native(loops.runs, first.device, len(ends) + count * (len(coords) + width))
+    if copy_runs := _on_gpu if first.is_cuda and not transforming() else on_cpu:
         plain = not followed([values]) and not values.is_conj()
         moved = values.contiguous() if plain else torch.arange(len(values), device=first.device)
         new_coords = room(first.device, first.dtype, len(coords), count)
@@ -346,32 +344,20 @@ def _enumerated(
         bits = [flat.view(BITS.get(moved.itemsize, torch.int64)).flatten() for flat in (moved, new_values)]
         width = max(1, moved.itemsize // 8) * (width if plain else 1)
         kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
-        copy_runs(kinds, first, times, coords, bits[0], width, new_coords, bits[1])
+        copy_runs(kinds, first, ends, coords, bits[0], width, new_coords, bits[1])
         return new_coords, new_values if plain else values.index_select(0, new_values)
     run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
     taken = [run, *(row.index_select(0, entries) for row in coords[1:])]
     return torch.stack(taken), values.index_select(0, entries)
 
 
-def copied_by_kernel(
-    lengths: Tensor,
-    kinds: Tensor,
-    first: Tensor,
-    times: Tensor,
-    coords: Tensor,
-    values: Tensor,
-    width: int,
-    taken: Tensor,
-    taken_values: Tensor,
-) -> None:
-    """Do as `loops.runs` on a GPU, of runs whose lengths are known."""
-    from sparsetc.tensor import run_kernels  # imports triton
+def _on_gpu(kinds: Tensor, *arguments: Any) -> None:
+    """Do as `loops.runs`."""
+    from sparsetc.tensor.run_kernels import runs  # imports triton
 
-    if taken.numel():
-        sizes = len(coords), coords.shape[1], taken.shape[1], width
-        with on_gpu(coords.device):
-            launch = run_kernels.runs[(len(kinds),)]
-            launch(kinds, first, torch.cumsum(lengths, 0), coords, values, taken, taken_values, *sizes)
+    if len(kinds):
+        with on_gpu(kinds.device):
+            runs[(len(kinds),)](kinds, *arguments, *arguments[2].shape, arguments[5].shape[1])
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:

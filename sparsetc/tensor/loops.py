@@ -59,7 +59,7 @@ def intersection(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) ->
 
 
 def runs(
-    kinds: Numbers, first: Numbers, times: Numbers, coords: Any, values: Any, width: int, taken: Any, taken_values: Any
+    kinds: Numbers, first: Numbers, ends: Numbers, coords: Any, values: Any, width: int, taken: Any, taken_values: Any
 ) -> None:
     """Write the coordinates and values of runs of some kinds, run after run; the first coordinate is the run's number.
 
@@ -68,16 +68,15 @@ def runs(
     n = 0
     for run in range(len(kinds)):
         begin = first[kinds[run]]
-        end = begin + times[kinds[run]]
-        run_ends = n + end - begin
-        number = taken[0, n:run_ends]  # of parts of arrays, whose positions begin at 0, numba makes vectors
+        end = begin + ends[run] - n
+        number = taken[0, n : ends[run]]  # of parts of arrays, whose positions begin at 0, numba makes vectors
         for at in range(len(number)):
             number[at] = run
         for mode in range(1, len(coords)):
-            given, new = coords[mode, begin:end], taken[mode, n:run_ends]
+            given, new = coords[mode, begin:end], taken[mode, n : ends[run]]
             for at in range(len(new)):
                 new[at] = given[at]
-        given_values, new_values = values[begin * width : end * width], taken_values[n * width : run_ends * width]
+        given_values, new_values = values[begin * width : end * width], taken_values[n * width : ends[run] * width]
         for at in range(len(new_values)):
             new_values[at] = given_values[at]
-        n = run_ends
+        n = ends[run]

@@ -13,8 +13,8 @@ import triton.language as tl
 BLOCK: tl.constexpr = tl.constexpr(128)
 
 
-@triton.jit(do_not_specialize=["order", "entries", "count", "width"])
-def runs(kinds, first, ends, coords, values, taken, taken_values, order, entries, count, width):
+@triton.jit(do_not_specialize=["width", "order", "entries", "count"])
+def runs(kinds, first, ends, coords, values, width, taken, taken_values, order, entries, count):
     """Copy a run; of `entries` that are given, `count` are taken, and a value has `width` elements."""
     run = tl.program_id(0)
     begin = tl.load(first + tl.load(kinds + run))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsetc.tensor import loops
-from sparsetc.tensor.indexing import copied_by_kernel
+from sparsetc.tensor.indexing import _on_gpu
 
 
 @pytest.mark.parametrize("order", [1, 3])
@@ -21,7 +21,8 @@ def test_runs_are_copied_as_by_the_loop(width: int, dtype: torch.dtype, order: i
     values = torch.randint(100, (coords.shape[1] * width,), generator=g).to(dtype)
     count = int(times[kinds].sum())
     pairs = [(torch.zeros(order, count, dtype=torch.int64), torch.zeros(count * width, dtype=dtype)) for _ in "ab"]
-    copied_by_kernel(times[kinds], kinds, first, times, coords, values, width, *pairs[0])
-    loops.runs(*(t.numpy() for t in (kinds, first, times, coords, values)), width, *(t.numpy() for t in pairs[1]))
+    runs = kinds, first, times[kinds].cumsum(0), coords, values
+    _on_gpu(*runs, width, *pairs[0])
+    loops.runs(*(t.numpy() for t in runs), width, *(t.numpy() for t in pairs[1]))
     for one, other in zip(*pairs, strict=True):
         assert torch.equal(one, other)

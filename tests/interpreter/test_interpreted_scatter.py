@@ -7,7 +7,7 @@ import torch
 
 from sparsetc.codegen import ENTRIES, WHOLE, WIDE
 from sparsetc.contraction import entries
-from sparsetc.contraction.entries import Entries
+from sparsetc.contraction.entries import EntryRows
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.float16, 2e-3)])
@@ -19,7 +19,7 @@ def test_sums_of_weighted_rows(
     monkeypatch.setattr(entries, "PROGRAMS", 3)
     entries._launch.cache_clear()
     g = torch.Generator().manual_seed(0)
-    to, of = (Entries(row, rows) for row, rows in zip(torch.randint(7, (2, count), generator=g), (9, 7), strict=True))
+    to, of = (EntryRows(row, rows) for row, rows in zip(torch.randint(7, (2, count), generator=g), (9, 7), strict=True))
     weights, table = (
         torch.randn(shape, generator=g, dtype=torch.float64).to(dtype) for shape in ((count,), (7, width))
     )
