@@ -7,7 +7,7 @@ is converted, and kernels, which are told addresses, read operands where they li
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from sparsetc.tensor.sums import captured
 KINDS = 4
 """Kinds of operands that one contraction knows: with and without gradients, in two orders, in inference mode."""
 PLAIN = Tensor, torch.nn.Parameter
-Run = Callable[[Values, Tensors], Tensor | None]
+Run = Callable[[Values, Sequence[Any]], Tensor | None]
 """A function of packed values, and of the values and dense operands of a call."""
 
 
@@ -33,26 +33,27 @@ class Direct:
     """The ways to a result found for the kinds of operands of earlier calls.
 
     Attributes:
-        known: a guard of tensors, how many there are, whether one requires a gradient, and what gives the result.
+        known: a guard of tensors, how many there are, and what gives the result of such ones.
         left: how many kinds are looked at still.
     """
 
     def __init__(self) -> None:
-        self.known: list[tuple[Callable[..., bool], int, bool, Run]] = []
+        self.known: list[tuple[Callable[..., bool], int, Run]] = []
         self.left = KINDS
 
-    def __call__(self, packed: Values, tensors: Tensors) -> Tensor | None:
-        """Return the result of operands of a kind that is known; None of others, and where autograd follows it."""
-        if forward_ad._current_level >= 0:
-            return None
-        for same, count, learns, run in self.known:
-            if len(tensors) == count and same(*tensors) and not (learns and torch.is_grad_enabled()):
-                return run(packed, tensors)
+    def __call__(self, packed: Values, values: Sequence[Any], dense: Tensors) -> Tensor | None:
+        """Return the result, outside autograd, of operands of a kind that is known; None of others."""
+        if self.known and forward_ad._current_level < 0:
+            tensors = (*values, *dense)
+            present = [t for t in tensors if t is not None]
+            for same, count, run in self.known:
+                if len(present) == count and same(*present):
+                    return run(packed, tensors)
         return None
 
-    def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> None:
+    def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> None:
         """Find a way to the result of operands of this kind, which the leaf has run once."""
-        tensors = [*values, *dense]
+        tensors = [t for t in (*values, *dense) if t is not None]
         watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
         if (
             watched
@@ -64,7 +65,7 @@ class Direct:
         self.left -= 1
         run = in_place(leaf, pull, pushes, values, dense) if getattr(leaf, "straight", False) else None
         if run is not None:
-            self.known.append((same_kind(tensors), len(tensors), any(t.requires_grad for t in tensors), run))
+            self.known.append((same_kind(tensors), len(tensors), run))
 
 
 def same_kind(tensors: Tensors) -> Callable[..., bool]:
@@ -77,7 +78,7 @@ def same_kind(tensors: Tensors) -> Callable[..., bool]:
     return guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
-def in_place(leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> Run | None:
+def in_place(leaf: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> Run | None:
     """Return a run of the programs on values and dense operands as they lie; None where a call is more than that."""
     executable, zeroed = leaf.executable, leaf.arrays.zeroed
     tensors = [*values, *dense]
