@@ -32,7 +32,6 @@ class Grouped:
     Attributes:
         kept: modes of the sparse operand that number rows of the result.
         rows, groups: modes that number rows of the one dense operand, and matrices of the other.
-        counts: the number of rows of the result, of rows and of groups.
         first: whether the operand of rows comes first.
         orders: permutations of the dense operands: modes, own letters, shared letters; and modes, shared, own letters.
         sizes: elements of the own letters of rows, of the shared letters, and of the own letters of matrices.

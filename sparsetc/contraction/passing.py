@@ -87,11 +87,11 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
         return recipe.result(coords.unbind(), values, others)
 
 
-Entries = tuple[Tensor, Tensor, Uses]
+Given = tuple[Tensor, Tensor, Uses]
 """Coordinates and values of a tensor's entries, in any order, and the counter of uses of the coordinates."""
 
 
-def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Entries]) -> Tensor | SparseTensor | None:
+def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Given]) -> Tensor | SparseTensor | None:
     """Return the product of two sparse operands; None of any with labels, which the result would have too."""
     patterns = [o._pattern if o._unsorted is None else None for o in operands if isinstance(o, SparseTensor)]
     if any(pattern and pattern.labels for pattern in patterns):
@@ -106,7 +106,7 @@ def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Entries
     return result
 
 
-def _entries(x: SparseTensor) -> Entries:
+def _entries(x: SparseTensor) -> Given:
     """Return those of a tensor."""
     unsorted = x._unsorted
     if unsorted is None or not unsorted.unchanged:
@@ -164,6 +164,7 @@ class Recipe:
         free: the dense sizes of the result.
         tables: the dense operands.
         order: position of each letter of the result among those of `kept` and `free`; None where it has this order.
+        grouped: how entries multiply rows by matrices that many of them share; None where they do not.
     """
 
     kept: Modes
@@ -206,8 +207,8 @@ class Recipe:
 
     @cached_property
     def width(self) -> int:
-        """Elements of a row."""
-        return prod(self.free)
+        """Elements of a row of the result, and of a row that is gathered for it."""
+        return max(prod(self.free), prod(self.grouped.sizes[:2]) if self.grouped else 0)
 
     def result(self, coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
         """Compute the einsum from coordinates, values and dense operands."""
