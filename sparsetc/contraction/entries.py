@@ -114,21 +114,18 @@ def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
         weights = table.new_ones(len(to.row))
     if floats and table.is_cuda and not (wide and of is None):
         return _by_kernel(weights, table.contiguous(), to, of)
-    count, column = len(to.row), None if of is None else of.row
     if not table.is_cuda and wide and not table.is_complex():
-        if add := native(_add_rows, table.device, count * table.shape[1]):
+        kind: Any = {"device": table.device}  # whatever device is the default
+        column = torch.arange(len(to.row), **kind) if of is None else of.row
+        if add := native(_add_rows, table.device, len(column) * table.shape[1]):
             out = table.new_zeros(to.count, table.shape[1])
-            add(to.row, torch.arange(count) if column is None else column, weights, table.contiguous(), out)
+            add(to.row, column, weights, table.contiguous(), out)
             return out
-        if column is not None and floats:  # a product by which torch adds rows faster than one by one
+        if floats:  # a product by which torch adds rows faster than one by one
             pairs, shape = torch.stack([to.row, column]), (to.count, len(table))
-            return torch.mm(torch.sparse_coo_tensor(pairs, weights, shape, check_invariants=False), table)
-    terms = _rows(table, of)
-    if floats and not table.is_cuda and terms.numel():
-        order, begins = to.by_row
-        return torch.embedding_bag(terms, order, begins, False, 0, False, weights.index_select(0, order), True)[0]
-    terms = terms * weights.unsqueeze(1)
-    return add_rows(terms.new_zeros(to.count, terms.shape[1]), to.row, terms)
+            return torch.mm(torch.sparse_coo_tensor(pairs, weights, shape, check_invariants=False, **kind), table)
+    terms = (_rows(table, of) * weights.unsqueeze(1)).to(accumulator(table.dtype))
+    return add_rows(terms.new_zeros(to.count, terms.shape[1]), to.row, terms).to(table.dtype)
 
 
 def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
