@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 import sparsetc as stc
 from sparsetc import api
 from sparsetc.contraction import passing
-from sparsetc.contraction.passing import product
+from sparsetc.contraction.passing_pair import product
 from sparsetc.ir.equation.parse import parse
 from sparsetc.support import compiled
 from sparsetc.tensor import readings
