@@ -38,7 +38,7 @@ from sparsetc.support import NamedInts, Names, among, outside, volume
 
 
 class WholeLowering(Lowering):
-    """One part's program in the making, each of its axes one block.
+    """One part's program in the making, each of its axes one block, unless native loops cut the result into panels.
 
     Attributes:
         sizes: of all axes, in the order in which products have them.
@@ -47,7 +47,9 @@ class WholeLowering(Lowering):
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         super().__init__(inner, schedule)
-        self.dense = tuple([replace(a, block=a.size, pieces=(), slowest=False) for a in self.dense])
+        cut = [a.letter for a in self.dense if schedule.native and a.slowest and a.letter in inner.output_axes][:1]
+        whole = (replace(a, block=a.size, pieces=(), slowest=False) for a in self.dense)
+        self.dense = tuple([a if a.letter in cut else own for a, own in zip(self.dense, whole, strict=True)])
         self.positions = tuple([replace(a, block=a.size) for a in self.positions])
         self.around, self.tile_sizes = self.view.loops, dict(inner.sides)
         sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}
@@ -146,8 +148,9 @@ def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Til
 
 @lru_cache(maxsize=1024)
 def _lowered(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
-    # Native loops are the same program, which was drafted for its price.
-    program = _drafted(bound, view, replace(schedule, native=False), target)
+    # Native loops that cut nothing are the same program, which was drafted for its price.
+    cut = schedule.native and bool(schedule.slowest_axes)
+    program = _drafted(bound, view, replace(schedule, native=cut), target)
     run = replace(program.schedule, native=schedule.native)
     return replace(program, number=number, format=format, schedule=run)
 

@@ -83,10 +83,17 @@ class GatherTerm:
         held = table * self.held_width
         whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
-        if len(self.letters) == 1 and self.letters[0] in dict(statistics.near):
-            far = 0.0  # a panel's rows are near
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
+        if len(self.letters) == 1 and self.letters[0] in (known := dict(statistics.misses)):
+            pairs = known[self.letters[0]]
+            far = moved * missing(pairs, profile.l1_bytes // (size * self.table_width))
+            missed = moved * missing(pairs, profile.l2_bytes // (size * self.held_width)) if pairs else missed
         return far * self.passes ** -profile.constants["slab_power"], missed
+
+
+def missing(pairs: Sequence[tuple[int, float]], rows: int) -> float:
+    """Return the share of gathers that miss a cache of so many rows."""
+    return next((share for held, share in pairs if held >= rows), pairs[-1][1] if pairs else 0.0)
 
 
 class Resources:

@@ -76,7 +76,8 @@ class Statistics:
         chain: rounds of loads that wait for one another in the longest work item.
         split_rows: True if a row has several items: then results are added, not stored.
         split_fibers: True if a fiber has several lanes: then results are added too.
-        near: for a sparse letter whose coordinates are stored in panels, how many a panel has.
+        misses: for a sparse letter, pairs of a number of rows and the share of gathers that miss a cache of so many
+            (`Counts.misses`); no pairs where what is gathered stays near, no letter where that is not known.
     """
 
     items: int
@@ -88,7 +89,7 @@ class Statistics:
     chain: int = 0
     split_rows: bool = False
     split_fibers: bool = False
-    near: NamedInts = ()
+    misses: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
 
     def scaled(self, share: float) -> Statistics:
         """The statistics of a share of the nonzeros."""
