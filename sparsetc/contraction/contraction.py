@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.autograd import UNREAD, following
+from sparsetc.contraction.autograd import UNREAD, apply, following
 from sparsetc.contraction.direct import Direct
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
@@ -51,6 +51,7 @@ class Contraction:
         pull: how operands of the leaf follow from those of a call.
         rewrites: the einsums that are run in its place, and why.
         sparse: whether the result is a SparseTensor.
+        linear: whether its gradients are einsums of its operands; those of others follow from its leaf's.
         empty: whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense.
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
@@ -94,7 +95,8 @@ class Contraction:
         self._others = dict[str, Contraction]()
         self._direct = Direct()
         self.leaf = leaf
-        self.pull = Pull.of(bound.einsum, rewrites)
+        ones = [p for p, x in zip(bound.einsum.sparse, sparse, strict=True) if x.pattern.ones]
+        self.pull = Pull.of(bound.einsum, rewrites, ones)
         self.rewrites = tuple(f"{rewrite.inner.bound.einsum}   {rewrite.name}" for rewrite in rewrites)
         self._holds = rewrites[0].holds if rewrites else getattr(leaf, "holds", None)
         leaf_patterns = [x.pattern for x in inner.sparse]
@@ -104,6 +106,8 @@ class Contraction:
         leaf_pattern = leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
         pattern, self._pushes = put_back(patterns, rewrites, leaf_pattern, self.empty)
         self.sparse, self.shape = pattern is not None, bound.output_shape
+        one_step = not (self.sparse or self.empty) and hasattr(leaf, "around")
+        self.linear = one_step and bound.einsum.has_gradients and patterns[0].is_coalesced
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
         self._pattern = None if pattern is None else _place(pattern, patterns)
@@ -175,14 +179,37 @@ class Contraction:
         `given` is what all operands were made of, where a guard is to know its verdict by that. Dense operands that are
         `checked` are known to be as the einsum was compiled for.
         """
-        pull = self.pull
-        straight = packed is not None or not pull.values
-        if straight and self._direct.known and (given is None or self.leaf.guard is None):
-            found = self._direct(packed or (), (*values, *dense))
-            if found is not None:
-                return found
+        found = self.straight(values, dense, packed, given)
+        if found is not None:
+            return found
         if not checked:
             dense = dense_of_call(self.bound, dense, self.dtype, self.device)
+        tensors = [t for t in (*values, *dense) if t is not None]
+        if self.linear and packed is not UNREAD and followed(tensors) and not transforming():
+            shapes = self.bound.dense_shapes
+            if all(operand.shape == shape for operand, shape in zip(dense, shapes, strict=True)):
+                return apply(self.leaf.around(self, patterns[0], values[0], packed, given), tensors)
+        return self.run(patterns, values, dense, packed, given)
+
+    def straight(
+        self, values: Sequence[Any], dense: Tensors, packed: Values | None, given: Tensors | None
+    ) -> Tensor | None:
+        """The result of operands of a kind that has been called before; None of others, or where autograd follows."""
+        known = self._direct.known and (packed is not None or not self.pull.values)
+        return (
+            self._direct(packed or (), values, dense) if known and (given is None or self.leaf.guard is None) else None
+        )
+
+    def run(
+        self,
+        patterns: Patterns,
+        values: Sequence[Any],
+        dense: Tensors,
+        packed: Values | None = None,
+        given: Tensors | None = None,
+    ) -> Tensor:
+        """The result of operands that are as the einsum was compiled for, by the leaf and the rewrites around it."""
+        pull = self.pull
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
             return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
@@ -196,7 +223,7 @@ class Contraction:
         result = self.leaf.result(patterns, values, dense, packed, given)
         for push in self._pushes:
             result = push(result)
-        if straight and self._direct.left and self._holds is None:
+        if (packed is not None or not pull.values) and self._direct.left and self._holds is None:
             self._direct.learn(self.leaf, pull, self._pushes, *as_given)
         return result
 

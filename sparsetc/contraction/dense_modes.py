@@ -100,6 +100,7 @@ def blocks(r: Request) -> Rewrite | None:
             inputs.append((*rows, *columns))
             coordinates.update(rows)
             tables |= bool(columns)
+            pattern = pattern.of_ones if operand.pattern.ones else pattern
             inner.append(SparseTensor._make(pattern, like.expand(pattern.nnz, *(sizes[c] for c in columns))))
         else:
             term, summed = cut.term(letters), list[int]()
@@ -287,14 +288,18 @@ def _entries(r: Request) -> Rewrite | None:
         return None
     like = r.like
     ones = SparseTensor._make(pattern, like.expand(pattern.nnz))
-    values = [like.expand(x._values.shape) for x in sparse]
-    inputs = ((*numbers, *letters), *e.tables, *((n, *t) for n, t in zip(numbers, tables, strict=True)))
+    # Those of 1 at each nonzero say nothing where other terms have their letters.
+    read = [
+        n for n, x in enumerate(sparse) if not (x.pattern.ones and {*tables[n]} <= {c for t in e.tables for c in t})
+    ]
+    values = [like.expand(sparse[n]._values.shape) for n in read]
+    inputs = ((*numbers, *letters), *e.tables, *((numbers[n], *tables[n]) for n in read))
     einsum = Einsum(inputs, (*numbers, *letters, *output) if on_own_rows else output, (0,), e.text)
     sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
     operands: list[SparseTensor | Tensor] = [ones, *(o for o in r.operands if not isinstance(o, SparseTensor)), *values]
     inner = Bound.of(einsum, sizes)
     request = replace(r, bound=inner, operands=operands, form="sparse" if on_pattern else "dense", in_blocks=False)
-    take: list[Take] = [((), None), *(((p,), None) for p in (*e.dense, *e.sparse))]
+    take: list[Take] = [((), None), *(((p,), None) for p in (*e.dense, *(e.sparse[n] for n in read)))]
     put: Put | None = (lambda patterns, other, empty: (patterns[0], None)) if on_own_rows else None
     return Rewrite(f"entries numbered {', '.join(numbers)}", request, take, put)
 

@@ -7,7 +7,7 @@ is converted, and kernels, which are told addresses, read operands where they li
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from sparsetc.tensor.sums import captured
 KINDS = 4
 """Kinds of operands that one contraction knows: with and without gradients, in two orders, in inference mode."""
 PLAIN = Tensor, torch.nn.Parameter
-Run = Callable[[Values, Tensors], Tensor | None]
+Run = Callable[[Values, Sequence[Any]], Tensor | None]
 """A function of packed values, and of the values and dense operands of a call."""
 
 
@@ -41,18 +41,20 @@ class Direct:
         self.known: list[tuple[Callable[..., bool], int, bool, Run]] = []
         self.left = KINDS
 
-    def __call__(self, packed: Values, tensors: Tensors) -> Tensor | None:
+    def __call__(self, packed: Values, values: Sequence[Any], dense: Tensors) -> Tensor | None:
         """Return the result of operands of a kind that is known; None of others, and where autograd follows it."""
         if forward_ad._current_level >= 0:
             return None
+        tensors = [*values, *dense]
+        present = tensors if values[0] is not None else dense
         for same, count, learns, run in self.known:
-            if len(tensors) == count and same(*tensors) and not (learns and torch.is_grad_enabled()):
+            if len(present) == count and same(*present) and not (learns and torch.is_grad_enabled()):
                 return run(packed, tensors)
         return None
 
-    def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> None:
+    def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> None:
         """Find a way to the result of operands of this kind, which the leaf has run once."""
-        tensors = [*values, *dense]
+        tensors = [*values, *dense] if values[0] is not None else dense
         watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
         if (
             watched
@@ -77,7 +79,7 @@ def same_kind(tensors: Tensors) -> Callable[..., bool]:
     return guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
-def in_place(leaf: Any, pull: Pull, pushes: list[Any], values: Tensors, dense: Tensors) -> Run | None:
+def in_place(leaf: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> Run | None:
     """Return a run of the programs on values and dense operands as they lie; None where a call is more than that."""
     executable, zeroed = leaf.executable, leaf.arrays.zeroed
     tensors = [*values, *dense]

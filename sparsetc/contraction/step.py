@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +21,11 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
 from sparsetc.contraction.contraction import Contraction, compiled
 from sparsetc.contraction.leaf import Leaf
-from sparsetc.contraction.operands import Patterns, Tensors, repeated_dims, resolved, stand_ins
+from sparsetc.contraction.operands import Patterns, Tensors, repeated_dims, stand_ins
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
 from sparsetc.options import Options, with_settings
-from sparsetc.packing.base import Packed, after_zero
 from sparsetc.planner.registry import plan_of_derived
 from sparsetc.support import outside
 from sparsetc.support.lru import cached_property
@@ -68,6 +68,10 @@ class Step(Leaf):
         tensors = [*(v for v in values if v is not None), *expanded]
         at = StepFunction(self, patterns[0], len(tensors) == len(expanded), packed, given or dense)
         return self.of_rows(apply(at, tensors))
+
+    def around(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> WholeFunction:
+        """Return a contraction that has no other leaf as a function for autograd, in place of the step."""
+        return WholeFunction(self, pattern, values is None, packed, given, whole)
 
     def batched(self, size: int, which: Sequence[bool]) -> Contraction:
         """Return the contraction with one more mode, the batch, in the result and in the dense operands marked.
@@ -170,142 +174,93 @@ class StepFunction(Multilinear):
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
-        jobs = [self._job(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
-        results = iter(run_all([job for job in jobs if job is not None]))
-        gradients = [None if job is None else next(results) for job in jobs]
-        if not self.ones and gradients[0] is not None:  # values that were packed here are those of the call before
-            gradient_taken(tensors[0])
-            gradients[0] = self._of_all(gradients[0])
-        return gradients
+        e, *_ = self._raw
+        if upstream.ndim != len(e.output):
+            upstream = self.step.output.letters_apart(upstream)
+        positions = [*(() if self.ones else e.sparse), *e.dense]
+        return [self._gradient(p, tensors, upstream) if w else None for p, w in zip(positions, wanted, strict=True)]
 
-    def _job(self, n: int, tensors: Tensors, upstream: Tensor) -> Job:
-        values, dense = self._split(tensors)
+    @property
+    def _raw(self) -> tuple[Einsum, Pattern, Tensor | None]:
+        """The einsum that gradients are made of, its pattern, and the order that its values are of the step's in."""
         step = self.step
-        e = self.step.raw
-        sparse = self.step.output.sparse
-        operand = e.dense[n - 1 + self.ones] if n or self.ones else e.sparse[0]
+        return step.raw, *((step.slotted, step.by_slot) if step.output.sparse else (self.pattern, None))
+
+    def _gradient(self, operand: int, tensors: Tensors, upstream: Tensor) -> Tensor:
+        """Compute the gradient of one operand by a contraction that is kept with the pattern."""
+        (e, pattern, order), (values, dense) = self._raw, self._split(tensors)
+        sampled = operand in e.sparse
         einsum, sources = gradient(e, operand)
-        values = None if operand in e.sparse else values
-        conjugate = torch.conj_physical if step.dtype.is_complex else lambda t: t
-        if values is not None:
-            values = conjugate(picked(values, step.by_slot))
-        upstream = upstream if sparse else step.output.letters_apart(upstream)
+        conjugate = torch.conj_physical if self.step.dtype.is_complex else lambda t: t
+        given = None if values is None or sampled else conjugate(picked(values, order))
         others = outside(sources, e.sparse)
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
-        pattern = step.slotted if sparse else self.pattern
-        if values is None and step.problem.backend == "triton":
+        if given is None and (self.step.problem.backend == "triton" or len(self._values_shape) > 1):
             pattern = pattern.of_ones
-        return self._compiled(operand, einsum, pattern, operands), pattern, values, operands
+        made = self._compiled(operand, einsum, pattern, operands, "sparse" if sampled else "dense")
+        # Values that an earlier call packed are taken again, except within a CUDA graph.
+        again = given is None or captured(given) or followed([given, *operands])
+        result = made.result([pattern], [given], operands, None if again else made.packed([given]))  # type: ignore[list-item]
+        if not sampled or values is None:
+            return result
+        gradient_taken(values)  # those that were packed here are of the call before
+        return result if order is None else torch.empty_like(result).index_copy(0, order, result)
 
-    def _of_all(self, values: Tensor) -> Tensor:
-        """Put a gradient for values that were sorted by slot back in the order of all values."""
-        order = self.step.by_slot
-        return values if order is None else torch.empty_like(values).index_copy(0, order, values)
-
-    def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors) -> Contraction:
+    def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors, form: str) -> Contraction:
         """Return the contraction that computes a gradient; it is cached with the pattern."""
-        key = ("gradient", self.step.number, operand, *map(repeated_dims, dense))
+        key = ("gradient", self._key, operand, *map(repeated_dims, dense))
         of_operand: Contraction | None = pattern.cache.get(key)
         if of_operand is None:
-            x = SparseTensor._make(
-                pattern, torch.zeros((), dtype=self.step.dtype, device=pattern.device).expand(pattern.nnz)
-            )
+            like = torch.zeros((), dtype=self.step.dtype, device=pattern.device)
+            x = SparseTensor._make(pattern, like.expand(self._values_shape))
             others = iter(dense)
             operands = [x if p in e.sparse else next(others) for p in range(len(e.inputs))]
-            form = "sparse" if operand in self.step.raw.sparse else "dense"
             # Or that of a thread that was first.
             of_operand = pattern.cache.put(key, compiled(str(e), operands, self.step.derived, form))
         return of_operand
 
+    @property
+    def _key(self) -> object:
+        return self.step.number
 
-# -- several at once --------------------------------------------------------------------------------------------------
-
-MOST_TOGETHER = 1 << 22
-"""Most nonzeros to pack for several steps at once, at 4 bytes each. Not measured: of 3.3 M the host took three times as
-long as the kernels (H200, `benchmarks/results/calls.json`)."""
-
-
-Job = tuple["Contraction", Pattern, Tensor | None, list[Tensor]]
-"""A gradient to be computed: a contraction, and what it is called with."""
+    @property
+    def _values_shape(self) -> Sequence[int]:
+        return (self.pattern.nnz,)
 
 
-def run_all(jobs: Sequence[Job]) -> list[Tensor]:
-    """The result of every job.
+@dataclass(frozen=True)
+class WholeFunction(StepFunction):
+    """A contraction whose one leaf is a step as such a function: of the values and dense operands of its calls.
 
-    What several kernels need beside themselves, packed values and zeros to add to, is made for all of them at once: a
-    call of torch for each kernel would take more time than the kernels do.
+    Its gradients are einsums of these, which are rewritten by themselves; what is converted and put back is no part of
+    torch's graph.
     """
-    together = [
-        contraction.leaf.alone and not contraction.pull.of_values and not followed([values, *dense])
-        for contraction, _, values, dense in jobs
-    ]
-    if sum(together) < 2:
-        return [_alone(*job) for job in jobs]
-    joint = [job for job, t in zip(jobs, together, strict=True) if t]
-    packed = iter(_packed(joint))
-    outputs = iter(_zeros(joint))
-    results = []
-    for (contraction, pattern, values, dense), t in zip(jobs, together, strict=True):
-        if t:
-            step, out = contraction.leaf, next(outputs)
-            tables = step.tables(contraction.pull([values], dense)[1])
-            rows = step.executable.run(step.arrays, next(packed), tables, out, accumulate=out is not None)
-            results.append(step.of_rows(rows))
-        else:
-            results.append(_alone(contraction, pattern, values, dense))
-    return results
 
+    whole: Contraction = None  # type: ignore[assignment]
 
-def _alone(made: Contraction, pattern: Pattern, values: Tensor | None, dense: list[Tensor]) -> Tensor:
-    """Return the result of one job. Values packed by an earlier call are reused, except within a CUDA graph."""
-    again = values is None or captured(values) or followed([values, *dense])
-    packed = None if again else made.packed([values])  # type: ignore[list-item]
-    return made.result([pattern], [values], dense, packed)
+    def rows(self, tensors: Tensors) -> Tensor:
+        """The result, outside autograd."""
+        values, dense = self._split(tensors)
+        given = [values], dense, self.packed, self.given
+        found = self.whole.straight(*given)
+        return self.whole.run([self.pattern], *given) if found is None else found
 
+    def of_any(self) -> WholeFunction:
+        """The function without packed values."""
+        return WholeFunction(self.step, self.pattern, self.ones, whole=self.whole)
 
-def _zeros(jobs: Sequence[Job]) -> list[Tensor | None]:
-    """Zeros for each job whose kernel only adds to them."""
-    runs = [(contraction.leaf.executable, contraction.device) for contraction, *_ in jobs]
-    outputs = [run.empty(device) if run.zeroes and not run.stores else None for run, device in runs]
-    if added := [out for out in outputs if out is not None]:  # torch refuses no tensors
-        torch._foreach_zero_(added)
-    return outputs
+    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
+        """Compute a batch, one result after the other."""
+        return Multilinear.batched(self, tensors, dims, size)
 
+    @property
+    def _raw(self) -> tuple[Einsum, Pattern, Tensor | None]:
+        return self.whole.bound.einsum, self.pattern, None
 
-def _packed(jobs: Sequence[Job]) -> list[Values]:
-    """Pack the values of all jobs; with one gather if they are few and of one operand."""
-    steps = [(contraction.leaf, job_values) for contraction, _, job_values, _ in jobs]
-    with_values = [(step, job_values) for step, job_values in steps if job_values is not None]
-    gathered = [part.packed for step, _ in with_values for part in step.parts if not part.packed.in_order]
-    values = with_values[0][1] if with_values else None
-    together = all(job_values is values and step.dtype == job_values.dtype for step, job_values in with_values)
-    if values is None or len(gathered) < 2 or not together or values.numel() > MOST_TOGETHER:
-        return [
-            step.packed_values(job_values)
-            if job_values is None or captured(job_values)
-            else step.kept_values(job_values)
-            for step, job_values in steps
-        ]
-    cache = next(pattern.cache for _, pattern, job_values, _ in jobs if job_values is not None)
-    key = ("together", *(step.number for step, _ in with_values))
-    places, sizes, behind_zero = cache.once(key, lambda: _places(gathered))
-    whole = resolved(values.detach() if values.requires_grad else values)
-    pieces = iter((after_zero(whole) if behind_zero else whole).index_select(0, places).split_with_sizes(sizes))
+    @property
+    def _key(self) -> object:
+        return self.whole.key
 
-    def packed(step: Step) -> Values:
-        return [part.packed.pack_values(whole) if part.packed.in_order else next(pieces) for part in step.parts]
-
-    return [step.packed_values(None) if job_values is None else packed(step) for step, job_values in steps]
-
-
-@lasting()
-def _places(storages: Sequence[Packed]) -> tuple[Tensor, list[int], bool]:
-    """Return where values of several storages lie among an operand's values, and how many each storage has.
-
-    Places count from a zero that is put before the values, where some storage is padded with it.
-    """
-    zero = any(p.padded for p in storages)
-    moved = [p.gathered + 1 if zero and not p.padded else p.gathered for p in storages]
-    # Each storage begins where kernels may expect it, at a multiple of 16 bytes.
-    aligned = [torch.nn.functional.pad(p, (0, -p.numel() % 16)).int() for p in moved]
-    return torch.cat(aligned), [p.numel() for p in aligned], zero
+    @property
+    def _values_shape(self) -> Sequence[int]:
+        return self.whole.compiled_for[0][1]

@@ -206,9 +206,9 @@ def natively(candidate: Candidate, problem: Problem) -> Candidate:
     return native if (total - sum(seconds)) * CALLS > least else candidate
 
 
-PANELS, GAIN = (128, 256, 512), 1.3
-"""Bytes of a row in a panel of the result, and the gain that has to be expected of panels: R-MAT graphs of 200 K edges
-times 256 columns were slower so where it was less."""
+PANELS, GAIN = (128, 256, 512), 1.4
+"""Bytes of a row in a panel of the result, and the gain that has to be expected of panels: where it was less, R-MAT
+graphs of 200 K edges times 256 columns, and MTTKRP of rank 128, were slower so."""
 
 
 def in_panels(candidate: Candidate, problem: Problem) -> Candidate:

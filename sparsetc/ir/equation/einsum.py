@@ -22,6 +22,7 @@ There is no ellipsis, no implicit output and no broadcasting at this level: the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
@@ -117,6 +118,13 @@ class Einsum:
     def plain_sum(self) -> bool:
         """True if one operand is summed and nothing else is done, which torch gives integers of 64 bits."""
         return len(self.inputs) == 1 and bool(self.contracted)
+
+    @cached_property
+    def has_gradients(self) -> bool:
+        """True if gradients are einsums: of one sparse operand, where each letter is in two terms, once in each."""
+        terms = *self.inputs, self.output
+        counts = Counter(i for term in terms for i in {*term})
+        return len(self.sparse) == 1 and min(counts.values(), default=0) > 1 and sum(map(len, terms)) == counts.total()
 
     @cached_property
     def dense_contracted(self) -> Names:
