@@ -126,7 +126,7 @@ def _in_panels(problem: Problem, whole: Candidate) -> Iterator[Candidate]:
         (letter,), columns = table.letters, -(-table.table_rows // panels)
         storage = replace(part.storage, params=((f"{PANEL}{problem.letters.index(letter)}", columns),))
         again = tuple([(c, min(problem.nnz, panels * changes)) for c, changes in expected.runs])
-        inside = single("coo", storage, part.schedule, replace(expected, runs=again, near=((letter, columns),)))
+        inside = single("coo", storage, part.schedule, replace(expected, runs=again, misses=((letter, ()),)))
         before, after = [natively(price(own, problem), problem).total or 0.0 for own in (whole, inside)]
         if problem.profile.constants["least_gain"] * after < before:
             yield inside

@@ -34,6 +34,8 @@ ON_HOST = 1 << 16
 of 16 K edges took 15 ms in place of 18, random ones of 320 K 25 in place of 24 (NVIDIA H100)."""
 NEIGHBOURS = 1024
 """Nonzeros, about, that are looked at to tell how many have a neighbour."""
+WINDOW, LEAST = 1 << 18, 1 << 7
+"""Nonzeros, at most and at least, that are looked at to tell how soon coordinates come again."""
 OWN = 8
 """Entries of the cache of counts that belong to no pattern."""
 FEW_ROWS = 4
@@ -161,6 +163,31 @@ class Counts:
             self._memory[name] = count()
         counted: T = self._memory[name]
         return counted
+
+    def misses(self, first: int, mode: int) -> tuple[tuple[int, float], ...]:
+        """Return the share of nonzeros whose coordinate of a mode is not among the last so many, for numbers of them.
+
+        Nonzeros are those in the middle of an order by the mode `first`. Of twice as many neighbours the second half
+        has these new coordinates: as many are missed by a cache that holds about what both halves have.
+        """
+
+        def count() -> tuple[tuple[int, float], ...]:
+            rows, begin = self.row(first), max(0, self.nnz - WINDOW) // 2
+            seen = self.row(mode)[begin : begin + WINDOW]
+            if first:
+                ends = torch.bincount(rows).cumsum(0)
+                low, high = torch.searchsorted(ends, ends.new_tensor([begin, begin + WINDOW])).tolist()
+                inside = torch.nonzero((rows >= low) & (rows <= high)).flatten()
+                seen = self.row(mode)[inside[torch.argsort(rows[inside], stable=True)]]
+            places = torch.arange(len(seen), device=seen.device)
+            first_seen = torch.full((self.shape[mode],), len(seen), device=seen.device)
+            first_seen.scatter_reduce_(0, seen, places, "amin")
+            new = (first_seen[seen] == places).cumsum(0)
+            lengths = [1 << n for n in range(LEAST.bit_length() - 1, len(seen).bit_length())]
+            met = [int(n) for n in new[[n - 1 for n in lengths]]]
+            return tuple((after, (after - before) / n) for n, before, after in zip(lengths, met, met[1:], strict=False))
+
+        return self.once(("misses", first, mode), count)
 
     def _count(self, modes: Ints) -> int:
         rows, sizes = crd.of_modes(self.coords, self.shape, modes)  # where they are, as most are sorted

@@ -114,7 +114,7 @@ def statistics_of(
         )
         if choice.expected:
             expected = choice.expected[n]
-            sizes = replace(sizes, runs=expected.runs, near=expected.near, chain=expected.chain)
+            sizes = replace(sizes, runs=expected.runs, misses=expected.misses, chain=expected.chain)
         statistics.append(sizes)
     return statistics
 

@@ -52,8 +52,9 @@ def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Til
 
 @lru_cache(maxsize=1024)
 def _lowered(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
-    # Native loops are the same program, which was drafted for its price.
-    program = _drafted(bound, view, replace(schedule, native=False), target)
+    # Native loops that cut nothing are the same program, which was drafted for its price.
+    cut = schedule.native and bool(schedule.slowest_axes)
+    program = _drafted(bound, view, replace(schedule, native=cut), target)
     run = replace(program.schedule, native=schedule.native)
     return replace(program, number=number, format=format, schedule=run)
 

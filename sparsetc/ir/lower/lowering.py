@@ -430,7 +430,7 @@ def _number(name: str) -> Tile:
 
 
 class WholeLowering(Lowering):
-    """One part's program in the making, each of its axes one block.
+    """One part's program in the making, each of its axes one block, unless native loops cut the result into panels.
 
     Attributes:
         sizes: of all axes, in the order in which products have them.
@@ -439,7 +439,9 @@ class WholeLowering(Lowering):
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         super().__init__(inner, schedule)
-        self.dense = tuple([replace(a, block=a.size, pieces=(), slowest=False) for a in self.dense])
+        cut = [a.letter for a in self.dense if schedule.native and a.slowest and a.letter in inner.output_axes][:1]
+        whole = (replace(a, block=a.size, pieces=(), slowest=False) for a in self.dense)
+        self.dense = tuple([a if a.letter in cut else own for a, own in zip(self.dense, whole, strict=True)])
         self.positions = tuple([replace(a, block=a.size) for a in self.positions])
         self.around, self.tile_sizes = self.view.loops, dict(inner.sides)
         sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}

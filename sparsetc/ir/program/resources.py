@@ -83,7 +83,8 @@ class Statistics:
         chain: rounds of loads that wait for one another in the longest work item.
         split_rows: True if a row has several items: then results are added, not stored.
         split_fibers: True if a fiber has several lanes: then results are added too.
-        near: for a sparse letter whose coordinates are stored in panels, how many a panel has.
+        misses: for a sparse letter, pairs of a number of rows and the share of gathers that miss a cache of so many
+            (`Counts.misses`); no pairs where what is gathered stays near, no letter where that is not known.
     """
 
     items: int
@@ -95,7 +96,7 @@ class Statistics:
     chain: int = 0
     split_rows: bool = False
     split_fibers: bool = False
-    near: NamedInts = ()
+    misses: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
 
     def scaled(self, share: float) -> Statistics:
         """The statistics of a share of the nonzeros."""
@@ -177,10 +178,17 @@ class GatherTerm:
         held = table * self.held_width
         whole = table * self.whole_width
         far = moved if taken_at_once > profile.l1_bytes else moved * max(0.0, 1 - profile.l1_bytes / max(1, whole))
-        if len(self.letters) == 1 and self.letters[0] in dict(statistics.near):
-            far = 0.0  # a panel's rows are near
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
+        if len(self.letters) == 1 and self.letters[0] in (known := dict(statistics.misses)):
+            pairs = known[self.letters[0]]
+            far = moved * missing(pairs, profile.l1_bytes // (size * self.table_width))
+            missed = moved * missing(pairs, profile.l2_bytes // (size * self.held_width)) if pairs else missed
         return far * self.passes ** -profile.constants["slab_power"], missed
+
+
+def missing(pairs: Sequence[tuple[int, float]], rows: int) -> float:
+    """Return the share of gathers that miss a cache of so many rows."""
+    return next((share for held, share in pairs if held >= rows), pairs[-1][1] if pairs else 0.0)
 
 
 class Resources:
