@@ -67,9 +67,9 @@ HALVES |= {"high": "*fp16", "low": "*fp16"}
 @pytest.mark.parametrize("name", ["find_most", "split"])
 def test_what_makes_halves_compiles(name: str, places: str, target: str) -> None:
     """Neighbours are read by neighbouring threads, and stay in the layout that they are read in."""
-    from sparsetc.codegen import split_float16_kernels
+    from sparsetc.codegen import kernels
 
-    kernel = getattr(split_float16_kernels, name)
+    kernel = getattr(kernels, name)
     types = HALVES | {"at": places}
     given = [types.get(argument.removeprefix("x_").removeprefix("y_"), "i32") for argument in kernel.arg_names]
     found = launch.assembled(kernel, given, target, OPTIONS)
@@ -86,7 +86,7 @@ def test_what_makes_halves_compiles(name: str, places: str, target: str) -> None
 @pytest.mark.parametrize("target", CUDA)
 def test_what_makes_halves_of_one_scale_compiles(target: str) -> None:
     """Nothing is read of positions, and no verdict is given."""
-    from sparsetc.codegen.split_float16_kernels import split
+    from sparsetc.codegen.kernels import split
 
     nothing = dict.fromkeys(("verdict", "x_at", "x_line", "y_at", "y_line"))
     given = [name for name in split.arg_names if name not in nothing]
@@ -222,7 +222,7 @@ def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[boo
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_finds_magnitudes_compiles(target: str) -> None:
     """Four neighbours are loaded at once, and nothing spills."""
-    from sparsetc.codegen.split_float16_kernels import find
+    from sparsetc.codegen.kernels import find
 
     found = launch.assembled(find, ["i64", "i32", "*fp32", "*i32"], target, OPTIONS)
     if target in CUDA:
