@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Cut, chosen
-from sparsetc.distributed.ranks import Ranks
+from sparsetc.distributed.ranks import Ranks, agreed
 from sparsetc.distributed.sources import exchanged, source_of
 from sparsetc.errors import ShapeError
 from sparsetc.support import memory

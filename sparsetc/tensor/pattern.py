@@ -237,7 +237,7 @@ class Pattern:
         return f"Pattern(shape={self._shape}, nnz={self.nnz}{blocks}, device={self.device})"
 
     def _repr_html_(self) -> str:
-        rows = {"shape": " × ".join(map(str, self.shape)), "entries": f"{self.nnz:,}", "device": self.device}
+        rows = {"shape": self.shape, "entries": f"{self.nnz:,}", "device": self.device}
         return as_html("Pattern", rows, binned(self.coords, self.shape, (0, 1), SIDE))
 
     def first_entries(self, values: Tensor) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import random_sparse
-from matrix_units import CUDA, NATIVE, TARGETS, dealt, other_types
+from matrix_units import CUDA, NATIVE, TARGETS, dealt, in_turn, other_types
 from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
@@ -98,10 +98,13 @@ def test_what_makes_halves_of_one_scale_compiles(target: str) -> None:
     assert "convert_layout" not in found.asm["ttgir"]
 
 
-@pytest.mark.parametrize(("dtype", "target", "instruction"), other_types(NATIVE), ids=str)
-def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str) -> None:
-    for storage in ("whole", "bitmap"):
-        assert re.search(instruction, third_order(dtype, storage, "highest").ptx(target))
+@pytest.mark.parametrize(
+    ("dtype", "target", "instruction", "storage"),
+    in_turn(other_types(NATIVE), "whole", "bitmap", "bitmap", "whole", "bitmap"),
+    ids=str,
+)
+def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str, storage: str) -> None:
+    assert re.search(instruction, third_order(dtype, storage, "highest").ptx(target))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
@@ -110,12 +113,11 @@ def test_integers_compile(dtype: torch.dtype) -> None:
         assert target in third_order(dtype, "whole", "highest").ptx(target)
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_every_equation_compiles(name: str) -> None:
+@pytest.mark.parametrize(("name", "storage"), in_turn([(name,) for name in EQUATIONS], "whole", "bitmap"))
+def test_every_equation_compiles(name: str, storage: str) -> None:
     given = operands(EQUATIONS[name], "skewed", torch.float32)
-    for storage in ("whole", "bitmap"):
-        kernel = stc.compile(EQUATIONS[name], *given, plan=stc.plans.plan_bcb(storage=storage))
-        assert ".visible .entry" in kernel.ptx("sm_90")
+    kernel = stc.compile(EQUATIONS[name], *given, plan=stc.plans.plan_bcb(storage=storage))
+    assert ".visible .entry" in kernel.ptx("sm_90")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 403_373, size.COMPILER: 297_899, size.FILES: 265, size.CLASSES: 323, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 402_685, size.COMPILER: 297_981, size.FILES: 259, size.CLASSES: 323, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
