@@ -251,7 +251,7 @@ class WalkKernel:
 
     def source_for(self, machine: str) -> Printed:
         """Return the text for a machine."""
-        settings = {"precision": portable(self.layout.precision, machine), "popcount": machine == "cuda"}
+        settings = {"precision": portable(self.layout.precision, machine), "ptx": machine == "cuda"}
         return printed(self.walk, Layout(**{**vars(self.layout), **settings}), self.name)
 
     def options_for(self, machine: str) -> dict[str, int]:
