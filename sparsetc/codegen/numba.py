@@ -26,7 +26,7 @@ from sparsetc.ir.nest.values import Bitmap, Ones
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.cost import REGISTERS
-from sparsetc.ir.program.operands import Operand
+from sparsetc.ir.program.operands import DenseAxis, Operand
 from sparsetc.ir.program.text import comments
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import among
@@ -58,25 +58,35 @@ def unprinted(program: TileProgram) -> str:
 
 def function(program: TileProgram) -> list[str]:
     """Return the lines of a part's function."""
-    printer = NumbaPrinter(program)
-    view = program.view
-    head = "for item in range(begin, end):"
-    if view.items.counts:  # equal chunks: any range of nonzeros is one
-        head = ""
-        printer.put("start, stop = begin, end")
-    with printer.block(head):
-        if head and view.loops:
-            ends = view.items.ends(lambda array, where: f"load({array}, {where})", "min")
-            printer.put(f"start, stop = {', '.join(ends)}")
-        printer.body(program.body)
-    arguments = ["begin", "end", *program.arrays, *[o.name for o in program.operands], program.output]
-    return [
-        *comments(program),
-        "@native",
-        f"def part_{program.number}({', '.join(arguments)}):",
-        *printer.local,
-        *printer.out,
-    ]
+    text, tables = [], [o.name for o in program.operands]
+    for axis in program.split:
+        whole = axis.size // axis.block * axis.block
+        for begin, end, width in ((0, whole, axis.block), (whole, axis.size, axis.size - whole)):
+            text += panels(program, replace(axis, size=width), range(begin, end, axis.block)) if width else []
+        tables = [PANEL.format(o.name) if axis.letter in o.axes else o.name for o in program.operands]
+    text = text or NumbaPrinter(program, program).items()
+    arguments = ["begin", "end", *program.arrays, *tables, program.output]
+    return [*comments(program), "@native", f"def part_{program.number}({', '.join(arguments)}):", *text]
+
+
+PANEL = "every_{}"
+"""The name of a table whose panels are copied, each before it is read."""
+
+
+def panels(program: TileProgram, axis: DenseAxis, firsts: range) -> list[str]:
+    """Return the lines that run all items for each panel of an axis: what the caches hold of tables is read there."""
+    axes = tuple([axis if a.letter == axis.letter else a for a in program.axes])
+    panel = replace(program, axes=axes)
+    operands = tuple([replace(o, width=panel.elements(o.axes)) for o in program.operands])
+    printer = NumbaPrinter(replace(panel, operands=operands), program)
+    first = printer.coordinates[axis.letter] = names.first(axis.letter)
+    with printer.block(f"for {first} in {firsts}:"):
+        for o in [o for o in operands if axis.letter in o.axes]:
+            printer.local.append(f"    {o.name} = np.empty({o.nrows * o.width}, {PANEL.format(o.name)}.dtype)")
+            beside = panel.elements(o.axes[o.axes.index(axis.letter) + 1 :])
+            pitch, width = (own.axis(axis.letter).size * beside for own in (program, panel))
+            printer.put(f"copy({PANEL.format(o.name)}, {first} * {beside}, {pitch}, {o.name}, {width})")
+        return printer.items()
 
 
 class NumbaPrinter(Writer, Lines):
@@ -91,11 +101,17 @@ class NumbaPrinter(Writer, Lines):
         nonzero: the variable of the nonzero that is read.
         uncut: those that are cut at the end of their mode, as they are.
         local: lines that make arrays.
+        tables: dense operands by name, as long as a panel of them is.
+        strides: how far apart neighbours along the axes of a row of the result are.
     """
 
-    def __init__(self, program: TileProgram) -> None:
+    def __init__(self, program: TileProgram, whole: TileProgram) -> None:
+        """Prepare the text of a program, or of a panel of the `whole` one."""
         Lines.__init__(self)
         self.p, self.nonzero = program, "n"
+        self.width, axes = whole.width, program.result.axes
+        self.tables = {o.name: o for o in program.operands}
+        self.strides = tuple((c, whole.elements(axes[n + 1 :])) for n, c in enumerate(axes))
         self.factors: dict[str, tuple[Factor, ...]] = {}
         self.coordinates: dict[str, str] = {}
         self.uncut: dict[str, str] = {}
@@ -130,6 +146,19 @@ class NumbaPrinter(Writer, Lines):
 
     def lookup(self, lookup: Lookup) -> str:
         return f"load({lookup.array}, {lookup.where.text(self)})"
+
+    def items(self) -> list[str]:
+        """Print the loop over a range of items, and return all lines."""
+        view, head = self.p.view, "for item in range(begin, end):"
+        if view.items.counts:  # equal chunks: any range of nonzeros is one
+            head = ""
+            self.put("start, stop = begin, end")
+        with self.block(head):
+            if head and view.loops:
+                ends = view.items.ends(lambda array, where: f"load({array}, {where})", "min")
+                self.put(f"start, stop = {', '.join(ends)}")
+            self.body(self.p.body)
+        return [*self.local, *self.out]
 
     def row(self, letters: Sequence[str], strides: Sequence[int]) -> str:
         """The sum of coordinates times strides."""
@@ -208,7 +237,7 @@ class NumbaPrinter(Writer, Lines):
 
     def gather(self, s: ir.Gather) -> None:
         """Print the address of rows of a dense operand, or the load of one number."""
-        o, decodes = s.operand, self.decodes
+        o, decodes = self.tables[s.operand.name], self.decodes
         along = tuple(dict.fromkeys(side for c in o.rows for side in decodes[c].along))
         begin = self.row(o.rows, o.row_strides)
         strides = tuple((c, self.p.elements(o.axes[n + 1 :])) for n, c in enumerate(o.axes))
@@ -302,11 +331,11 @@ class NumbaPrinter(Writer, Lines):
 
     def add(self, s: ir.Add) -> None:
         """Print the addition to (or store of) an output row, or rows along kept sides, within the mode."""
-        p, key = self.p, s.key
+        p, key, first = self.p, s.key, [(c, n) for c, n in self.strides if c in self.coordinates]
         sides = tuple(c for c in p.read_along(key.letters) if c in p.along) if key.letters else ()
         conditions: list[str] = []
         if key.kind == "row":
-            begin = self.row(key.letters, [n * p.width for n in key.strides])
+            begin = self.row(key.letters, [n * self.width for n in key.strides])
             ends = [(c, self.decodes[c]) for c in key.letters]
             conditions += [f"{self.uncut[c]} < {decode.end}" for c, decode in ends if decode.along and decode.end]
         else:
@@ -317,11 +346,11 @@ class NumbaPrinter(Writer, Lines):
                 place = " + ".join([f"{place} * {prod(counts)}", *places])
                 conditions.append(f"load({key.array}, {place}) >= 0")
             begin = f"load({key.array}, {place})" if key.kind == "slot" else place
-            begin += f" * {p.width}" if p.width != 1 else ""
+            begin += f" * {self.width}" if self.width != 1 else ""
+        begin = " + ".join(filter(None, (begin, self.row([c for c, _ in first], [n for _, n in first]))))
         if not sides and len(pieces(p.width)) > 1 and begin:
             begin = self.variable("to", begin)
-        strides = tuple((c, p.elements(s.axes[n + 1 :])) for n, c in enumerate(s.axes))
-        out = Factor(p.output, strides, begin, sides)
+        out = Factor(p.output, self.strides, begin, sides)
         self.nest(out, "=" if s.owned else "+=", self.factors[s.source.name], (*sides, *s.axes), conditions)
 
     def nest(
@@ -358,7 +387,7 @@ STATEMENTS: dict[type[ir.Statement], Callable[[NumbaPrinter, Any], None]] = {
 }
 """The function that prints each kind of statement."""
 
-CALLS = re.compile(r"\b((?:load|zeros)(?:16|8|4|2)?|store|add_up|expand|prefetch)\(")
+CALLS = re.compile(r"\b((?:load|zeros)(?:16|8|4|2)?|store|add_up|expand|prefetch|copy)\(")
 """Functions of `runtime.vectors` that generated loops call."""
 
 

@@ -80,10 +80,9 @@ class Contraction:
             inner: that einsum.
         """
         bound = request.bound
-        settings = request.settings
         sparse = request.sparse
         self.bound = bound
-        self.settings = settings
+        self.settings = request.settings
         self.form = request.form
         self.equation = bound.einsum.text
         self.dtype, self.device = sparse[0].dtype, sparse[0].device
@@ -95,7 +94,8 @@ class Contraction:
         self._others = dict[str, Contraction]()
         self._direct = Direct()
         self.leaf = leaf
-        self.pull = Pull.of(bound.einsum, rewrites)
+        ones = [p for p, x in zip(bound.einsum.sparse, sparse, strict=True) if x.pattern.ones]
+        self.pull = Pull.of(bound.einsum, rewrites, ones)
         self.rewrites = tuple(f"{rewrite.inner.bound.einsum}   {rewrite.name}" for rewrite in rewrites)
         self._holds = rewrites[0].holds if rewrites else getattr(leaf, "holds", None)
         leaf_patterns = [x.pattern for x in inner.sparse]
@@ -105,7 +105,8 @@ class Contraction:
         leaf_pattern = leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
         pattern, self._pushes = put_back(patterns, rewrites, leaf_pattern, self.empty)
         self.sparse, self.shape = pattern is not None, bound.output_shape
-        self.linear = not self.sparse and hasattr(leaf, "around") and bound.einsum.has_gradients
+        one_step = not (self.sparse or self.empty) and hasattr(leaf, "around")
+        self.linear = one_step and bound.einsum.has_gradients and patterns[0].is_coalesced
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
         self._pattern = None if pattern is None else _place(pattern, patterns)
@@ -177,14 +178,13 @@ class Contraction:
         `given` is what all operands were made of, where a guard is to know its verdict by that. Dense operands that are
         `checked` are known to be as the einsum was compiled for.
         """
-        tensors = [t for t in (*values, *dense) if t is not None]
-        follows = followed(tensors)
-        if not follows and (found := self.straight(values, dense, packed, given)) is not None:
+        found = self.straight(values, dense, packed, given)
+        if found is not None:
             return found
         if not checked:
             dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-            tensors[len(tensors) - len(dense) :] = dense
-        if follows and self.linear and packed is not UNREAD and not transforming():
+        tensors = [t for t in (*values, *dense) if t is not None]
+        if self.linear and packed is not UNREAD and followed(tensors) and not transforming():
             shapes = self.bound.dense_shapes
             if all(operand.shape == shape for operand, shape in zip(dense, shapes, strict=True)):
                 return apply(self.leaf.around(self, patterns[0], values[0], packed, given), tensors)
@@ -193,10 +193,11 @@ class Contraction:
     def straight(
         self, values: Sequence[Any], dense: Tensors, packed: Values | None, given: Tensors | None
     ) -> Tensor | None:
-        """The result outside autograd of operands of a kind that has been called before; None of others."""
-        if (packed is None and self.pull.values) or (given is not None and self.leaf.guard is not None):
-            return None
-        return self._direct(packed or (), values, dense)
+        """The result of operands of a kind that has been called before; None of others, or where autograd follows."""
+        known = self._direct.known and (packed is not None or not self.pull.values)
+        return (
+            self._direct(packed or (), values, dense) if known and (given is None or self.leaf.guard is None) else None
+        )
 
     def run(
         self,

@@ -97,10 +97,10 @@ def blocks(r: Request) -> Rewrite | None:
         change: Change | None
         if isinstance(operand, SparseTensor):
             pattern, rows, columns, change = _cut(operand, letters, bound, cut)
-            pattern = pattern.of_ones if operand.pattern.ones else pattern
             inputs.append((*rows, *columns))
             coordinates.update(rows)
             tables |= bool(columns)
+            pattern = pattern.of_ones if operand.pattern.ones else pattern
             inner.append(SparseTensor._make(pattern, like.expand(pattern.nnz, *(sizes[c] for c in columns))))
         else:
             term, summed = cut.term(letters), list[int]()

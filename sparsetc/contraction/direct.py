@@ -33,27 +33,28 @@ class Direct:
     """The ways to a result found for the kinds of operands of earlier calls.
 
     Attributes:
-        known: a guard of tensors, how many there are, and what gives the result of such ones.
+        known: a guard of tensors, how many there are, whether one requires a gradient, and what gives the result.
         left: how many kinds are looked at still.
     """
 
     def __init__(self) -> None:
-        self.known: list[tuple[Callable[..., bool], int, Run]] = []
+        self.known: list[tuple[Callable[..., bool], int, bool, Run]] = []
         self.left = KINDS
 
     def __call__(self, packed: Values, values: Sequence[Any], dense: Tensors) -> Tensor | None:
-        """Return the result, outside autograd, of operands of a kind that is known; None of others."""
-        if self.known and forward_ad._current_level < 0:
-            tensors = (*values, *dense)
-            present = [t for t in tensors if t is not None]
-            for same, count, run in self.known:
-                if len(present) == count and same(*present):
-                    return run(packed, tensors)
+        """Return the result of operands of a kind that is known; None of others, and where autograd follows it."""
+        if forward_ad._current_level >= 0:
+            return None
+        tensors = [*values, *dense]
+        present = tensors if values[0] is not None else dense
+        for same, count, learns, run in self.known:
+            if len(present) == count and same(*present) and not (learns and torch.is_grad_enabled()):
+                return run(packed, tensors)
         return None
 
     def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> None:
         """Find a way to the result of operands of this kind, which the leaf has run once."""
-        tensors = [t for t in (*values, *dense) if t is not None]
+        tensors = [*values, *dense] if values[0] is not None else dense
         watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
         if (
             watched
@@ -65,7 +66,7 @@ class Direct:
         self.left -= 1
         run = in_place(leaf, pull, pushes, values, dense) if getattr(leaf, "straight", False) else None
         if run is not None:
-            self.known.append((same_kind(tensors), len(tensors), run))
+            self.known.append((same_kind(tensors), len(tensors), any(t.requires_grad for t in tensors), run))
 
 
 def same_kind(tensors: Tensors) -> Callable[..., bool]:

@@ -120,6 +120,7 @@ def coordinates(r: Request) -> Rewrite | None:
             pattern, entries = pattern.distinct(inputs[p])
             inputs[p] = distinct(inputs[p])
         if pattern is not x.pattern:
+            pattern = pattern.of_ones if x.pattern.ones else pattern
             operands[p] = SparseTensor._make(pattern, r.like.expand(pattern.nnz))
             take[p] = (p,), partial(_taking_part, entries)
     if take == r.as_it_is:
@@ -214,16 +215,16 @@ class Pull:
     of_values: tuple[Change, ...]
 
     @classmethod
-    def of(cls, e: Einsum, rewrites: Sequence[Rewrite]) -> Pull:
-        """Compose the functions of rewrites of an einsum."""
+    def of(cls, e: Einsum, rewrites: Sequence[Rewrite], ones: Sequence[int] = ()) -> Pull:
+        """Compose the functions of rewrites of an einsum; operands at the positions of `ones` have no values."""
         count, steps = len(e.inputs), list[tuple[Any, Ints]]()
         written = (*e.sparse, *e.dense)
-        numbers: list[int | None] = [written.index(p) for p in range(count)]
+        numbers = [None if p in ones else written.index(p) for p in range(count)]
         for rewrite in rewrites:
             inner = list[int | None]()
             for sources, change in rewrite.take:
                 read = tuple(n for n in map(numbers.__getitem__, sources) if n is not None)
-                if change is not None:
+                if change is not None and read:
                     steps.append((change, read))
                     read = (count + len(steps) - 1,)
                 inner.append(read[0] if read else None)

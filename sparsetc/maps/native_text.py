@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from sparsetc.codegen import Lines
 from sparsetc.codegen.numba import CALLS
 from sparsetc.codegen.numba_nests import pieces
 from sparsetc.codegen.triton import signature
@@ -44,22 +43,17 @@ MOST_WIDE = 512
 """Elements of a row of a table at most: its vectors' statements stand one after another."""
 
 
-class NativeText(Text, Lines):
+class NativeText(Text):
     """The text of one walk."""
 
     def __init__(self, walk: Walk, layout: Layout) -> None:
-        Lines.__init__(self)
-        Text.__init__(self, walk, layout)
+        super().__init__(walk, layout)
         self.weights: dict[str, Argument] = {output: walk.function.outputs[output] for output in self.weights}
         self.factors = dict.fromkeys(self.weights, 1.0)
         self.score_factor = 1.0
         self.rows = {name: size for name, size in self.results.items() if size}
         operations = {walk.function.operations[ref][0] for ref in walk.function.needed(self.weights.values())}
         self.in_turns = not (walk.online or walk.inner or CALLED.isdisjoint(operations))
-
-    def put(self, *lines: str) -> None:
-        for line in lines:
-            Lines.put(self, line)
 
     def module(self, name: str, number: str, by_head: bool) -> Printed:
         """Return the module, and the arguments of its function after the first two.

@@ -240,7 +240,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     else:
         printer.finish()
     arguments = (*printer.numbers(), *printer.arrays(), *printer.pointers())
-    body, printer.lines = printer.lines, []
+    body, printer.out = printer.out, []
     lines = [f'"""{header(printer, name, "triton")}"""', "", "import triton", "import triton.language as tl", "", ""]
     if layout.part and printer.by_entry:
         lines += [*(POPC if layout.ptx else COUNT).splitlines(), "", ""]
@@ -257,7 +257,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
         stacked = ["windows", "pattern_head", "part_head"] if layout.stacked else []
         numbers = ["item_count", "rows", *stacked, *printer.strides(targets)]
         combine = (*numbers, "items", *printer.slots(), *targets)
-        lines += ["", "", "@triton.jit", *signature("def combine", [*combine], ":"), *printer.lines]
+        lines += ["", "", "@triton.jit", *signature("def combine", [*combine], ":"), *printer.out]
     return Printed("\n".join(lines) + "\n", arguments, combine)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sparsetc.codegen import Lines
 from sparsetc.errors import PlanError
 from sparsetc.maps.body import Derivative, Walk
 from sparsetc.maps.elementwise import Argument
@@ -79,18 +80,17 @@ def padded(size: int, dots: bool) -> int:
     return max(least, LEAST_DOT) if dots else least
 
 
-class Text:
+class Text(Lines):
     """The lines of a walk's kernel, and what they name."""
 
     def __init__(self, walk: Walk, layout: Layout) -> None:
+        super().__init__()
         self.walk = walk
         self.layout = layout
         self.sizes = dict(layout.sizes)
         self.dots = layout.height >= LEAST_DOT
         self.shape = f"[{layout.height if self.dots else layout.lines}, {layout.width}]"
-        self.lines: list[str] = []
         self.derivatives: dict[tuple[str, str], str] = {}
-        self.indent = 1
         function = walk.function
         outputs = dict.fromkeys([a[0] for a in walk.accumulated] + [s[0] for s in walk.stored])
         apart = self._apart()
@@ -139,9 +139,6 @@ class Text:
             factors.setdefault(destination, set()).add(walk.function.peeled(output)[1])
         several = {output for output, _, destination in walk.accumulated if len(factors[destination]) > 1}
         return several | {output for output, *_ in walk.stored}
-
-    def put(self, *lines: str) -> None:
-        self.lines += ["    " * self.indent + line for line in lines]
 
     def lane(self, table: str) -> str:
         return f"lane_{padded(self.sizes[table], self.dots)}"

@@ -23,11 +23,12 @@ from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.operands import named_operands
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
+from sparsetc.support import among
 from sparsetc.tensor.dtypes import dtype_name
 
 
@@ -179,6 +180,9 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     if problem.native == "price":
         best = natively(replace(best, plan=plan), problem)
         plan = best.plan
+    elif problem.native == "all":
+        best = in_panels(replace(best, plan=plan), problem)
+        plan = best.plan
     tiled = any(cost.p.view.values.sides for cost in best.costs)
     cut = any(sizes.split_fibers for sizes in best.expected)  # long rows among short ones, of which lanes wait
     apart = 0.0 if tiled or cut else problem.rules["apart"]
@@ -197,8 +201,43 @@ def natively(candidate: Candidate, problem: Problem) -> Candidate:
     loops = tuple([cost.natively for cost in candidate.costs])
     plan = candidate.plan.scheduled(lambda s: replace(s, native=True))
     seconds = seconds_of(plan, loops, candidate.expected, problem.backend, problem.profile)
-    native = replace(candidate, plan=plan, costs=loops, seconds=seconds)
+    native = in_panels(replace(candidate, plan=plan, costs=loops, seconds=seconds), problem)
+    seconds = native.seconds or ()
     return native if (total - sum(seconds)) * CALLS > least else candidate
+
+
+PANELS, GAIN = (128, 256, 512), 1.4
+"""Bytes of a row in a panel of the result, and the gain that has to be expected of panels: where it was less, R-MAT
+graphs of 200 K edges times 256 columns, and MTTKRP of rank 128, were slower so."""
+
+
+def in_panels(candidate: Candidate, problem: Problem) -> Candidate:
+    """Return native loops in panels of the result's longest axis, where rows are expected to stay in a cache so."""
+    sizes, e, counts = problem.bound.by_index, problem.bound.einsum, problem.counts
+    letter = max(among(e.output, e.axes), key=sizes.__getitem__, default="")
+    cuts = [nbytes // problem.itemsize for nbytes in PANELS]
+    cuts = [columns for columns in cuts if letter and 2 * columns <= sizes[letter]]
+    if not cuts or not all(cost.native and cost.turn is None for cost in candidate.costs):
+        return candidate
+    expected = []
+    for cost, part, own in zip(candidate.costs, candidate.plan.parts, candidate.expected, strict=True):
+        first, gathered = next(iter(part.storage.item), 0), [g.letters[0] for g in cost.gathers if len(g.letters) == 1]
+        misses = [(c, counts.misses(first, problem.letters.index(c))) for c in gathered]
+        expected.append(replace(own, misses=tuple(misses)))
+
+    def seconds(costs: Sequence[Cost]) -> float:
+        return sum([cost.in_panels(own, problem.profile) for cost, own in zip(costs, expected, strict=True)])
+
+    def cut(columns: int, own: Schedule) -> Schedule:
+        return replace(own, blocks=tuple((dict(own.blocks) | {letter: columns}).items()), slowest_axes=(letter,))
+
+    plans = [candidate.plan.scheduled(partial(cut, columns)) for columns in cuts]
+    each = [(plan, tuple(costs(replace(candidate, plan=plan), problem))) for plan in plans]
+    plan, best = min(each, key=lambda own: seconds(own[1]))
+    share = seconds(best) / seconds(candidate.costs)
+    if GAIN * share > 1:
+        return candidate
+    return replace(candidate, plan=plan, costs=best, seconds=tuple([share * own for own in candidate.seconds or ()]))
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
@@ -228,7 +267,7 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
 def _by_passes(own: Schedule, problem: Problem) -> Schedule:
     """Make every axis that is split over the grid slowest there, unless the schedule names some."""
     sizes = problem.bound.by_index
-    slowest_axes = own.slowest_axes or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
+    slowest_axes = own.slowest_axes or tuple([c for c in problem.einsum.axes if sizes[c] > own.block(c)])
     return own if slowest_axes == own.slowest_axes else replace(own, slowest_axes=slowest_axes)
 
 

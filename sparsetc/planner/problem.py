@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_backend, portable, shared_memory
-from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
 from sparsetc.packing.partition import row_numbers, shares, shares_key
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.support import Ints, Names, outside
-from sparsetc.support.lru import Lru, cached_property
+from sparsetc.support.lru import Cache, cached_property
 from sparsetc.support.memory import available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -34,6 +34,8 @@ ON_HOST = 1 << 16
 of 16 K edges took 15 ms in place of 18, random ones of 320 K 25 in place of 24 (NVIDIA H100)."""
 NEIGHBOURS = 1024
 """Nonzeros, about, that are looked at to tell how many have a neighbour."""
+WINDOW, LEAST = 1 << 18, 1 << 7
+"""Nonzeros, at most and at least, that are looked at to tell how soon coordinates come again."""
 OWN = 8
 """Entries of the cache of counts that belong to no pattern."""
 FEW_ROWS = 4
@@ -48,7 +50,7 @@ class Counts:
         coords: Tensor,
         shape: Ints,
         memory: dict[Any, Any] | None = None,
-        cache: Lru[Any, Any] | None = None,
+        cache: Cache | None = None,
         share: tuple[int, Callable[[], Tensor | None]] | None = None,
     ) -> None:
         """Count nothing yet.
@@ -64,14 +66,14 @@ class Counts:
         self._coords, self.shape = coords, shape
         self.nnz, self._share = share or (coords.shape[1], lambda: None)
         self._memory = {} if memory is None else memory
-        private: Lru[Any, Any] = Lru(OWN)
+        private = Cache(OWN)
         # Weak: the cache keeps kernels, which keep counts.
-        self._cache: Callable[[], Lru[Any, Any] | None] = (lambda: private) if cache is None else weakref.ref(cache)
+        self._cache: Callable[[], Cache | None] = (lambda: private) if cache is None else weakref.ref(cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Counts, (self.coords, self.shape, self._memory)
 
-    def cached_in(self, cache: Lru[Any, Any]) -> Counts:
+    def cached_in(self, cache: Cache) -> Counts:
         """Return these counts with another cache for packed arrays."""
         return Counts(self._coords, self.shape, self._memory, cache, (self.nnz, self._share))
 
@@ -86,10 +88,10 @@ class Counts:
         return self._coords if self._numbers is None else self._coords[:, self._numbers]
 
     @property
-    def cache(self) -> Lru[Any, Any]:
+    def cache(self) -> Cache:
         """The pattern's cache; a new one where the pattern is gone."""
         cache = self._cache()
-        return Lru(1) if cache is None else cache
+        return Cache(1) if cache is None else cache
 
     def row(self, mode: int) -> Tensor:
         """(nnz,) int64 coordinates of a mode; on the host where a copy takes less time than counting launches."""
@@ -161,6 +163,31 @@ class Counts:
             self._memory[name] = count()
         counted: T = self._memory[name]
         return counted
+
+    def misses(self, first: int, mode: int) -> tuple[tuple[int, float], ...]:
+        """Return the share of nonzeros whose coordinate of a mode is not among the last so many, for numbers of them.
+
+        Nonzeros are those in the middle of an order by the mode `first`. Of twice as many neighbours the second half
+        has these new coordinates: as many are missed by a cache that holds about what both halves have.
+        """
+
+        def count() -> tuple[tuple[int, float], ...]:
+            rows, begin = self.row(first), max(0, self.nnz - WINDOW) // 2
+            seen = self.row(mode)[begin : begin + WINDOW]
+            if first:
+                ends = torch.bincount(rows).cumsum(0)
+                low, high = torch.searchsorted(ends, ends.new_tensor([begin, begin + WINDOW])).tolist()
+                inside = torch.nonzero((rows >= low) & (rows <= high)).flatten()
+                seen = self.row(mode)[inside[torch.argsort(rows[inside], stable=True)]]
+            places = torch.arange(len(seen), device=seen.device)
+            first_seen = torch.full((self.shape[mode],), len(seen), device=seen.device)
+            first_seen.scatter_reduce_(0, seen, places, "amin")
+            new = (first_seen[seen] == places).cumsum(0)
+            lengths = [1 << n for n in range(LEAST.bit_length() - 1, len(seen).bit_length())]
+            met = [int(n) for n in new[[n - 1 for n in lengths]]]
+            return tuple((after, (after - before) / n) for n, before, after in zip(lengths, met, met[1:], strict=False))
+
+        return self.once(("misses", first, mode), count)
 
     def _count(self, modes: Ints) -> int:
         rows, sizes = crd.of_modes(self.coords, self.shape, modes)  # where they are, as most are sorted
@@ -283,6 +310,16 @@ class Problem:
             native=native,
         )
 
+    @property
+    def nnz(self) -> int:
+        """Nonzeros of the sparse operand."""
+        return self.counts.nnz
+
+    @property
+    def einsum(self) -> Einsum:
+        """The einsum, whatever the sizes."""
+        return self.bound.einsum
+
     @cached_property
     def of_any_pattern(self) -> Problem:
         """The problem without its pattern: what depends on it alone is kept for the next pattern."""
@@ -341,7 +378,7 @@ class Problem:
     @property
     def equation(self) -> str:
         """The einsum as it was written."""
-        return self.bound.einsum.text or str(self.bound.einsum)
+        return self.einsum.text or str(self.einsum)
 
     @cached_property
     def ordered(self) -> bool:
@@ -351,7 +388,7 @@ class Problem:
     @cached_property
     def letters(self) -> Names:
         """The sparse operand's letters, by mode."""
-        return self.bound.einsum.sparse_indices
+        return self.einsum.sparse_indices
 
     @cached_property
     def order(self) -> int:
@@ -366,7 +403,7 @@ class Problem:
     @cached_property
     def kept(self) -> Ints:
         """Modes of the sparse operand that the output has."""
-        return tuple([self.letters.index(c) for c in self.bound.einsum.kept])
+        return tuple([self.letters.index(c) for c in self.einsum.kept])
 
     @cached_property
     def rest(self) -> Ints:

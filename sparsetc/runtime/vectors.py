@@ -199,3 +199,11 @@ def expand(bits: Any, begins: Any, values: Any, word: int, tile: int, out: Any) 
         if bits[first + position // word] >> (position % word) & 1:
             out[position] = values[at]
             at += 1
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def copy(table: Any, first: int, pitch: int, panel: Any, width: int) -> None:
+    """Fill a panel with `width` elements of each `pitch` of a table, from `first` on."""
+    for row in range(panel.size // width):
+        for c in range(width):
+            store(panel, row * width + c, load(table, first + row * pitch + c))  # type: ignore[call-arg]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -382,6 +383,42 @@ def test_results_in_panels(item: tuple[int, ...], output: str) -> None:
     storage = Storage(item, (), (1,) if item else (0, 1), 1, max_item_nnz=50, params=(("panel_1", 7),))
     part = Part("coo", storage, Schedule(blocks=(("r", 16),)))
     check(Problem(f"ij,ir,jr->{output}", SIZES), plan=Plan("panels", (part,)), backend="numba")
+
+
+@pytest.mark.parametrize("output", ["ir", "ijr", "isr", "irs", "rij", "jr"])
+@pytest.mark.parametrize("plan", ["coo", "coo in chunks", "fiber", "window"])
+def test_results_are_made_in_panels_of_their_columns(plan: str, output: str) -> None:
+    """The last panel is narrower; tables with columns are copied, whether or not columns come last."""
+    wide = {**SIZES, "r": 83, "s": 3}
+    problem = Problem(f"ijk,{'jrs' if output == 'isr' else 'jsr'},kr,s->{output}", wide)
+    kernel = check(problem, plan=plan.split()[0], backend="numba")
+
+    def cut(part: Part) -> Part:
+        blocks = tuple((c, 16 if c == "r" else n) for c, n in part.schedule.blocks)
+        storage = Storage((), (), (0, 1, 2), 1, max_item_nnz=70) if "chunks" in plan else part.storage
+        return replace(part, storage=storage, schedule=Schedule(blocks=blocks, slowest_axes=("r",), native=True))
+
+    in_panels = check(problem, plan=replace(kernel.plan, parts=tuple(map(cut, kernel.plan.parts))), backend="numba")
+    assert "for first_r in range(0, 80, 16):" in in_panels.source
+    assert "for first_r in range(80, 83, 16):" in in_panels.source
+
+
+def test_wide_results_are_made_in_panels_where_a_cache_holds_these() -> None:
+    g = torch.Generator().manual_seed(0)
+
+    def compiled(coords: torch.Tensor, columns: int) -> Any:
+        x = stc.SparseTensor(coords, torch.rand(coords.shape[1], generator=g), (1000, 5000))
+        dense = torch.rand(5000, columns, generator=g)
+        kernel = stc.compile("ij,jr->ir", x, dense, plan="coo")
+        torch.testing.assert_close(kernel(dense), x.to_dense() @ dense, rtol=1e-5, atol=1e-4)
+        return kernel.plan.parts[0].schedule.slowest_axes
+
+    scattered = torch.stack([torch.randint(0, n, (400_000,), generator=g) for n in (1000, 5000)])
+    rows = torch.arange(1000).repeat_interleave(100)
+    banded = torch.stack([rows, 4 * rows + torch.arange(100).repeat(1000) // 2])
+    assert compiled(scattered, 300) == ("r",)
+    assert compiled(scattered, 32) == ()
+    assert compiled(banded, 300) == ()
 
 
 def test_sampled_products_of_large_tables_are_made_in_panels() -> None:

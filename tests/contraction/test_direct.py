@@ -157,3 +157,34 @@ def test_a_layer_multiplies_what_it_did_before() -> None:
         layer(x)
     x = x.double()
     check()
+
+
+@pytest.mark.parametrize("blocksize", [None, (2, 2)])
+def test_a_contraction_of_one_step_is_one_node_of_the_graph(blocksize: tuple[int, int] | None) -> None:
+    """Nothing is converted or put back between the operands and its node, and its gradients are of the operands."""
+    torch.manual_seed(0)
+    x = stc.SparseTensor.from_dense(torch.randn(4, 6, dtype=torch.float64), blocksize=blocksize)
+    values = x.values.clone().requires_grad_()
+    b = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    kernel = stc.compile("ij,jr->ri", x.with_values(values), b, output="dense")
+    for _ in range(3):
+        result = kernel(b)
+        assert [id(function.variable) for function, _ in result.grad_fn.next_functions] == [id(values), id(b)]
+        upstream = torch.randn_like(result)
+        found = torch.autograd.grad(result, (values, b), upstream)
+        whole = x.with_values(values).to_dense()
+        expected = torch.autograd.grad((whole @ b).T, (values, b), upstream)
+        torch.testing.assert_close(found, expected)
+
+
+def test_an_operand_that_is_broadcast_and_nonzeros_out_of_order_have_gradients() -> None:
+    torch.manual_seed(0)
+    coords = torch.tensor([[2, 0, 1, 0], [1, 1, 0, 1]])
+    values = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    x = stc.SparseTensor(coords, values, (3, 2))
+    b = torch.randn(2, 1, dtype=torch.float64, requires_grad=True)
+    whole = torch.zeros(3, 2, dtype=torch.float64).index_put(tuple(coords), values, accumulate=True)
+    result = stc.compile("ij,jr->ir", x, b.expand(2, 3), output="dense")(b)
+    upstream = torch.randn_like(result)
+    found = torch.autograd.grad(result, (values, b), upstream)
+    torch.testing.assert_close(found, torch.autograd.grad(whole @ b.expand(2, 3), (values, b), upstream))

@@ -25,8 +25,7 @@ from math import prod
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.plan import F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.resources import Resources
-from sparsetc.ir.program.statistics import ONE, STORED, Statistics
+from sparsetc.ir.program.resources import ONE, STORED, Resources, Statistics
 
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""
@@ -107,17 +106,17 @@ class Cost(Resources):
             moved, missed = g.moved(statistics, profile, 1)
             lines += g.rows @ at * max(1.0, g.width * (g.itemsize @ at) / CPU_LINE)
             far, farther = far + moved / CPU_LINE, farther + missed / CPU_LINE
-        dense = [a.size for a in self.p.axes if a.letter not in self.p.along] or [1]
+        dense = [min(a.size, a.block) for a in self.p.axes if a.letter not in self.p.along] or [1]
         width = int(dense[-1]) or 1
         of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two
         vectors = (self.multiply + self.dot) @ at / 2 * of_row / width
         sums = [s.out.within for s in self.p.each(ir.Product) if s.accumulate]
-        kept = max(map(self.p.elements, sums), default=0) * of_row > REGISTERS * width
+        kept = max(map(self._cells, sums), default=0) * of_row > REGISTERS * width
         return {
             "call": 1.0,
-            "nonzero": statistics.stored,
-            "fiber": statistics.fibers if self.p.view.blocks else 0,
-            "item": statistics.items,
+            "nonzero": self.passes * statistics.stored,
+            "fiber": self.passes * statistics.fibers if self.p.view.blocks else 0,
+            "item": self.passes * statistics.items,
             "vector": 0.0 if kept else vectors,
             "kept_vector": vectors if kept else 0.0,
             "line": lines,
@@ -126,6 +125,15 @@ class Cost(Resources):
             "stored_line": self.output @ at / CPU_LINE,
             "added_line": 0.0 if self.owned else self.added_bytes @ at / CPU_LINE,
         }
+
+    def in_panels(self, statistics: Statistics, profile: DeviceProfile) -> float:
+        """Return the seconds of native loops, in panels or not, where it is known which gathers miss a cache."""
+        at, counts = statistics.symbols, self.loops(statistics, profile)
+        tables = [
+            g.table_rows * g.whole_width * (g.itemsize @ at) for g in self.gathers if g.held_width < g.whole_width
+        ]
+        counts["copied_line"] = sum(tables) / CPU_LINE
+        return sum([count * profile.constants.get(f"panel_{name}", 0.0) for name, count in counts.items()])
 
     def _by_loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Return the seconds of each count of `loops`; none where loops are not priced apart."""
