@@ -148,8 +148,11 @@ class Loop(Text):
             lines, (at,) = place.statements(place.outputs.values(), numbers, f"{name}_of")
             self.put(*lines, f"{name}_at = ({at}).to(tl.int32) + tl.zeros({self.shape}, tl.int32)")
             self.put(f"{name}_at += tl.where({name}_at < 0, {name}_size, 0)")
-            address = f"{name} + {self.by_line(self.row_head)} * {name}_head + {name}_at"
-            loaded = self.load(address, ["met"] if part else [])
+            address, met = f"{name} + {self.by_line(self.row_head)} * {name}_head + ", ["met"] if part else []
+            if name in self.read_in_place:
+                loaded = f"read({address}{f'tl.where(met, {name}_at, 0)' if part else f'{name}_at'})"
+            else:
+                loaded = self.load(f"{address}{name}_at", met)
             self.put(f"{name}_tile = {self.number(name, loaded)}")
         return numbers
 

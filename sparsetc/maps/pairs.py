@@ -16,16 +16,7 @@ from torch import Tensor
 
 from sparsetc import masks
 from sparsetc.maps.kernel import Sides
-from sparsetc.maps.row_tiles import (
-    RowEntries,
-    RowTiles,
-    entries_by_row,
-    gathered,
-    in_pieces,
-    of_pattern,
-    of_tiles,
-    stacked_shape,
-)
+from sparsetc.maps.row_tiles import RowEntries, RowTiles, entries_by_row, in_pieces, of_pattern, of_tiles, stacked_shape
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -125,7 +116,7 @@ class Pairs(NamedTuple):
     def _row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
         height, width = sides.height, sides.width
         if isinstance(self.given, Pattern):
-            return (gathered if sides.gathered else of_pattern)(self.given, mode, height, width, numbered)
+            return of_pattern(self.given, mode, height, width, numbered, sides.gathered)
         shape = self.shape[::-1] if mode else self.shape
         if mode and height == width:
             tiles = [masks.turned_tiles(of_mask) for of_mask in self._tiles(0, height, width)]

@@ -21,6 +21,13 @@ from sparsetc.support import NamedInts, Names
 
 AT_ONCE, MOST_AT_ONCE = 2048, 32
 """Numbers, and slots, that a program adds up at once: 64 registers of a warp at most."""
+READ = '''
+@triton.jit
+def read(pointer):
+    """A number each, where it is used: others that products depend on are copied ahead, one by one."""
+    asm: tl.constexpr = "ld.global.nc.f32 $0, [$1];"
+    return tl.inline_asm_elementwise(asm, "=f,l", [pointer], dtype=tl.float32, is_pure=True, pack=1)
+'''
 MIXED = '''
 @triton.jit
 def mixed(x):
@@ -236,7 +243,9 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     body, printer.out = printer.out, []
     lines = [f'"""{header(printer, name, "triton")}"""', "", "import triton", "import triton.language as tl", "", ""]
     if layout.part and printer.by_entry:
-        lines += [*(POPC if layout.popcount else COUNT).splitlines(), "", ""]
+        lines += [*(POPC if layout.ptx else COUNT).splitlines(), "", ""]
+    if printer.read_in_place:
+        lines += [*READ.strip().splitlines(), "", ""]
     if walk.dropout:
         lines += [*MIXED.strip().splitlines(), "", ""]
     lines += ["@triton.jit", *signature("def walk", [*arguments], ":"), *body]

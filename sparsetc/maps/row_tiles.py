@@ -179,8 +179,10 @@ def of_tiles(
     )
 
 
-def of_pattern(pattern: Pattern, mode: int, height: int, width: int, numbered: bool = False) -> RowTiles:
-    """Make tiles of neighbouring columns of a coalesced pattern; blocks are not expanded.
+def of_pattern(
+    pattern: Pattern, mode: int, height: int, width: int, numbered: bool = False, gathered: bool = False
+) -> RowTiles:
+    """Make tiles of a coalesced pattern; blocks are not expanded.
 
     Sides of blocks must be multiples of the tile's, or divide them: see `whole_blocks`.
 
@@ -188,13 +190,20 @@ def of_pattern(pattern: Pattern, mode: int, height: int, width: int, numbered: b
         pattern: of entries or blocks; of two modes, or of three, the first of which is of the patterns of a stack.
         mode: 0 for windows of its rows, 1 for windows of its columns.
         height: of a tile, a power of two.
-        width: of a tile, 32 or 64.
+        width: of a tile, 64 at most; of neighbouring columns 32 or 64.
         numbered: whether entries have numbers; not of a pattern in blocks.
+        gathered: whether tiles have the distinct columns of a window, and not neighbouring ones; not of blocks.
     """
     patterns, shape = stacked_shape(pattern)
     rows, columns = shape[mode], shape[1 - mode]
+    listed = None
     if pattern.blocks is None:
         own, other, order = _sorted(pattern, mode, height)
+        if gathered:
+            listed, of_column = torch.unique(own // height * columns + other, return_inverse=True)
+            distinct = torch.bincount(listed // columns, minlength=-(-rows // height) * patterns)
+            first = distinct.cumsum(0) - distinct
+            other = of_column - first[own // height]  # the number of a column among those of its window
         word = _bit(other, width)
     else:
         tile = (height, width) if mode == 0 else (width, height)
@@ -210,56 +219,20 @@ def of_pattern(pattern: Pattern, mode: int, height: int, width: int, numbered: b
     place = tile_of * height + own % height
     bits = torch.zeros(len(keys) * height, dtype=torch.int64, device=own.device).index_add_(0, place, word)
     bits = bits.view(-1, height)
-    whole = (bits == (-1 if width == 64 else (1 << width) - 1)).all(1)
+    whole = (bits == (-1 if width == 64 else (1 << width) - 1)).all(1) & (listed is None)
     window, block = keys // across, keys % across
     part = ~whole
     tiles = of_tiles(
         (window[whole], block[whole]), (window[part], block[part], bits[part]), (rows, columns), height, width, patterns
     )
+    if listed is not None:
+        number = block[:, None] * width + torch.arange(width, device=own.device)
+        number = first[window, None] + number.minimum(distinct[window, None] - 1)
+        tiles = replace(tiles, gathered=True, part_col=(listed % columns)[number].int())
     if not numbered:
         return tiles
     base = _first(place, len(keys) * height).view(-1, height)
     return replace(tiles, full_base=base[whole].int(), part_base=base[part].int(), order=order)
-
-
-def gathered(pattern: Pattern, mode: int, height: int, width: int, numbered: bool = False) -> RowTiles:
-    """Return windows of gathered columns, of a coalesced pattern of single entries; arguments as of `of_pattern`."""
-    patterns, shape = stacked_shape(pattern)
-    own, other, order = _sorted(pattern, mode, height)
-    rows, columns = shape[mode], shape[1 - mode]
-    windows, device = -(-rows // height) * patterns, own.device
-    keys, column_of = torch.unique(own // height * columns + other, return_inverse=True)
-    window, column = keys // columns, keys % columns
-    distinct = torch.bincount(window, minlength=windows)
-    tiles_each, first = -(-distinct // width), distinct.cumsum(0) - distinct
-    ptr = _cumulated(tiles_each)
-    within = torch.arange(len(keys), device=device) - first[window]
-    slot = ptr.long()[window] * width + within
-    tiles = int(ptr[-1])
-    of_tile = torch.repeat_interleave(first, tiles_each)  # where the columns of a tile's window begin
-    part_col = column[of_tile].int().repeat_interleave(width)
-    part_col[slot] = column.int()
-    at = slot[column_of]
-    place = at // width * height + own % height
-    bits = torch.zeros(tiles * height, dtype=torch.int64, device=device)
-    bits.index_add_(0, place, _bit(at, width))
-    row_tiles = RowTiles(
-        rows=rows,
-        columns=columns,
-        height=height,
-        width=width,
-        gathered=True,
-        full_ptr=torch.zeros_like(ptr),
-        full_col=ptr.new_zeros(0),
-        part_ptr=ptr,
-        part_col=part_col.view(-1, width),
-        bits=bits.view(-1, height).to(torch.int64 if width > 32 else torch.int32),
-        patterns=patterns,
-    )
-    if not numbered:
-        return row_tiles
-    base = _first(place, tiles * height).view(-1, height).int()
-    return replace(row_tiles, full_base=base[:0], part_base=base, order=order)
 
 
 class RowEntries(NamedTuple):

@@ -35,8 +35,6 @@ Kernel = Callable[[Mapping[str, Tensor]], None]
 Gradients = tuple[list[Kernel], list[tuple[str, str]]]
 """Kernels, and the names of the gradients that they give with those of the inputs."""
 
-MODES = 0, 0, 1
-"""The modes that walks go along: of the result, and of gradients of rows and of columns."""
 NOTHING = -1e29
 """Logarithms of sums of rows that meet nothing are below."""
 EXACT = 64
@@ -112,16 +110,17 @@ class Kernels:
             self.refusal = _unfit_for_tiles(side, body)
             if self.refusal and loops:
                 self.refusal, self.entries = "", pairs.entries()
-            sides: Sequence[Sides | None] = [Sides(side, side, 0, 0)] * len(MODES)
+            sides: Sequence[Sides | None] = [Sides(side, side, 0, 0)] * 2
         else:
             sides = _sides(task, named, numbered)
             self.refusal = _refusal(pairs, body, sides)
         if self.refusal:
             return
-        self.sides = [one for one in sides if one]
+        forward, backward = self.sides = [one for one in sides if one]
         self.tiles: list[RowTiles] = []
         if not self.entries:
-            self.tiles = [pairs.row_tiles(mode, one, numbered) for mode, one in zip(MODES, self.sides, strict=True)]
+            self.tiles = [pairs.row_tiles(0, forward, numbered)]
+            self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
         self.shape = result_shape(body, pairs, tensors)
         try:
             self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
@@ -164,7 +163,7 @@ class Kernels:
         if backend != "triton":
             kernel = TorchWalk(walk, self.tiles[number], self.heads, precision)
             return lambda tensors: kernel(self._grouped(tensors))
-        tiles, sides = self.tiles[number], self.sides[number]
+        tiles, sides = self.tiles[number], self.sides[number > 0]
         return WalkKernel(walk, tiles, self._grouped(tensors), self.heads, sides, precision, cache_dir, kind)
 
     def reports(self) -> tuple[TileReport, ...]:
@@ -314,11 +313,10 @@ def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Side
     width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
     exact = dtype == torch.float32 and task.precision == "highest" and max(sizes) <= EXACT
     sides = []
-    for number in range(len(MODES)):
-        back = number > 0
+    for back in (False, True):
         without_dots = exact or not (back or body.products)
         by_row = bool(body.inner) or (width == APART and without_dots)
-        chosen = sides_of(sizes, dtype, number, width, by_row)
+        chosen = sides_of(sizes, dtype, back, width, by_row)
         if chosen and back and numbered and chosen.height > 1:  # numbers of entries take registers
             chosen = replace(chosen, warps=max(chosen.warps, 2))
         sides.append(chosen)

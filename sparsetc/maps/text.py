@@ -47,7 +47,7 @@ class Layout:
         whole: vectors of whole numbers, which stay whole numbers.
         units: of tables whose rows begin at multiples of so many elements, and not of 16, which Triton sees by itself:
             the numbers of elements between heads and rows are in units of these.
-        popcount: whether the target counts bits by an instruction of PTX.
+        ptx: whether the target has instructions of PTX.
     """
 
     height: int
@@ -71,7 +71,7 @@ class Layout:
     stepped: Names = ()
     whole: Names = ()
     units: NamedInts = ()
-    popcount: bool = False
+    ptx: bool = False
 
 
 def padded(size: int, dots: bool) -> int:
@@ -107,6 +107,8 @@ class Text(Lines):
         self.placed = {name: place for name, place in walk.places.items() if name in read}
         self.products = {name: tables for name, tables in walk.products.items() if name in read}
         self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
+        plain = self.dots and layout.ptx
+        self.read_in_place = [name for name in self.placed if plain and name not in layout.whole]
         self.row_sums = {name: tables for name, tables in walk.sums.items() if name in read}
         self.less = {name: less for name, (_, _, less) in self.row_sums.items() if less}
         tables = [own for own, _ in self.products.values()] + [t for of in self.row_sums.values() for t in of[:2]]
