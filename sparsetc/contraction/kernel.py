@@ -121,7 +121,7 @@ class Kernel(Inspectable):
             return None
         (values,) = self._values
         if torch.is_grad_enabled() and values.requires_grad:
-            whole = laid_out(self.operand)
+            whole = laid_out(self.operand, again=True)
             whole.register_hook(lambda _: gradient_taken(values))
             return whole
         packed: Any = self._packed_now()

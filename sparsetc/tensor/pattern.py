@@ -277,6 +277,11 @@ class Pattern:
         cached = self.cache.get(key)
         return self._keep(key, make) if cached is None else cached
 
+    @property
+    def places(self) -> Tensor:
+        """(nnz,) int64 the place of each entry in a dense tensor of the pattern's shape; made once."""
+        return self._once("places", lambda: crd.linear_key(self.coords.unbind(), self._shape)[0])
+
     def _again(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Make something of the coordinates and of another pattern's; keep it if it was made before.
 
