@@ -1,25 +1,14 @@
-"""A mixture of experts: the products of all experts as one einsum of blocks, whose pattern is new at each step.
+"""A mixture of experts: the products of all experts as one einsum, whose pattern is new at each step.
 
     python examples/mixture_of_experts.py
 
 A router sends each token to its two best experts of eight. An expert is a matrix (inputs, outputs). A loop over experts
-multiplies the tokens of one after another. Here tokens are sorted by expert, and become the rows of one sparse matrix:
-a token has its inputs in the columns of its expert, and nothing in the others. The experts' matrices stand one below
-the other, and all products are ``"tj,jo->to"``:
+multiplies the tokens of one after another. Here where tokens go is a sparse matrix (tokens, experts), and all products
+are ``"te,ti,eio->to"``: an entry multiplies row t of the tokens by matrix e of the experts.
 
-             expert 0  expert 1  expert 2
-    tokens [ X  X                         ]   [ matrix of expert 0 ]
-           [ X  X                         ] @ [ matrix of expert 1 ]
-           [           X  X               ]   [ matrix of expert 2 ]
-           [                     X  X     ]
-
-Each X is a block of 64 tokens and 64 inputs, stored dense; the last tokens of an expert are padded to a whole block by
-zeros. Blocks of 16 to 128 each way fit a GPU's matrix units: larger ones are padded more, smaller ones read the weights
-more often. Gradients of the tokens come in the same blocks, those of the weights are dense.
-
-Where tokens go is known when the router has run, so each step plans and packs a pattern that was not seen before. The
-table says what a step takes, with that: beside a loop over experts, and beside torch's own grouped product where there
-is one. The results of all agree with a loop in float64, forward and backward.
+Where tokens go is known when the router has run, so the pattern of each step was not seen before. The table says what a
+step takes, with that: beside a loop over experts, and beside torch's own grouped product where there is one. The
+results of all agree with a loop in float64, forward and backward.
 """
 
 import time
@@ -32,7 +21,6 @@ import sparsetc as stc
 
 TOKENS, EXPERTS, CHOSEN = 1024, 8, 2
 INPUTS, OUTPUTS = 256, 512
-ROWS, COLUMNS = 64, 64  # of a block: tokens and inputs
 STEPS = 8
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -59,7 +47,7 @@ class MixtureOfExperts(torch.nn.Module):
 def main() -> None:
     """Outputs and gradients agree at each of a few steps, whose tokens and so whose patterns differ."""
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
-    products: dict[str, Product] = {"sparsetc, blocks": by_blocks, "loop over experts": by_loop}
+    products: dict[str, Product] = {"sparsetc": by_routing, "loop over experts": by_loop}
     if grouped_mm_serves(device, dtype):
         products["torch._grouped_mm"] = by_grouped_mm
     exact = MixtureOfExperts(by_loop, dtype).to(device, torch.float64)
@@ -74,38 +62,13 @@ def main() -> None:
         print(f"{name:24} {milliseconds(infer, layer, steps):12.2f} {milliseconds(train, layer, steps):13.2f}")
 
 
-def by_blocks(tokens: torch.Tensor, expert: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Multiply (tokens, inputs) with the matrices of their experts: one einsum of blocks."""
-    x, place = in_blocks(tokens, expert, len(weights))
-    return stc.einsum("tj,jo->to", x, weights.flatten(0, 1), output="dense")[place]
-
-
-def in_blocks(tokens: torch.Tensor, expert: torch.Tensor, experts: int) -> tuple[stc.SparseTensor, torch.Tensor]:
-    """Make the sparse matrix (rows, experts * inputs) of tokens, and say which row each token became."""
-    place, of_block = sorted_by_expert(expert, experts, ROWS)
-    blocks, inputs, device = of_block.numel(), tokens.shape[1], tokens.device
-    padded = tokens.new_zeros(blocks * ROWS, inputs).index_copy(0, place, tokens)
-    across = torch.arange(inputs // COLUMNS, device=device)  # blocks side by side, which are of one expert
-    values = padded.view(blocks, ROWS, across.numel(), COLUMNS).transpose(1, 2).flatten(0, 1)
-    row = torch.arange(blocks, device=device).repeat_interleave(across.numel())
-    column = (of_block[:, None] * across.numel() + across).flatten()
-    shape = blocks * ROWS, experts * inputs
-    return stc.SparseTensor.from_blocks(torch.stack((row, column)), values, shape), place
-
-
-def sorted_by_expert(expert: torch.Tensor, experts: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sort tokens by expert, and leave room so that the tokens of each fill blocks of rows.
-
-    Returns:
-        (tokens,) the row of each token; (blocks,) the expert of each block.
-    """
-    count = torch.bincount(expert, minlength=experts)
-    blocks = -(-count // rows)
-    moved = (blocks.cumsum(0) - blocks) * rows - (count.cumsum(0) - count)  # by the room that was left before
-    order = expert.argsort(stable=True)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(order.numel(), device=order.device) + moved[expert[order]]
-    return place, torch.arange(experts, device=order.device).repeat_interleave(blocks)
+def by_routing(tokens: torch.Tensor, expert: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Multiply (tokens, inputs) with the matrices of their experts: one einsum of where they go."""
+    token = torch.arange(len(expert), device=expert.device)
+    coords, shape = torch.stack((token, expert)), (len(tokens), len(weights))
+    ones = tokens.new_ones(len(expert))
+    routing = stc.SparseTensor(coords, ones, shape, coalesce=False, check=False)  # in range, and no two are the same
+    return stc.einsum("te,ti,eio->to", routing, tokens, weights, output="dense")
 
 
 def by_loop(tokens: torch.Tensor, expert: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ import torch
 
 import sparsetc as stc
 from sparsetc import calibration
+from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import printable
 from sparsetc.explain import aligned
@@ -210,8 +211,8 @@ def _blocking(options: argparse.Namespace) -> None:
 def _calibrate(_: argparse.Namespace) -> None:
     profile = calibration.measure()
     usual = "that of a CPU" if profile.loops else f"an {default_gpu().name}'s"
-    print(f"{profile.name}, beside the default, {usual}\n{calibration.table(profile)}")
-    path = calibration.keep(profile)
+    print(f"{profile.name}, beside the default, {usual}\n{calibrate.table(profile)}")
+    path = calibrate.keep(profile)
     device = "CPU" if profile.loops else "GPU"
     print(f"plans on this {device} are made by this profile from now on; remove the record to go back\n  {path}")
 

@@ -65,7 +65,7 @@ def calibrate() -> DeviceProfile:
         >>> stc.calibrate().measured[:2]  # doctest: +SKIP
     """
     measured = measure()
-    keep(measured)
+    gpu.keep(measured)
     return measured
 
 
@@ -79,31 +79,9 @@ def measure() -> DeviceProfile:
         seconds = {
             runner: fitted(list(timed(backend))) for runner, backend in (("native", "numba"), ("torch", "torch"))
         }
-        return profile.of_loops(profile.cpu_name(), gpu.today(), seconds)
+        return profile.calibrated(profile.cpu_name(), profile.today(), seconds)
     finally:
         torch.set_num_threads(threads)
-
-
-def keep(measured: DeviceProfile) -> Any:
-    """Write the record; return its path. `OSError`: it cannot be written."""
-    if not measured.loops:
-        return gpu.keep(measured)
-    import numba
-
-    return profile.write(measured, {"torch": str(torch.__version__), "numba": numba.__version__})
-
-
-def table(measured: DeviceProfile) -> str:
-    """Return a table of the numbers: as measured, and the default's."""
-    if not measured.loops:
-        return gpu.table(measured)
-    usual = profile.shipped_loops()
-    rows = [
-        (f"{runner} {name}", f"{1e9 * value:.3g}", f"{1e9 * usual[runner][name]:.3g}", "ns")
-        for runner, rates in measured.loops.items()
-        for name, value in rates.items()
-    ]
-    return gpu.tabulated(rows)
 
 
 def timed(backend: str) -> Iterator[tuple[dict[str, float], float]]:

@@ -145,7 +145,7 @@ class TransformError(SparsetcError, NotImplementedError):
 
 
 class IOFormatError(SparsetcError, ValueError):
-    """Raised for a file with other contents than its suffix says; the message names file, line and text.
+    """Raised for a file with an unknown suffix, or other contents than its suffix says; names file, line and text.
 
     Examples:
         >>> stc.read("tensor.txt")

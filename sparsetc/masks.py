@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from sparsetc.errors import FormatError, ShapeError
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Lru, cached_property
+from sparsetc.support.lru import Cache, cached_property
 from sparsetc.tensor.pattern import Pattern, lasting
 
 __all__ = [
@@ -416,7 +416,7 @@ for _maker in (causal, sliding_window, everything, prefix, global_tokens, dilate
 
 # -- tiles and entries ------------------------------------------------------------------------------------------------
 
-kept: Lru[Any, Any] = Lru(KEPT)
+kept = Cache(KEPT)
 """Results made of masks; a mask is found again by an equal one."""
 
 

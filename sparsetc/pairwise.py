@@ -226,7 +226,9 @@ def _in_steps(
         equation = f"{entry},{row},{column}->{entry}x"
         values[name] = einsum(equation, ones, inputs[left], inputs[right], output="sparse", **settings).values
     for name, side in body.vectors.items():
-        values[name] = inputs[name] if side == "entries" else _at_entries(inputs[name], pattern, side)
+        values[name] = inputs[name]
+        if side != "entries":
+            values[name] = _at_entries(inputs[name], pattern, _place(body, name, pattern, inputs[name].shape[-1]))
         if name in body.positions:
             values[name] = values[name].long()
     mapped, whole = body.mapped(values), (pattern.nnz, heads // pairs.patterns)
@@ -280,9 +282,17 @@ def _by_head(tensor: Tensor, pairs: Pairs) -> Tensor:
     return (tensor.transpose(0, 1) if pairs.fastest else tensor).flatten(0, 1)
 
 
-def _at_entries(vector: Tensor, pattern: Pattern, side: str) -> Tensor:
-    """Return (nnz, heads of a pattern) of numbers by row or column."""
-    place = pattern.coords[-2 if side == "rows" else -1]
+def _place(body: Body, name: str, pattern: Pattern, size: int) -> Tensor:
+    """Return (nnz,) the place of each entry's number in a vector."""
+    row, column = pattern.coords[-2:]
+    if name not in body.places:
+        return row if body.vectors[name] == "rows" else column
+    at = {one: entry.double() for one, entry in (("i", row), ("j", column))}
+    return body.places[name].of(at).long().remainder_(size)
+
+
+def _at_entries(vector: Tensor, pattern: Pattern, place: Tensor) -> Tensor:
+    """Return (nnz, heads of a pattern) of numbers by place, of which an entry has one."""
     if pattern.order == 2:
         return gathered(vector.T, place)
     size = vector.shape[-1]

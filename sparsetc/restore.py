@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.contraction.compile import contraction
-from sparsetc.contraction.kernel import SAVED, Kernel
+from sparsetc.contraction.kernel import SAVED, Kernel, saved_settings
 from sparsetc.contraction.operands import stand_ins
 from sparsetc.errors import FormatError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
@@ -170,9 +170,7 @@ def _pattern_reduced(p: Pattern) -> Reduced[Pattern]:
 def _kernel_reduced(k: Kernel) -> Reduced[Kernel]:
     contraction, e = k.contraction, k.contraction.bound.einsum
     equation: Spelled = e.inputs, e.output, e.sparse, e.text, contraction.bound.sizes
-    options = ((name, getattr(contraction.settings, name)) for name in SAVED)
-    settings = {name: value for name, value in options if value is not None}
-    return kernel, (equation, k.operands, settings, contraction.form, k.drop_zeros)
+    return kernel, (equation, k.operands, saved_settings(contraction), contraction.form, k.drop_zeros)
 
 
 copyreg.pickle(SparseTensor, lambda x: (tensor, (x.pattern, x.values)))

@@ -7,7 +7,7 @@ three steps are a sampled product, a softmax over the entries of a row, and a pr
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import prod
 from typing import Any, Literal, overload
@@ -118,7 +118,8 @@ def attention(
             of entries. With patterns by heads, entries are those of all patterns, and heads those that share one. Or a
             function (score, b, h, i, j) that replaces the scaled product of query i and key j, as FlexAttention's
             ``score_mod``. It may read tensors, as ``slopes[h]`` and ``document[i] == document[j]``, which get
-            gradients; what it reads by query and key, as ``table[i - j]``, is in memory for each entry.
+            gradients. What it reads by one whole number of query and key, as ``table[h, i - j]``, takes a number for
+            each that the pattern has; by query and key otherwise, or with `deterministic`, one for each entry.
         dropout_p: probability of a weight to be set to 0; others are divided by ``1 - dropout_p``.
         is_causal: use only the entries with ``j <= i``.
         enable_gqa: let k and v have fewer heads (in their last mode of heads), each for several neighbouring heads
@@ -210,7 +211,9 @@ def _attention(
         pairs = of_entries(pairs)
         tensors.append(_bias(bias, parts_of(pairs, tuple(heads)), pairs.given.nnz))  # type: ignore[union-attr]
     elif callable(bias):
-        body, pairs, vectors = _scored(bias, pairs, tuple(heads), tuple(k.shape[:-2]), numbers, accumulator(q.dtype))
+        ordered = of_call(settings).deterministic or torch.are_deterministic_algorithms_enabled()
+        fewer = tuple(k.shape[:-2])
+        body, pairs, vectors = _scored(bias, pairs, tuple(heads), fewer, numbers, accumulator(q.dtype), ordered)
         tensors += vectors
     elif bias is not None:
         raise ShapeError(f"attention: bias is a tensor or a function of (score, b, h, i, j), found {bias!r:.80}")
@@ -322,22 +325,36 @@ _steps: Lru[Any, Body] = Lru(64)
 
 
 def _scored(
-    function: Any, pairs: Pairs, heads: Ints, fewer: Ints, numbers: tuple[float, float], dtype: torch.dtype
+    function: Any,
+    pairs: Pairs,
+    heads: Ints,
+    fewer: Ints,
+    numbers: tuple[float, float],
+    dtype: torch.dtype,
+    ordered: bool,
 ) -> tuple[Body, Pairs, list[Tensor]]:
-    """Return attention by a function of (score, b, h, i, j), its pairs, and its vectors of numbers."""
+    """Return attention by a function of (score, b, h, i, j), its pairs, and its vectors of numbers.
+
+    Gradients of numbers by place are added by atomics, so not where sums are to be `ordered`.
+    """
     read: list[Tensor] = []
     key = told_apart(function, read)
     score: Score | str = "it reads a tensor, in a graph or a transform of torch.func"
     if not read or not (transforming() or traced_by_modes()):
         score = _scores.once((key, pairs.device), lambda: _taken_apart(function, read, pairs.device))
     if not isinstance(score, str):
-        body = _of_score(score, heads != fewer, *numbers)
+        places: dict[str, dict[str, Tensor]] = {}
+        if not (ordered or traced_by_modes()):
+            places = {name: pairs.kept((score, name), partial(score.reached, name, pairs)) for name in score.whole}
+        body = _of_score(score, heads != fewer, frozenset(name for name, at in places.items() if at), *numbers)
         if "entries" not in body.vectors.values():
-            made = partial(_numbers, score, body, pairs, heads, fewer, read, dtype)
-            return body, pairs, _kept(read, pairs.device, (body, pairs.shape, heads, fewer, dtype), made)
+            made = partial(_numbers, score, body, pairs, heads, fewer, read, dtype, places)
+            of_pairs = pairs.given.number if isinstance(pairs.given, Pattern) else pairs.given
+            key = body, of_pairs if body.places else None, pairs.shape, heads, fewer, dtype
+            return body, pairs, _kept(read, pairs.device, key, made)
         if pairs.patterns == 1:
             pairs = of_entries(pairs)
-            return body, pairs, _numbers(score, body, pairs, heads, fewer, read, dtype)
+            return body, pairs, _numbers(score, body, pairs, heads, fewer, read, dtype, places)
         score = "it reads a tensor by query and key, and heads have patterns of their own"
     body = _steps.once((told_apart(function), numbers, score), lambda: _in_steps(function, score, *numbers))
     vectors = pairs.kept(("positions", heads, fewer), lambda: _positions(heads, fewer, pairs))
@@ -370,13 +387,15 @@ def _taken_apart(function: Any, read: Sequence[Tensor], device: torch.device) ->
 
 
 @lru_cache(maxsize=64)
-def _of_score(score: Score, shared: bool, scale: float, dropout: float) -> Body:
+def _of_score(score: Score, shared: bool, placed: frozenset[str], scale: float, dropout: float) -> Body:
     """Return attention by a function that was taken apart; kernels are kept by it."""
 
     def mapped(**inputs: Tensor) -> Tensor:
         return score.function.of({**inputs, SCORE: inputs[SCORE] * scale})
 
-    return Body({SCORE: ("q", "k")}, score.sides(shared), mapped, True, "v", dropout=dropout)
+    sides = score.sides(shared, placed)
+    places = {name: score.whole[name] for name, side in sides.items() if side == "places"}
+    return Body({SCORE: ("q", "k")}, sides, mapped, True, "v", dropout=dropout, places=places)
 
 
 def _in_steps(function: Any, reason: str, scale: float, dropout: float) -> Body:
@@ -388,16 +407,22 @@ def _in_steps(function: Any, reason: str, scale: float, dropout: float) -> Body:
 
 
 def _numbers(
-    score: Score, body: Body, pairs: Pairs, heads: Ints, fewer: Ints, read: Sequence[Tensor], dtype: torch.dtype
+    score: Score,
+    body: Body,
+    pairs: Pairs,
+    heads: Ints,
+    fewer: Ints,
+    read: Sequence[Tensor],
+    dtype: torch.dtype,
+    reached: Mapping[str, Mapping[str, Tensor]],
 ) -> list[Tensor]:
     """Return the vectors of a function of scores: positions, and numbers that are read of tensors."""
     vectors = pairs.kept(("positions", heads, fewer), lambda: _positions(heads, fewer, pairs))
     places = pairs.kept(("places", heads, fewer), lambda: _places(heads, fewer, pairs))
-    sizes = {side: place.shape[1] for side in places for place in places[side].values()}
-    found = [
-        vectors[name] if name in POSITIONS else score.computed(name, places[side], read, sizes[side])
-        for name, side in body.vectors.items()
-    ]
+    found = []
+    for name, side in body.vectors.items():
+        at = {**places["rows"], **reached[name]} if side == "places" else places[side]
+        found.append(vectors[name] if name in POSITIONS else score.computed(name, at, read))
     return [one.to(pairs.device, torch.int64 if one.dtype in INTEGERS else dtype) for one in found]
 
 

@@ -1,7 +1,8 @@
 """What every test shares: a folder of generated source, time for hypothesis, and no collection of tests as garbage.
 
-The folder is kept from run to run, as Triton's own is, so that numba's machine code is compiled once; each process has
-one of its own. A user's is not touched: what it holds must not decide whether tests pass.
+The folder is kept from run to run, as Triton's own is; each process has one of its own, and all share numba's machine
+code, so that it is compiled once wherever tests are dealt to. A user's folder is not touched: what it holds must not
+decide whether tests pass.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ sys.path += folders.PATHS
 
 _worker = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}{os.environ.get('TRITON_INTERPRET', '')}"
 _folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsetc-tests" / _worker
-_folder.mkdir(0o700, parents=True, exist_ok=True)
+_machine_code = _folder.parent / "native"
+for _made in (_folder, _machine_code):
+    _made.mkdir(0o700, parents=True, exist_ok=True)
 shutil.rmtree(_folder / "tuning", ignore_errors=True)  # what a run has measured decides none after it
 os.environ["SPARSETC_CACHE_DIR"] = str(_folder)
 
@@ -37,7 +40,7 @@ from program_checks import verify  # noqa: E402
 from sparsetc.contraction import passing  # noqa: E402
 from sparsetc.ir import lower  # noqa: E402
 from sparsetc.ir.program.tile import TileProgram  # noqa: E402
-from sparsetc.support import files, memory  # noqa: E402
+from sparsetc.support import compiled, files, memory  # noqa: E402
 
 options = import_module("sparsetc.options")  # whose name in the package is the function's
 files.MAX_FILES = 1 << 16  # a run makes more than a user's folder holds, and the next would compile its first again
@@ -52,6 +55,15 @@ def _checked(*arguments: Any) -> TileProgram:
 
 
 _lowered, lower._program = lower._program, _checked
+
+
+def _shared(kept: compiled.Kept, signature: Any, target: Any) -> Path:
+    """Return the file of a function's machine code, in the folder that all processes share."""
+    path = _file_of(kept, signature, target)
+    return _machine_code / path.name if path.parent == _folder else path
+
+
+_file_of, compiled.Kept.path = compiled.Kept.path, _shared  # type: ignore[method-assign]
 
 collect_ignore = []
 if not torch.cuda.is_available():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import torch
@@ -26,6 +26,11 @@ def other_types(instructions: Mapping[str, str]) -> list[tuple[torch.dtype, str,
         (torch.float64, "gfx942", r"v_mfma_f64"),
         *((dtype, target, instructions[target]) for dtype in sixteen_bits for target in TARGETS),
     ]
+
+
+def in_turn(cases: Iterable[tuple[Any, ...]], *values: Any) -> list[tuple[Any, ...]]:
+    """Each case with one of the values behind it, which take turns (five of two values: each target meets both)."""
+    return [(*case, value) for case, value in zip(cases, cycle(values), strict=False)]
 
 
 def dealt(*factors: Iterable[Any]) -> list[tuple[Any, ...]]:

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
-from sparsetc import pairwise
+from sparsetc import pairwise, sparse_attention
 from sparsetc.maps import pairs, scores, torch_walk
 
 F64 = torch.float64
@@ -577,6 +577,45 @@ def test_what_is_read_for_a_function_goes_at_once() -> None:
         gc.collect()
         stc.attention(q, k, v, stc.masks.causal(), bias=lambda s, b, h, i, j: s + table[h, i - j])
     assert not gc.collect()
+
+
+BY_HEADS = {
+    "keys that heads share": (4, 2, None),
+    "a pattern a head": (4, 4, [stc.masks.causal(), stc.masks.sliding_window(2)] * 2),
+    "in order": (4, 4, None),
+}
+
+
+@pytest.mark.parametrize("name", BY_HEADS)
+def test_numbers_by_distance_are_listed_for_no_entry_unless_sums_are_ordered(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heads, fewer, of_heads = BY_HEADS[name]
+    g = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(2, n, 70, 8, dtype=F64, generator=g).requires_grad_() for n in (heads, fewer, fewer))
+    table = torch.randn(heads, 70, dtype=F64, generator=g).requires_grad_()  # of causal distances alone
+    meets = torch.stack([one.dense(70) for one in of_heads or [stc.masks.causal()] * heads])
+    given = stc.SparseTensor.from_dense(meets.double()) if of_heads else stc.masks.causal()
+    if of_heads:
+        table = torch.cat((table, table.flip(1)), 1).detach().requires_grad_()
+    calls: list[Any] = []
+    listed = sparse_attention.of_entries
+    monkeypatch.setattr(sparse_attention, "of_entries", lambda given: calls.append(given) or listed(given))
+    monkeypatch.setattr(pairs, "ENTRY", 1e9)
+    with caplog.at_level(logging.DEBUG, "sparsetc"):
+        settings: Any = {"deterministic": True} if name == "in order" else {}
+        found = stc.attention(
+            q, k, v, given, bias=lambda s, b, h, i, j: s + table[h, i - j], enable_gqa=True, **settings
+        )
+    assert "attention runs in one kernel" in caplog.text
+    assert bool(calls) == (name == "in order")
+    distance = torch.arange(70)[:, None] - torch.arange(70)
+    bias = table[:, distance.clamp(min=-70 * bool(of_heads))].masked_fill(~meets, -torch.inf)
+    expected = scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+    torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.square().sum(), (q, k, v, table)) for y in (found, expected))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_what_a_function_of_scores_cannot_read() -> None:

@@ -1,4 +1,4 @@
-"""Mixtures of experts: tokens as given blocks, beside torch's grouped product and a loop over experts."""
+"""Mixtures of experts: tokens in blocks, or sent by a sparse matrix, beside torch's grouped product and a loop."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from instead_rows.row import CPU, FRESH, GPU, LIMIT, Call, Row, Task
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
-from mixture_of_experts import ROWS as SIDE
-from mixture_of_experts import Product, by_blocks, by_grouped_mm, by_loop, in_blocks
+from mixture_of_experts import Product, by_grouped_mm, by_loop, by_routing
 
+SIDE = 64
+"""Tokens and inputs of a block."""
 Sizes = tuple[int, int, int, int]
 """Tokens, experts, inputs and outputs."""
 
@@ -32,7 +33,7 @@ def operands(sizes: Sizes, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tens
 
 
 def new_routing(sizes: Sizes, dtype: torch.dtype, backward: bool) -> Task:
-    """Tokens go to other experts at each call: sorting, planning and packing are part of it."""
+    """Tokens go to other experts at each call: the sparse tensor of where they go is part of it."""
     tokens, experts, _, outputs = sizes
     given, above = operands(sizes, dtype), normal(tokens, outputs, seed=2)
     device = common.DEVICE
@@ -51,17 +52,17 @@ def new_routing(sizes: Sizes, dtype: torch.dtype, backward: bool) -> Task:
         return call
 
     instead = {"loop over experts": each(by_loop), "torch._grouped_mm": each(by_grouped_mm)}
-    return Task(each(by_blocks), instead, each(by_loop, torch.float64), LIMIT[dtype], fresh=True)
+    return Task(each(by_routing), instead, each(by_loop, torch.float64), LIMIT[dtype], fresh=True)
 
 
 def one_routing(sizes: Sizes, dtype: torch.dtype) -> Task:
     """The product alone: tokens are sorted and packed before, and fill whole blocks."""
     tokens, experts, *_ = sizes
     x, weights = operands(sizes, dtype)
-    of_block = torch.randint(experts, (tokens // SIDE,), generator=generator(), device=common.DEVICE)
-    expert = of_block.sort().values.repeat_interleave(SIDE)
+    of_block = torch.randint(experts, (tokens // SIDE,), generator=generator(), device=common.DEVICE).sort().values
+    expert = of_block.repeat_interleave(SIDE)
     ends = torch.bincount(expert, minlength=experts).cumsum(0, dtype=torch.int32)
-    sparse, stacked = in_blocks(x, expert, experts)[0], weights.flatten(0, 1)
+    sparse, stacked = in_blocks(x, of_block, experts), weights.flatten(0, 1)
     kernel = stc.compile("tj,jo->to", sparse, stacked, output="dense")
     parts = torch.bincount(expert, minlength=experts).tolist()
 
@@ -74,6 +75,16 @@ def one_routing(sizes: Sizes, dtype: torch.dtype) -> Task:
         lambda: by_slices(x.double(), weights.double()),
         LIMIT[dtype],
     )
+
+
+def in_blocks(tokens: torch.Tensor, of_block: torch.Tensor, experts: int) -> stc.SparseTensor:
+    """Make the sparse matrix (tokens, experts * inputs) of tokens that fill blocks, each of one expert."""
+    inputs, device = tokens.shape[1], tokens.device
+    across = torch.arange(inputs // SIDE, device=device)  # blocks side by side, which are of one expert
+    values = tokens.view(-1, SIDE, across.numel(), SIDE).transpose(1, 2).flatten(0, 1)
+    row = torch.arange(of_block.numel(), device=device).repeat_interleave(across.numel())
+    column = (of_block[:, None] * across.numel() + across).flatten()
+    return stc.SparseTensor.from_blocks(torch.stack((row, column)), values, (len(tokens), experts * inputs))
 
 
 def _rows(sizes: Sizes, name: str, dtype: torch.dtype, on: tuple[str, ...]) -> list[Row]:

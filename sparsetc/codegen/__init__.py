@@ -12,6 +12,8 @@ BLOCK = 1024
 """Values that a program splits into halves."""
 GROUP = 32
 """Consecutive values of a program, of which one warp finds the largest."""
+ENTRIES, WIDE, WHOLE = 32, 64, 1024
+"""Entries of a program that adds rows by atomics, elements of their rows, and of rows that are summed, at a time."""
 LOOKED = 4096
 """Values that a program looks at together for extremes."""
 
@@ -23,8 +25,8 @@ class Lines:
         self.out: list[str] = []
         self.indent, self.variables = indent, 0
 
-    def put(self, text: str) -> None:
-        self.out.append("    " * self.indent + text)
+    def put(self, *lines: str) -> None:
+        self.out += ["    " * self.indent + line for line in lines]
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:

@@ -138,6 +138,13 @@ def _start_of(compiled: Any, grid: int, device: torch.device) -> Callable[[Seque
     return run
 
 
+def by_hand(name: str) -> Any:
+    """Return a kernel of `codegen.kernels`, which imports triton."""
+    from sparsetc.codegen import kernels
+
+    return getattr(kernels, name)
+
+
 # -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------
 
 

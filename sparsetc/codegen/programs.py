@@ -144,7 +144,8 @@ class Programs:
                 varied = [*places, *range(len(arguments), len(arguments) + len(numbers) + 1)]
                 launch = launch_of(launch, grid, varied, self._options(group, self.machine), arguments)
             else:
-                launch = partial(_of_list, launch, chunks(*parts[group[0]]))
+                at_once = partial(launch, chunks(*parts[group[0]]))
+                launch = partial(lambda run, arguments: run(*arguments), at_once)
             launches.append((launch, arguments, places, numbers))
         plain, several = not any(form for _, form in every), any(len(p.view.packed) > 1 for p in self.programs)
         splits = {
@@ -285,10 +286,6 @@ def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
     """True if the torch programs of a plan run as native loops, which holds for all of its parts or none."""
     wanted = not dtype.is_complex and all(p.schedule.native for p in programs)
     return wanted and not any(map(numba_source.unprinted, programs)) and usable()
-
-
-def _of_list(function: Callable[..., None], rows_at_once: Any, arguments: list[Any]) -> None:
-    function(rows_at_once, *arguments)
 
 
 def _by_threads(call: Call, most: int) -> Call:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import BLOCK, LOOKED
-from sparsetc.codegen.launch import ALIGNED, InHalves, launch_of
+from sparsetc.codegen.launch import ALIGNED, InHalves, by_hand, launch_of
 from sparsetc.ir.nest.values import (
     INEXACT,
     INFINITE,
@@ -136,7 +136,6 @@ def _together(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 
 def launched(values: Sequence[Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
     """Fill halves by Triton's kernels."""
-    kernels = _kernels()
     x, y = (
         (v, p.at, p.line, most.view(torch.int32), v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1)
         for v, p, (*_, most) in zip(values, positions, halves.arrays, strict=True)
@@ -144,8 +143,8 @@ def launched(values: Sequence[Tensor], positions: Sequence[TilePositions], halve
     (x_high, x_low, _), (y_high, y_low, _) = halves.arrays
     of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
     with torch.cuda.device_of(values[0]):  # Triton launches on the current device
-        kernels.find_most[(of_x + of_y,)](of_x, *x, *y)
-        kernels.split[(of_x + of_y,)](of_x, halves.verdict, *x, x_high, x_low, *y, y_high, y_low)
+        by_hand("find_most")[(of_x + of_y,)](of_x, *x, *y)
+        by_hand("split")[(of_x + of_y,)](of_x, halves.verdict, *x, x_high, x_low, *y, y_high, y_low)
 
 
 def computed(values: Sequence[Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
@@ -236,10 +235,4 @@ TENSORS = {"split": (2, 5, 9, 10), "find": (2, 3)}
 @lru_cache(maxsize=256)
 def _launch(kernel: str, programs: int, wide: bool) -> Callable[[list[Any]], None]:
     """Return the launch of a kernel by so many programs, given its arguments; `wide` where counts take 64 bits."""
-    return launch_of(getattr(_kernels(), kernel), programs, TENSORS[kernel], {})
-
-
-def _kernels() -> Any:
-    from sparsetc.codegen import split_float16_kernels  # imports triton
-
-    return split_float16_kernels
+    return launch_of(by_hand(kernel), programs, TENSORS[kernel], {})

@@ -44,8 +44,7 @@ def decode(printer: TorchPrinter, s: ir.Decode) -> None:
     printer.level, printer.column = s.level, "[:, None]" if s.coordinate.sides else ""
     printer.put(f"{s.name} = {s.coordinate.text(printer)}")
     if s.end:
-        printer.put(f"{names.past(s.letter)} = {s.name} >= {s.end}")
-        printer.put(f"{s.name} = {s.name}.clamp(max={s.end - 1})")
+        printer.put(f"{names.past(s.letter)} = {s.name} >= {s.end}", f"{s.name} = {s.name}.clamp(max={s.end - 1})")
 
 
 def value(printer: TorchPrinter, s: ir.Value) -> None:
@@ -186,8 +185,7 @@ def add(printer: TorchPrinter, s: ir.Add) -> None:
         return
     row = output_rows(printer, s.key, level, s.owned)
     if kept and (s.key.kind == "slot" or any(printer.decodes[c].end for c in s.key.letters)):
-        printer.put(f"row = {row}")
-        printer.put("inside = row >= 0")
+        printer.put(f"row = {row}", "inside = row >= 0")
         row, total = "row[inside]", f"{total}[inside]"
     printer.put(f"{output}.index_copy_(0, {row}, {total})" if s.owned else f"add_rows({output}, {row}, {total})")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import COLUMNS, ROWS
-from sparsetc.codegen.launch import FUSED, launch_of
+from sparsetc.codegen.launch import FUSED, by_hand, launch_of
 from sparsetc.support import Ints
 from sparsetc.tensor.kept_values import WORDS
 
@@ -50,13 +50,11 @@ def _launch(shape: Ints, strides: Ints, device: str) -> Callable[..., None] | No
     matrices = as_matrices(shape, strides)
     if matrices is None:
         return None
-    from sparsetc.codegen.transpose_kernels import transpose
-
     (count, source_matrix, result_matrix), (rows, source_row, _), (columns, _, result_row) = matrices
     tiles = -(-rows // ROWS), -(-columns // COLUMNS)
     numbers = source_matrix, source_row, result_matrix, result_row, rows, columns, *tiles
     varied, options = (0, len(numbers) + 1), {"num_warps": 2, "num_stages": 1, **FUSED}
-    launch = launch_of(transpose, count * prod(tiles), varied, options)
+    launch = launch_of(by_hand("transpose"), count * prod(tiles), varied, options)
     return lambda source, result: launch([source, *numbers, result])
 
 

@@ -184,20 +184,26 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
     """A product of float32 as three dots of float16, in one sum: low by high, high by low, then high by high."""
     name, stored = s.out.name, {value.out for value in printer.values} | printer.in_halves
     for tile in (t.name for t in s.inputs if t not in stored):
-        printer.put(f"{tile}_high = {tile}.to(tl.float16)")
-        printer.put(f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)")
+        printer.put(
+            f"{tile}_high = {tile}.to(tl.float16)",
+            f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)",
+        )
     (left, right), (left_low, right_low) = (matrices(printer, half_of(s, half)) for half in ("high", "low"))
     part = f"{name}_part" if s.accumulate else name
     how = f"out_dtype={printer.acc}"
-    printer.put(f"{part} = tl.dot({left_low}, {right}, {how})")
-    printer.put(f"{part} = tl.dot({left}, {right_low}, {part}, {how})")
-    printer.put(f"{part} = tl.dot({left}, {right}, {part} * {1 / LOW}, {how})")
+    printer.put(
+        f"{part} = tl.dot({left_low}, {right}, {how})",
+        f"{part} = tl.dot({left}, {right_low}, {part}, {how})",
+        f"{part} = tl.dot({left}, {right}, {part} * {1 / LOW}, {how})",
+    )
     if not s.accumulate:
         return
     # Of a plain sum with the part Triton would make the dot's accumulator, and matrix units round towards zero.
     what = f"{printer.p.view.innermost.name}s".capitalize()
-    printer.put(f"# {what} are summed outside of the dot, which rounds its sums towards zero.")
-    printer.put(f"{name} = tl.fma({part}, 1.0, {name})")
+    printer.put(
+        f"# {what} are summed outside of the dot, which rounds its sums towards zero.",
+        f"{name} = tl.fma({part}, 1.0, {name})",
+    )
 
 
 def half_of(s: ir.Product, half: str) -> ir.Product:
@@ -298,16 +304,20 @@ def splitting(p: ir.TileProgram, s: ir.Gather) -> list[str]:
         if len(group) > 1:
             printer.put(f"{values.flat(group)} = tl.arange(0, {printer.positions(group)})")
     ((address, mask),) = addresses(printer, s)
-    printer.put(f"at = {address}")
-    printer.put(f"x = {load(o.name, 'at', mask)}")
-    printer.put(f"most = tl.max(tl.max(x.to(tl.int32, bitcast=True) & {TOP}, 1), 0)")
-    printer.put(f"exponent = {2 * BIAS + HEAD} - tl.maximum(most >> 23, {HEAD + 1})")
-    printer.put("x = x * (exponent << 23).to(tl.float32, bitcast=True)")
-    printer.put("high = x.to(tl.float16)")
+    printer.put(
+        f"at = {address}",
+        f"x = {load(o.name, 'at', mask)}",
+        f"most = tl.max(tl.max(x.to(tl.int32, bitcast=True) & {TOP}, 1), 0)",
+        f"exponent = {2 * BIAS + HEAD} - tl.maximum(most >> 23, {HEAD + 1})",
+        "x = x * (exponent << 23).to(tl.float32, bitcast=True)",
+        "high = x.to(tl.float16)",
+    )
     mask = f", mask={mask}" if mask else ""
-    printer.put(f"tl.store({o.name}_high + at, high{mask})")
-    printer.put(f"tl.store({o.name}_low + at, ((x - high.to(tl.float32)) * {LOW}).to(tl.float16){mask})")
-    printer.put(f"tl.store({names.most(o.name)} + pid, most.to(tl.float32, bitcast=True))")
+    printer.put(
+        f"tl.store({o.name}_high + at, high{mask})",
+        f"tl.store({o.name}_low + at, ((x - high.to(tl.float32)) * {LOW}).to(tl.float16){mask})",
+        f"tl.store({names.most(o.name)} + pid, most.to(tl.float32, bitcast=True))",
+    )
     arguments = [o.name, *[t.own for t in tables(o)]]
     return ["@triton.jit", *signature(f"def {names.split(o.name)}", arguments, ":"), *printer.out]
 

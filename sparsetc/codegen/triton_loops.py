@@ -38,8 +38,7 @@ def head(printer: TritonPrinter) -> None:
     # One block is a loop that turns once, which Triton gives fewer registers than no loop (32, not 44:
     # kernel_probes.json).
     start, stop = p.view.items.ends(load, "tl.minimum")
-    printer.put(f"start = {start}")
-    printer.put(f"stop = {stop}")
+    printer.put(f"start = {start}", f"stop = {stop}")
 
 
 def _numbers(printer: TritonPrinter) -> None:
@@ -123,11 +122,13 @@ def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
 
 def _block(printer: TritonPrinter, lanes: int) -> None:
     """Print a block's first nonzero, its steps, the steps in which all lanes have a nonzero, and its fibers."""
-    printer.put("first = tl.load(block_ptr + block)")
-    printer.put(f"steps = (tl.load(block_ptr + block + 1) - first) // {lanes}")
-    printer.put("full = tl.load(block_full + block)")
-    printer.put(f"fiber = block * {lanes} + lane")
-    printer.put("length = tl.load(lane_len + fiber)")
+    printer.put(
+        "first = tl.load(block_ptr + block)",
+        f"steps = (tl.load(block_ptr + block + 1) - first) // {lanes}",
+        "full = tl.load(block_full + block)",
+        f"fiber = block * {lanes} + lane",
+        "length = tl.load(lane_len + fiber)",
+    )
     ahead(printer, LANE)
     printer.words[LANE].clear()
 

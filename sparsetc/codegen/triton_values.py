@@ -38,9 +38,11 @@ def head(printer: TritonPrinter) -> None:
         if stored.values.bitmap and (bits := counted_bits(printer, s, stored)):
             count, _, places, _ = bits
             place = stored.array("place")
-            printer.put(f"{stored.array('words')} = tl.arange(0, {count})")
-            printer.put(f"{place} = tl.arange(0, {places}).to(tl.uint32)")
-            printer.put(f"{stored.array('below')} = (tl.full([1], 1, tl.uint32) << {place}) - 1")
+            printer.put(
+                f"{stored.array('words')} = tl.arange(0, {count})",
+                f"{place} = tl.arange(0, {places}).to(tl.uint32)",
+                f"{stored.array('below')} = (tl.full([1], 1, tl.uint32) << {place}) - 1",
+            )
             if any(a.letter in printer.p.letters for a in printer.p.split):
                 printer.put(f"every = tl.arange(0, {1 << (stored.values.words - 1).bit_length()})")
 
@@ -55,8 +57,10 @@ def first(printer: TritonPrinter) -> None:
             split = [a.letter for a in printer.p.split if a.letter in stored.letters]
             if split and counted_bits(printer, s, stored):
                 skipped = " + ".join(placed(printer.begin(c), (), (), stored.stride(c)) for c in split)
-                printer.put(f"skipped = ({skipped}) // {stored.values.word}")
-                printer.put(f"{before} += tl.sum(count({_word(printer, stored, 'every', 'every < skipped')}), 0)")
+                printer.put(
+                    f"skipped = ({skipped}) // {stored.values.word}",
+                    f"{before} += tl.sum(count({_word(printer, stored, 'every', 'every < skipped')}), 0)",
+                )
 
 
 def value(printer: TritonPrinter, s: Value) -> None:
@@ -241,12 +245,13 @@ def _bitmap(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     if unit < stored.values.word:
         behind = f"({words} * {unit} % {stored.values.word}).to(tl.uint32)"
         printer.put(f"{word} = ({word} >> {behind}) & {hex((1 << unit) - 1)}")
-    printer.put(f"{counts} = count({word})")
-    printer.put(f"{at} = {before} + tl.cumsum({counts}, 0) - {counts}")
+    printer.put(f"{counts} = count({word})", f"{at} = {before} + tl.cumsum({counts}, 0) - {counts}")
     if printer.p.looped:
         printer.put(f"{before} += tl.sum({counts}, 0)")
-    printer.put(f"{has} = (({word}[:, None] >> {place}[None, :]) & 1) == 1")
-    printer.put(f"{at} = {at}[:, None] + count({word}[:, None] & {below}[None, :])")
+    printer.put(
+        f"{has} = (({word}[:, None] >> {place}[None, :]) & 1) == 1",
+        f"{at} = {at}[:, None] + count({word}[:, None] & {below}[None, :])",
+    )
     text = load(stored.array("values"), at, has)
     printer.put(f"{s.out.name} = {text}{_widened(printer, s, stored)}")
     sizes = [printer.positions(group) for group in _dimensions(s.out) if group]
@@ -278,17 +283,16 @@ def _search(printer: TritonPrinter, s: Value, stored: Stored) -> None:
     printer.put(f"position = {' + '.join(terms) or '0'}")
     if not shape:
         printer.put("position = tl.full([], 0, tl.int32) + position")
-    printer.put(f"{s.out.name} = tl.zeros({shape}, {kind})")
-    printer.put(f"passed = {stored.array('before')}")
+    printer.put(f"{s.out.name} = tl.zeros({shape}, {kind})", f"passed = {stored.array('before')}")
     with printer.block(f"for number in range({stored.values.words}):"):
-        printer.put(f"word = {_word(printer, stored, 'number')}")
-        printer.put(f"within = (position % {bits}).to(tl.uint32)")
+        printer.put(f"word = {_word(printer, stored, 'number')}", f"within = (position % {bits}).to(tl.uint32)")
         inside = f" & ({mask})" if mask else ""
-        printer.put(f"has = (position // {bits} == number) & (((word >> within) & 1) == 1){inside}")
-        printer.put(f"behind = count(word & ((tl.full({'[1]' if shape else '[]'}, 1, tl.uint32) << within) - 1))")
+        printer.put(
+            f"has = (position // {bits} == number) & (((word >> within) & 1) == 1){inside}",
+            f"behind = count(word & ((tl.full({'[1]' if shape else '[]'}, 1, tl.uint32) << within) - 1))",
+        )
         text = load(stored.array("values"), "passed + behind", "has")
-        printer.put(f"{s.out.name} += {text}{_widened(printer, s, stored)}")
-        printer.put("passed += count(word)")
+        printer.put(f"{s.out.name} += {text}{_widened(printer, s, stored)}", "passed += count(word)")
 
 
 TEXTS: dict[type[Values], Callable[[TritonPrinter, Value, Stored], None]]

@@ -80,10 +80,9 @@ class Contraction:
             inner: that einsum.
         """
         bound = request.bound
-        settings = request.settings
         sparse = request.sparse
         self.bound = bound
-        self.settings = settings
+        self.settings = request.settings
         self.form = request.form
         self.equation = bound.einsum.text
         self.dtype, self.device = sparse[0].dtype, sparse[0].device

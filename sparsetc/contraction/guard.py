@@ -80,8 +80,7 @@ def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
 
     Tables are of float32. The GPU is waited for once.
     """
-    verdicts = verdicts_on(tables)
-    return all(v == EXACT if halved else v < INFINITE for v, halved in zip(verdicts, split, strict=True))
+    return all(v == EXACT if halved else v < INFINITE for v, halved in zip(verdicts_on(tables), split, strict=True))
 
 
 class IntegerSums:

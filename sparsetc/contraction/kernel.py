@@ -41,6 +41,14 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 NewValues = Tensor | Sequence[Tensor | None]
 SAVED = ("precision", "plan", "path", "deterministic", "memory_limit", "backend")
 """Options that are pickled with a kernel; where source is kept is left to the process that loads it."""
+
+
+def saved_settings(contraction: Contraction) -> dict[str, Any]:
+    """Return the options of a contraction that are pickled, but those that are not set."""
+    named = ((name, getattr(contraction.settings, name)) for name in SAVED)
+    return {name: value for name, value in named if value is not None}
+
+
 PRODUCTS = 16
 """Most kernels that a `LinearOperator` keeps: of the map and its adjoint, for each number of vectors."""
 
@@ -113,7 +121,7 @@ class Kernel(Inspectable):
             return None
         (values,) = self._values
         if torch.is_grad_enabled() and values.requires_grad:
-            whole = laid_out(self.operand)
+            whole = laid_out(self.operand, again=True)
             whole.register_hook(lambda _: gradient_taken(values))
             return whole
         packed: Any = self._packed_now()

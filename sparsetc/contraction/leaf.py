@@ -35,7 +35,7 @@ from sparsetc.planner.report import report, statistics_of
 from sparsetc.planner.symbolic import SymbolicCost, symbolic_cost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import Lru, cached_property
+from sparsetc.support.lru import Cache, cached_property
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
@@ -57,7 +57,6 @@ class Leaf(Preparation, Inspectable):
         covers: whether programs store all of the result and read operands in any order.
         whole: whether packed values are the dense tensor, which torch multiplies once.
         straight: whether a call runs programs and nothing else, unless the guard refuses an infinity.
-        alone: whether it is one launch, so that calls may share what they need beside it.
         _empty: whether there is nothing to sum.
         _repacks: whether packed values are a copy; otherwise parts read values where they are given.
     """
@@ -118,9 +117,8 @@ class Leaf(Preparation, Inspectable):
         self.straight = types == {self.result_dtype} and not (
             self._empty or self.arrays.second or self.ordered or (self.guard and self.guard.instead != "coo")
         )
-        self.alone = self.straight and self.backend == "triton" and not self.guard
 
-    def under(self, plan: Plan, cache: Lru[Any, Any]) -> Leaf:
+    def under(self, plan: Plan, cache: Cache) -> Leaf:
         """The step by another plan; what is packed for it is kept in a cache of its own."""
         other, counts = copy(self), self.problem.counts
         other.problem = replace(self.problem, counts=counts.cached_in(cache))

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsetc.contraction.autograd import following, in_batches, one_by_one
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
-from sparsetc.contraction.kernel import RESULT, SAVED, Kernel, NewValues, operators
+from sparsetc.contraction.kernel import RESULT, SAVED, Kernel, NewValues, operators, saved_settings
 from sparsetc.contraction.operands import Tensors, converted, placed, promoted
 from sparsetc.contraction.output import Result
 from sparsetc.errors import FormatError, ShapeError, TransformError
@@ -85,10 +85,9 @@ def _description(contraction: Contraction) -> str:
     patterns, einsum = _patterns_of(contraction), contraction.bound.einsum
     result = contraction.pattern_on(patterns)
     letters = einsum.output if result is None else einsum.output[result.order :]
-    settings = ((name, getattr(contraction.settings, name)) for name in SAVED)
     about = {
         "einsum": contraction.equation,
-        "settings": {"output": contraction.form, **{name: value for name, value in settings if value is not None}},
+        "settings": {"output": contraction.form, **saved_settings(contraction)},
         "terms": einsum.inputs,
         "sparse": einsum.sparse,
         "shapes": [pattern.shape if pattern.blocks is None else pattern.blocks.shape for pattern in patterns],

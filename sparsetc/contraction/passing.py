@@ -3,8 +3,8 @@
 In: an einsum of one sparse operand, or of two on a GPU, and how often the patterns were used. Out: its result, dense of
 one operand, differentiable; None if a kernel is to be compiled. Sorting, planning and packing take longer than ten
 calls, so a kernel pays only for a pattern that stays. Once several patterns in a row were used a few times each, the
-next one gets no kernel at first: its rows are gathered, multiplied and added by torch, on a CPU by one native loop that
-serves all, in the order in which the entries were given.
+next one gets no kernel of its own at first: its rows are gathered, multiplied and added in the order in which the
+entries were given, by torch, or, of a single dense operand, by one native loop or kernel that serves all.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from sparsetc.contraction.entries import Modes, sums
+from sparsetc.contraction.grouped import Grouped
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.passing_pair import product
@@ -27,14 +29,12 @@ from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
 from sparsetc.support import Ints, Names, among, outside
-from sparsetc.support.compiled import native
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import readings
-from sparsetc.tensor.coords import linear_key, picked
 from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
+from sparsetc.tensor.sums import INTEGERS, accumulator
 
 IN_A_ROW = 3
 """Patterns in a row that must have been used only a few times before the next one gets no kernel at first."""
@@ -73,24 +73,25 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
         return None
     if two and any(entry[1].ndim > 1 for entry in entries):  # of dense modes, or blocks
         return None
-    if not _comes_and_goes(text, (coords.shape[0], dtype, device), uses):
-        return None
+    comes_and_goes = _comes_and_goes(text, (coords.shape[0], dtype, device), uses)
     if two:
-        return _of_pair(text, operands, form, entries)
-    shapes = tuple([tuple(o.shape) for o in operands])
-    recipe = Recipe.of(text, shapes, *sparse, form)
-    if not recipe or count > ENTRIES or max(count, recipe.rows) * recipe.width > ELEMENTS:
+        return _of_pair(text, operands, form, entries) if comes_and_goes else None
+    recipe = Recipe.of(text, tuple([tuple(o.shape) for o in operands]), *sparse, form)
+    if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.width > ELEMENTS:
+        return None
+    as_torch = settings.effective_precision() == torch.get_float32_matmul_precision()
+    if not (comes_and_goes if recipe.grouped is None else as_torch and recipe.grouped.pays(count, dtype)):
         return None
     uses.count += 1
     with without_autocast(device):
         return recipe.result(coords.unbind(), values, others)
 
 
-Entries = tuple[Tensor, Tensor, Uses]
+Given = tuple[Tensor, Tensor, Uses]
 """Coordinates and values of a tensor's entries, in any order, and the counter of uses of the coordinates."""
 
 
-def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Entries]) -> Tensor | SparseTensor | None:
+def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Given]) -> Tensor | SparseTensor | None:
     """Return the product of two sparse operands; None of any with labels, which the result would have too."""
     patterns = [o._pattern if o._unsorted is None else None for o in operands if isinstance(o, SparseTensor)]
     if any(pattern and pattern.labels for pattern in patterns):
@@ -105,7 +106,7 @@ def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Entries
     return result
 
 
-def _entries(x: SparseTensor) -> Entries:
+def _entries(x: SparseTensor) -> Given:
     """Return those of a tensor."""
     unsorted = x._unsorted
     if unsorted is None or not unsorted.unchanged:
@@ -130,12 +131,12 @@ def _einsum_of(text: str, orders: Ints, sparse: int) -> Einsum | None:
         e = parse(text, [(2,) * order for order in orders], [n == sparse for n in range(len(orders))]).einsum
     except EquationError:
         return None
-    more = len(orders) == 1 or e.dense_contracted or any(len(set(term)) < len(term) for term in e.inputs)
+    more = (
+        len(orders) == 1
+        or (e.dense_contracted and len(orders) != 3)
+        or any(len(set(term)) < len(term) for term in e.inputs)
+    )
     return None if more else e
-
-
-Numbers = tuple[Ints, Ints]
-"""Modes of the sparse operand, and their sizes, which together number rows."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Table:
         shape: (rows, *dense sizes of the result), with size 1 for each letter that the operand lacks.
     """
 
-    numbers: Numbers
+    numbers: Modes
     order: Ints | None
     shape: Ints
 
@@ -163,12 +164,14 @@ class Recipe:
         free: the dense sizes of the result.
         tables: the dense operands.
         order: position of each letter of the result among those of `kept` and `free`; None where it has this order.
+        grouped: how entries multiply rows by matrices that many of them share; None where they do not.
     """
 
-    kept: Numbers
+    kept: Modes
     free: Ints
     tables: tuple[Table, ...]
     order: Ints | None
+    grouped: Grouped | None = None
 
     @staticmethod
     @lru_cache(maxsize=256)
@@ -186,57 +189,48 @@ class Recipe:
                 if sizes.setdefault(letter, size) != size:
                     return None
         bound, letters = Bound.of(e, sizes), e.inputs[sparse]
-
-        def numbers(of: Sequence[str]) -> Numbers:
-            return tuple([letters.index(c) for c in of]), bound.extents(of)
-
+        if e.dense_contracted:
+            grouped = Grouped.of(bound)
+            if grouped is None:
+                return None
+            free = bound.extents(outside(grouped.letters, e.kept))
+            return Recipe(grouped.kept, free, (), _order(grouped.letters, e.output), grouped)
         tables = []
         for term in e.tables:
             shared = outside(term, e.free)
             width = [sizes[c] if c in term else 1 for c in e.free]
             order = _order(term, (*shared, *among(e.free, term)))
-            tables.append(Table(numbers(shared), order, (bound.elements(shared), *width)))
-        return Recipe(numbers(e.kept), bound.extents(e.free), tuple(tables), _order((*e.kept, *e.free), e.output))
-
-    @cached_property
-    def rows(self) -> int:
-        """Rows of the result."""
-        return prod(self.kept[1])
+            tables.append(Table(Modes.of(bound, letters, shared), order, (bound.elements(shared), *width)))
+        return Recipe(
+            Modes.of(bound, letters, e.kept), bound.extents(e.free), tuple(tables), _order((*e.kept, *e.free), e.output)
+        )
 
     @cached_property
     def width(self) -> int:
-        """Elements of a row."""
-        return prod(self.free)
+        """Elements of a row of the result, and of a row that is gathered for it."""
+        return max(prod(self.free), prod(self.grouped.sizes[:2]) if self.grouped else 0)
 
     def result(self, coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
         """Compute the einsum from coordinates, values and dense operands."""
+        if self.grouped is not None:
+            rows = self.grouped.result(coords, values, dense)
+            return _reordered(rows.view((*self.kept.sizes, *self.free)), self.order)
         dtype, wide = values.dtype, accumulator(values.dtype)
         if dtype != wide:
             values, dense = values.to(wide), [o.to(wide) for o in dense]
         tables = [_reordered(o, table.order).reshape(table.shape) for table, o in zip(self.tables, dense, strict=True)]
-        numbers = [_numbers(table.numbers, coords) for table in self.tables]
-        row, count = _numbers(self.kept, coords), values.shape[0]
-        if row is None:
-            sums = self._product(values, tables, numbers).sum(0)
-        elif values.is_cuda or values.is_complex():
-            terms = self._product(values, tables, numbers)
-            sums = add_rows(terms.new_zeros((self.rows, *terms.shape[1:])), row, terms)
-        else:  # where torch adds rows one element after the other, but multiplies by a sparse matrix better
-            column, terms = numbers[0], tables[0]
-            if len(tables) > 1 or column is None or values.requires_grad:
-                terms = self._product(values, tables, numbers)
-                values, column = torch.ones_like(values), torch.arange(count, device=values.device)
-            size = self.rows, terms.shape[0]
-            sums = _Multiplied.apply(row, column, values, size, terms.reshape(size[1], self.width))
-        result = _reordered(sums.view((*self.kept[1], *self.free)), self.order)
+        of = [table.numbers.entries(coords) for table in self.tables]
+        to = self.kept.entries(coords)
+        if to is None or len(tables) > 1 or of[0] is None:
+            terms = values.view(-1, *[1] * len(self.free))
+            for table, entries in zip(tables, of, strict=True):
+                terms = terms * (table if entries is None else table.index_select(0, entries.row))
+            terms = terms.reshape(values.shape[0], self.width)
+            rows = terms.sum(0) if to is None else sums(None, terms, to, None)
+        else:
+            rows = sums(values, tables[0].reshape(-1, self.width), to, of[0])
+        result = _reordered(rows.view((*self.kept.sizes, *self.free)), self.order)
         return result if dtype == wide else result.to(dtype)
-
-    def _product(self, weights: Tensor, tables: list[Tensor], numbers: list[Tensor | None]) -> Tensor:
-        """Return (entries, *dense sizes of the result): each value times its row of each table."""
-        product = weights.view(-1, *[1] * len(self.free))
-        for table, number in zip(tables, numbers, strict=True):
-            product = product * picked(table, number)
-        return product
 
 
 def _order(letters: Names, wanted: Names) -> Ints | None:
@@ -246,38 +240,3 @@ def _order(letters: Names, wanted: Names) -> Ints | None:
 
 def _reordered(tensor: Tensor, order: Ints | None) -> Tensor:
     return tensor if order is None else tensor.permute(order).contiguous()
-
-
-class _Multiplied(torch.autograd.Function):
-    """The product of a sparse matrix of these rows, columns and weights with a table. Autocast is ignored."""
-
-    @staticmethod
-    def forward(ctx: Any, row: Tensor, column: Tensor, weights: Tensor, size: tuple[int, int], table: Tensor) -> Tensor:
-        ctx.size = size
-        ctx.save_for_backward(row, column, weights)
-        if add := native(_add_rows, row.device, len(row) * table.shape[1]):
-            sums = table.new_zeros(size[0], table.shape[1])
-            add(row, column, weights, table.contiguous(), sums)
-            return sums
-        kind: dict[str, Any] = {"device": row.device, "check_invariants": False}  # whatever device is the default
-        with without_autocast(table.device):
-            return torch.mm(torch.sparse_coo_tensor(torch.stack([row, column]), weights, size, **kind), table)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[None, None, None, None, Tensor]:
-        row, column, weights = ctx.saved_tensors
-        return None, None, None, None, _Multiplied.apply(column, row, weights, ctx.size[::-1], upstream)
-
-
-def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:
-    """Add each weight times its row of a table to a row of `out`."""
-    for n in range(len(row)):
-        to, at, x = row[n], column[n], weights[n]
-        for c in range(out.shape[1]):
-            out[to, c] += x * table[at, c]
-
-
-def _numbers(numbers: Numbers, coords: Sequence[Tensor]) -> Tensor | None:
-    """Return (entries,) row-major numbers of the entries' coordinates in these modes; None without modes."""
-    modes, sizes = numbers
-    return linear_key([coords[mode] for mode in modes], sizes)[0] if modes else None

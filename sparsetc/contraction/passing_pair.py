@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsetc.contraction.output import is_sparse
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Names, among, outside
-from sparsetc.tensor.coords import INT64_SIZES, decoded, histogram, in_runs, linear_key, markable, narrowed, numbered
+from sparsetc.tensor.coords import INT64_SIZES, decoded, in_runs, linear_key, markable, narrowed
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, add_rows
@@ -48,9 +48,9 @@ def product(
         p, q, place = pairs
         count = places
         if not dense:
-            numbers = numbered([place], [places], len(place), place)
-            place, count = numbers.rank, numbers.count
-            pattern = Pattern(torch.stack(decoded(numbers.coords[0], shape)), shape, True)
+            distinct, place = torch.unique(narrowed(place, places), return_inverse=True)
+            count = len(distinct)
+            pattern = Pattern(torch.stack(decoded(distinct.long(), shape)), shape, True)
     x, y = (v.to(accumulator(dtype)) for v in values)
     terms = x.index_select(0, p) * y.index_select(0, q)
     sums = add_rows(terms.new_zeros(count), place, terms).to(dtype)
@@ -68,23 +68,29 @@ def _pairs(bound: Bound, coords: Sequence[Tensor], in_order: bool) -> tuple[Tens
     x_key, y_key = (
         linear_key([at[c] for c in shared], sizes, rows[0])[0] for at, rows in ((x, coords[0]), (y, coords[1]))
     )
-    each = histogram(y_key, keys)
-    lengths = each.index_select(0, x_key)
+    ascending, order = y_key, None
+    if not in_order or e.inputs[1][: len(shared)] != shared:
+        ascending, order = torch.sort(narrowed(y_key, keys))
+    begins = torch.searchsorted(ascending, torch.arange(keys + 1, dtype=ascending.dtype, device=ascending.device))
+    first = begins.index_select(0, x_key)
+    lengths = begins[1:].index_select(0, x_key).sub_(first)
     count = int(lengths.sum())
     if count > PAIRS:
         return None
-    p, q = in_runs(lengths, count, (torch.cumsum(each, 0) - each).index_select(0, x_key))
-    if not in_order or e.inputs[1][: len(shared)] != shared:
-        q = torch.sort(narrowed(y_key, keys)).indices.index_select(0, q)
-    place, of_x = torch.zeros_like(p), among(e.output, x)
-    for at, letters, entry in ((x, of_x, p), (y, outside(e.output, of_x), q)):
-        if letters:
-            place += _offsets(bound, at, letters).index_select(0, entry)
-    return p, q, place
+    p, q = in_runs(lengths, count, first)
+    q = q if order is None else order.index_select(0, q)
+    of_x = among(e.output, x)
+    offsets = [
+        _offsets(bound, at, letters).index_select(0, entry)
+        for at, letters, entry in ((x, of_x, p), (y, outside(e.output, of_x), q))
+        if letters
+    ]
+    return p, q, sum(offsets[1:], start=offsets[0]) if offsets else torch.zeros_like(p)
 
 
 def _offsets(bound: Bound, at: dict[str, Tensor], letters: Names) -> Tensor:
     """Return what an entry's coordinates in some letters of the result add to the number of its place."""
     output = bound.einsum.output
-    first, *others = (at[c] * bound.elements(output[output.index(c) + 1 :]) for c in letters)
+    strides = [bound.elements(output[output.index(c) + 1 :]) for c in letters]
+    first, *others = (at[c] if stride == 1 else at[c] * stride for c, stride in zip(letters, strides, strict=True))
     return sum(others, start=first)

@@ -36,7 +36,7 @@ from sparsetc.contraction.rewrites import broadcast_dims, without
 from sparsetc.device.profile import profile_of
 from sparsetc.errors import PlanError
 from sparsetc.explain import StepReport
-from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
+from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, written
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
 from sparsetc.join.join import JoinOperand, prepared
 from sparsetc.planner.candidate import Choice
@@ -112,15 +112,11 @@ def _seconds_of_pass(request: Request, edge: Edge) -> float:
     (x,), e, after = request.sparse, request.bound.einsum, edge.after
     inputs = e.inputs[e.sparse[0]], *(term.letters for term in edge.taken)
     output = e.output if after is None else (*after.sparse, *sorted(after.dense))
-    bound = Bound.of(Einsum(inputs, output, (0,), _text(inputs, output)), request.bound.by_index)
+    bound = Bound.of(Einsum(inputs, output, (0,), written(inputs, output)), request.bound.by_index)
     dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]
     form = request.form if after is None else "sparse" if after.sparse else "dense"
     settings = replace(request.settings, plan=ONE_PASS)
     return sum(choose(ONE_PASS, problem_of(Request(bound, [x, *dense], settings, form))).seconds)
-
-
-def _text(inputs: Sequence[Names], output: Names) -> str:
-    return ",".join(map("".join, inputs)) + "->" + "".join(output)
 
 
 def _fault(request: Request, asked: bool) -> str:
@@ -307,7 +303,7 @@ class Path(Inspectable):
         # Coordinates come first, so that rows need not be moved.
         output = (*among(kept, rows), *outside(kept, rows))
         output = output if rest else self.bound.einsum.output
-        e = Einsum(inputs, output, sparse, _text(inputs, output))
+        e = Einsum(inputs, output, sparse, written(inputs, output))
         bound = Bound.of(e, self.bound.by_index)
         summed = any(term.summed for term in chosen)
         if not sparse:

@@ -36,7 +36,7 @@ from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import JOINS, PLANS
 from sparsetc.support import memory
-from sparsetc.support.lru import Lru
+from sparsetc.support.lru import Cache
 from sparsetc.support.notices import log_since, warn_once
 from sparsetc.support.progress import bar
 from sparsetc.tensor.checksum import bits
@@ -71,7 +71,7 @@ class Run:
 
     made: Any
     call: Callable[[], Tensor]
-    packed: Lru[Any, Any]
+    packed: Cache
 
     def __call__(self) -> Tensor:
         return self.call()
@@ -161,7 +161,7 @@ def search_of(made: Leaf | Pair, seconds: float) -> Search[Run]:
             (torch.view_as_real(one) if dtype.is_complex else one).uniform_(0.5, 1.5, generator=random)
         else:
             one.random_(0, 2, generator=random)
-    packed: Lru[Any, Any] = Lru(KEPT)
+    packed = Cache(KEPT)
 
     def make(plan: Plan) -> Run:
         other = made.under(plan, packed)

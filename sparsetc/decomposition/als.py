@@ -58,8 +58,8 @@ class Equations:
         self._summed = summed
         self._scattered = scattered
         self._sent = sent
-        self._kernels = mode_kernels(x, factors[0].shape[1], free, **settings)
         rank = factors[0].shape[1]
+        self._kernels = mode_kernels(x, rank, free, **settings)
         self.grams = self.norm.new_empty(len(factors), rank, rank)
         for mode in range(len(factors)):
             self._make_gram(mode)

@@ -102,7 +102,7 @@ class Factored:
 
     def _repr_html_(self) -> str:
         run = {"fit": f"{self.fit:.4f} after {len(self.fits)} iterations"} if self.fits else {}
-        rows = {"shape": " × ".join(map(str, self.shape)), "rank": self.rank, **run, "stopped": self.stopped}
+        rows = {"shape": self.shape, "rank": self.rank, **run, "stopped": self.stopped}
         return as_html(self.KIND, {**rows, "dtype": self.dtype, "device": self.device})
 
     @property

@@ -15,15 +15,14 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.initial import begun
+from sparsetc.decomposition.initial import begun, leading
 from sparsetc.decomposition.kernels import chain_kernels
-from sparsetc.decomposition.leading import leading
 from sparsetc.decomposition.linear import divisor
 from sparsetc.decomposition.loop import Rows, column, convergence_test, iterate, undisturbed
 from sparsetc.decomposition.models import Tucker
 from sparsetc.errors import DecompositionError
 from sparsetc.options import Settings
-from sparsetc.support import memory
+from sparsetc.support import Ints, memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -118,7 +117,7 @@ def tucker(
     return iterate(sweep, measures, model, n_iter_max, converged, callback, progress, title, capture=False)
 
 
-def _ranks(rank: Any, x: SparseTensor) -> tuple[int, ...]:
+def _ranks(rank: Any, x: SparseTensor) -> Ints:
     listed = list(rank) if isinstance(rank, Iterable) else [rank] * x.order
     if len(listed) != x.order:
         raise DecompositionError(

@@ -10,9 +10,9 @@ A `Probe` is a short piece of work, a kernel or a call of torch, with the bytes 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from textwrap import indent
@@ -248,7 +248,7 @@ UNITS = {
     **dict.fromkeys(("memory", "l2", "l1", "add", "task_bytes", "near_blocks", "moved"), _BYTES),
     **dict.fromkeys(("multiply", "dot", "product", "block_dot"), _OPERATIONS),
     **dict.fromkeys(("launch", "call"), _MICROSECONDS),
-    "program": (1e-9, "ns"),
+    **dict.fromkeys(("program", "native", "torch"), (1e-9, "ns")),
     "l2_bytes": (1e6, "MB"),
     "warps": (1, "at once"),
     "warp_size": (1, "threads"),
@@ -278,41 +278,30 @@ def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
     numbers: dict[str, Any] = {name: _rounded(rate[name]) for name in profile.MEASURED if name in rate}
     for table in ("dot", "product", "block_dot"):
         numbers[table] = {name: _rounded(rate[f"{table} {name}"]) for name in getattr(usual, table)}
-    return profile.calibrated(torch.cuda.get_device_name(device), today(), numbers | _sizes(device))
-
-
-def today() -> str:
-    """Return the date, as a record has it."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    return profile.calibrated(torch.cuda.get_device_name(device), profile.today(), numbers | _sizes(device))
 
 
 def keep(measured: DeviceProfile) -> Path:
     """Write the record, with the versions that measured; returns its path. `OSError`: it cannot be written."""
-    import triton
-
     kind = "hip" if torch.version.hip else "cuda"
-    versions = {kind: getattr(torch.version, kind), "torch": str(torch.__version__), "triton": str(triton.__version__)}
-    return profile.write(measured, {"driver": _driver(), **versions})
+    on_gpu = {} if measured.loops else {"driver": _driver(), kind: getattr(torch.version, kind)}
+    compiler = "numba" if measured.loops else "triton"
+    versions = {"torch": str(torch.__version__), compiler: import_module(compiler).__version__}
+    return profile.write(measured, on_gpu | versions)
 
 
 def table(of_device: DeviceProfile) -> str:
-    """Return a table of the numbers: as measured, and the default GPU's."""
-    rows = []
-    for name in profile.MEASURED:
+    """Return a table of the numbers: as measured, and the default device's."""
+    default = profile.numbers_of(profile.usual_loops() if of_device.loops else default_gpu())
+    rows = [("field", "measured", "default", "")]
+    for name, numbers in profile.numbers_of(of_device).items():
         scale, unit = UNITS[name]
-        numbers = getattr(of_device, name)
-        usual = getattr(default_gpu(), name)
-        if name not in profile.TABLES:
-            numbers, usual = {name: numbers}, {name: usual}
-            name = ""
+        usual = default[name]
+        if not isinstance(numbers, Mapping):
+            name, numbers, usual = "", {name: numbers}, {name: usual}
         each = ((f"{name} {key}".strip(), numbers[key] / scale, usual[key] / scale) for key in numbers)
         rows += [(field, f"{measured:.4g}", f"{default:.4g}", unit) for field, measured, default in each]
-    return tabulated(rows)
-
-
-def tabulated(rows: Sequence[tuple[str, str, str, str]]) -> str:
-    """Return numbers below a head: names, as measured, as by default, and units."""
-    return indent(aligned([("field", "measured", "default", ""), *rows], left=(0, 3)), "  ")
+    return indent(aligned(rows, left=(0, 3)), "  ")
 
 
 def _seconds(launches: Sequence[Callable[[], object]]) -> float:

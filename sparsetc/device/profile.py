@@ -18,8 +18,9 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ class DeviceProfile:
     l1: float
     add: float
     multiply: float
-    dot: Mapping[str, float] = field(hash=False)
+    dot: Mapping[str, float]
     l2_bytes: int
     l1_bytes: int
     warps: int
@@ -112,26 +113,30 @@ class DeviceProfile:
     fiber: float
     expand: float
     tile: float
-    tile_share: Mapping[str, float] = field(hash=False)
-    run_share: Mapping[str, float] = field(hash=False)
-    fused_slowdown: Mapping[str, float] = field(hash=False)
+    tile_share: Mapping[str, float]
+    run_share: Mapping[str, float]
+    fused_slowdown: Mapping[str, float]
     task_bytes: float
     crowded: float
     crowded_below: int
     expanded_bytes: float
-    product: Mapping[str, float] = field(hash=False)
-    block_dot: Mapping[str, float] = field(hash=False)
+    product: Mapping[str, float]
+    block_dot: Mapping[str, float]
     near_blocks: float
     far_blocks: float
     near_bytes: int
     pair_turn: float
     moved: float
     call: float
-    constants: Mapping[str, float] = field(hash=False)
-    rules: Mapping[str, Any] = field(hash=False)
-    sources: Mapping[str, str] = field(hash=False)
+    constants: Mapping[str, float]
+    rules: Mapping[str, Any]
+    sources: Mapping[str, str]
     calibrated: str = ""
-    loops: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    loops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Return a hash of a few fields, as tables have none."""
+        return hash((self.name, self.calibrated, self.memory, self.launch))
 
     @property
     def measured(self) -> Names:
@@ -204,36 +209,45 @@ def cpu_name() -> str:
 def cpu_with_loops() -> DeviceProfile:
     """Return the profile of CPU cores where native loops are priced beside the generated torch programs."""
     path = path_of(cpu_name())
-    return (path and _read(path, cpu_name(), loops=True)) or _usual_loops()
-
-
-def shipped_loops() -> dict[str, dict[str, float]]:
-    """Return the seconds of loops on a CPU that was not calibrated."""
-    return {runner: entry["value"] for runner, entry in _document("cpu")["loops"].items()}
+    return (path and _read(path, cpu_name(), usual_loops)) or usual_loops()
 
 
 @lru_cache
-def _usual_loops() -> DeviceProfile:
-    sources = {f"loops {runner}": entry["source"] for runner, entry in _document("cpu")["loops"].items()}
-    usual = _profile_of(cpu().name, _shipped("cpu") | _document("cpu")["native"])
-    return replace(usual, loops=shipped_loops(), sources={**usual.sources, **sources})
+def usual_loops() -> DeviceProfile:
+    """Return the profile of a CPU that was not calibrated, with the seconds of its loops."""
+    document = _document("cpu")
+    return _with_loops(_profile_of(cpu().name, _shipped("cpu") | document["native"]), document["loops"])
 
 
-def of_loops(name: str, day: str, seconds: Mapping[str, Mapping[str, float]]) -> DeviceProfile:
-    """Return the profile of a CPU on which loops were measured on a day."""
-    sources = {f"loops {runner}": f"{MEASUREMENT} {COMMANDS[0]}, {day}" for runner in seconds}
-    usual = _usual_loops()
-    return replace(usual, name=name, calibrated=day, loops=seconds, sources={**usual.sources, **sources})
+def _with_loops(profile: DeviceProfile, entries: Mapping[str, Any]) -> DeviceProfile:
+    loops, sources = ({n: entry[key] for n, entry in entries.items()} for key in ("value", "source"))
+    every = {**profile.sources, **{f"loops {n}": source for n, source in sources.items()}}
+    return replace(profile, loops=loops, sources=every)
 
 
 def calibrated(name: str, day: str, measured: Mapping[str, Any], command: str = COMMANDS[0]) -> DeviceProfile:
-    """Return the profile of a GPU from measured rates; all other numbers are the default's, or scaled from them."""
+    """Return the profile of a GPU from measured rates, or of a CPU from seconds of loops.
+
+    All other numbers are the default's, or scaled from the measured ones.
+    """
+    if measured.keys() == usual_loops().loops.keys():
+        return _with_loops(replace(usual_loops(), name=name, calibrated=day), _entries(measured, day, command))
     probed, scaled = _document("nvidia-h200")["probed"], {}
     for n, by in _SCALED.items():
         share = probed[by] / measured[by] if n == "crowded" else measured[by] / probed[by]  # seconds, or a rate
         usual = getattr(default_gpu(), n)
         scaled[n] = {"value": type(usual)(usual * share), "source": f"{ASSUMED}, scaled by {by}"}
     return _profile_of(name, scaled | _entries(measured, day, command), day)
+
+
+def today() -> str:
+    """Return the date, as records have it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
+
+
+def numbers_of(profile: DeviceProfile) -> Mapping[str, Any]:
+    """Return what is measured of a device: the seconds of loops on a CPU, or the rates of a GPU."""
+    return profile.loops or {n: getattr(profile, n) for n in MEASURED}
 
 
 def _entries(measured: Mapping[str, Any], day: str, command: str) -> dict[str, Any]:
@@ -299,9 +313,9 @@ def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
     This process plans with it from here on. Raises `OSError` where the folder cannot be written to, or others may
     write to it.
     """
-    entries = {n: {"value": getattr(profile, n), "source": profile.sources[n]} for n in MEASURED}
-    measured = {"loops": profile.loops} if profile.loops else {"fields": entries}
-    document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, **measured}
+    numbers, of = numbers_of(profile), "loops " * bool(profile.loops)
+    entries = {n: {"value": value, "source": profile.sources[f"{of}{n}"]} for n, value in numbers.items()}
+    document = {"version": VERSION, "name": profile.name, "date": profile.calibrated, **software, "fields": entries}
     path = path_of(profile.name)
     if path is None:
         raise FileNotFoundError("profiles are kept below the home directory, and there is none; set SPARSETC_CACHE_DIR")
@@ -312,58 +326,44 @@ def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, name: str, loops: bool = False) -> DeviceProfile | None:
+def _read(path: Path, name: str, default: Callable[[], DeviceProfile] = default_gpu) -> DeviceProfile | None:
     """Return the recorded profile of a GPU, or of a CPU, or None. It is cached, so that a warning appears once."""
+    usual = default()
     try:
         # every number as a float, since an integer may have more digits than one holds
-        document = json.loads(files.read_record(path, MAX_BYTES), parse_int=float)
-        return (_profile_with_loops if loops else _profile)(document, name)
+        return _profile(json.loads(files.read_record(path, MAX_BYTES), parse_int=float), name, usual)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        usual = "" if loops else f", an {default_gpu().name}'s"
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        others = "" if usual.loops else f", an {usual.name}'s"
         warn(
             f"{path} holds no profile of {name} that can be used ({str(error)[:300]}); planning with the "
-            f'default{usual}. Write it anew with "python -m sparsetc calibrate", or remove it'
+            f'default{others}. Write it anew with "python -m sparsetc calibrate", or remove it'
         )
         return None
 
 
-def _profile_with_loops(document: Any, name: str) -> DeviceProfile:
-    """Return the profile of a CPU's record; an error says what is wrong with it."""
-    day, seconds = document["date"], document["loops"]
-    usual = shipped_loops()
-    if (document["version"], document["name"]) != (VERSION, name) or not DAY.fullmatch(day):
-        raise ValueError("not a record of this version and processor")
-    if {r: [*rates] for r, rates in seconds.items()} != {r: [*rates] for r, rates in usual.items()}:
-        raise ValueError("other loops than are priced")
-    for runner, rates in seconds.items():
-        for rate in rates.values():
-            if not isinstance(rate, float) or not 0 <= rate <= 1:
-                raise ValueError(f"{runner} has {rate!r}")
-    return of_loops(name, day, seconds)
-
-
-def _profile(document: Any, gpu: str) -> DeviceProfile:
+def _profile(document: Any, name: str, usual: DeviceProfile) -> DeviceProfile:
     """Return the profile of a record; `ValueError` says what is wrong with it."""
+    known = numbers_of(usual)
     try:
-        day, values = document["date"], {name: document["fields"][name]["value"] for name in MEASURED}
+        day, values = document["date"], {n: document["fields"][n]["value"] for n in known}
         by = next(by for by in COMMANDS if document["fields"] == _entries(values, day, by))
-        intact = DAY.fullmatch(day) and (document["version"], document["name"]) == (VERSION, gpu)
+        intact = DAY.fullmatch(day) and (document["version"], document["name"]) == (VERSION, name)
     except (KeyError, TypeError, StopIteration):
         intact = False
     if not intact:
-        raise ValueError(f"not a record of version {VERSION} of this GPU, with {', '.join(MEASURED)} of one day")
-    for name, value in values.items():
-        usual = getattr(default_gpu(), name)
-        table, numbers = (value, usual) if name in TABLES else ({"": value}, {"": usual})
+        raise ValueError(f"not a record of version {VERSION} of this device, with {', '.join(known)} of one day")
+    for n, value in values.items():
+        table, numbers = (value, known[n]) if isinstance(known[n], Mapping) else ({"": value}, {"": known[n]})
         if not isinstance(table, dict) or set(table) != set(numbers):
-            raise ValueError(f"{name} is not of the precisions {', '.join(numbers)}")
-        for precision, number in table.items():  # which a device must be able to have
-            least, most = numbers[precision] / FACTOR, numbers[precision] * FACTOR
+            raise ValueError(f"{n} is not of {', '.join(numbers)}")
+        for key, number in table.items():  # which a device must be able to have
+            least, most = (0, 1) if usual.loops else (numbers[key] / FACTOR, numbers[key] * FACTOR)
             if not isinstance(number, float) or not least <= number <= most:
-                raise ValueError(f"{name} {precision}".strip() + f" is {number!r}")
-    return calibrated(gpu, day, values | {name: max(1, int(values[name])) for name in SIZES}, by)
+                raise ValueError(f"{n} {key}".strip() + f" is {number!r}")
+    sizes = {n: max(1, int(values[n])) for n in SIZES if n in values}
+    return calibrated(name, day, values | sizes, by)
 
 
 def of_backend(backend: str) -> DeviceProfile:
@@ -388,7 +388,7 @@ def _of_package(gpu: str) -> DeviceProfile | None:
     path = Path(__file__).parent / "profiles" / f"{slug(gpu)}.json"
     if slug(gpu) == slug(default_gpu().name) or not path.exists():
         return None
-    return _profile(json.loads(path.read_text(encoding="utf-8"), parse_int=float), gpu)
+    return _profile(json.loads(path.read_text(encoding="utf-8"), parse_int=float), gpu, default_gpu())
 
 
 def profile_of(device: torch.device, settings: Options, backend: str = "torch") -> DeviceProfile:

@@ -20,8 +20,8 @@ from sparsetc.decomposition.als import Equations
 from sparsetc.decomposition.cp import NAME, Wanted, run, start
 from sparsetc.decomposition.linear import hals, least_squares
 from sparsetc.decomposition.models import CP
-from sparsetc.distributed.agree import agreed, alike, on_all
 from sparsetc.distributed.cut import Cut, Range, shares
+from sparsetc.distributed.ranks import agreed, alike, on_all
 from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.transfer import Transfer
 from sparsetc.errors import DecompositionError
@@ -106,8 +106,10 @@ def prepared(
     to_all = transfers(owned, whole)
 
     def make(**settings: Any) -> tuple[Equations, list[Tensor]]:
-        blocks = [f[slice(*rows[ranks.rank])].clone() for f, rows in zip(factors, held, strict=True)]
-        parts = [f[slice(*rows[ranks.rank])].clone() for f, rows in zip(factors, owned, strict=True)]
+        blocks, parts = (
+            [f[slice(*rows[ranks.rank])].clone() for f, rows in zip(factors, of_ranks, strict=True)]
+            for of_ranks in (held, owned)
+        )
         own_rows = [parts[m] if to_blocks[m].moves else blocks[m] for m in modes]
         return Equations(
             x.local,

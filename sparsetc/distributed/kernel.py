@@ -19,12 +19,10 @@ from sparsetc.api import compile as compile_local
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.operands import check_operand
-from sparsetc.distributed.agree import agreed, alike, on_all
-from sparsetc.distributed.combine import dense_result, sparse_result
 from sparsetc.distributed.cut import Cut, ranks_of
-from sparsetc.distributed.ranks import Ranks
+from sparsetc.distributed.ranks import Ranks, agreed, alike, on_all
 from sparsetc.distributed.shard import Sharded
-from sparsetc.distributed.share import Share
+from sparsetc.distributed.share import Share, dense_result, sparse_result
 from sparsetc.distributed.transfer import Transfer
 from sparsetc.errors import DistributedError, DtypeError, EquationError, TransformError
 from sparsetc.ir.equation.parse import parse, parse_arguments

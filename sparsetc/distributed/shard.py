@@ -14,14 +14,13 @@ from typing import Any, ClassVar
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Cut, chosen
-from sparsetc.distributed.ranks import Ranks
+from sparsetc.distributed.ranks import Ranks, agreed
 from sparsetc.distributed.sources import exchanged, source_of
 from sparsetc.errors import ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Lru
+from sparsetc.support.lru import Cache
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 KERNELS = 64
@@ -42,7 +41,7 @@ class Sharded:
     cut: Cut
     local: SparseTensor
     ranks: Ranks
-    kept: Lru[Any, Any] = field(default_factory=lambda: Lru(KERNELS))
+    kept: Cache = field(default_factory=lambda: Cache(KERNELS))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -85,7 +84,7 @@ class Sharded:
         local = self.local.with_values(values)
         if local.shape != self.local.shape:
             raise ShapeError(f"values must have shape {tuple(self.local._values.shape)}, found {tuple(values.shape)}")
-        return replace(self, local=local, kept=Lru(KERNELS))
+        return replace(self, local=local, kept=Cache(KERNELS))
 
     def as_whole(self, modes: Sequence[int]) -> SparseTensor:
         """Return the local share with coordinates of the whole tensor in these modes, which get their whole size."""

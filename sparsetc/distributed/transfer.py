@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.distributed.agree import agreed
 from sparsetc.distributed.cut import Box, Range
-from sparsetc.distributed.ranks import Ranks
+from sparsetc.distributed.ranks import Ranks, agreed
 from sparsetc.support import Ints
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import INTEGERS, accumulator, fitted, refuse_wrapped

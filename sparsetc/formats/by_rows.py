@@ -18,26 +18,26 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import fibers, rows
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.partition import register_partition, row_numbers
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, blocked, items_of, rounds
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Method, add_plans
 from sparsetc.support import Ints
 from sparsetc.tensor.coords import of_modes
 
-LongRowPlans = Callable[[Problem, Counts, Best], Iterable[Candidate]]
+LongRowPlans = Callable[[Problem, Best], Iterable[Candidate]]
 """The plans of long rows."""
 
 
-def _first(name: str, longs: LongRowPlans, problem: Problem, counts: Counts) -> Candidate:
+def _first(name: str, longs: LongRowPlans, problem: Problem) -> Candidate:
     """Return the first hybrid candidate. Raise `PlanError` with the missing condition if there is none."""
-    for hybrid in _hybrids(name, longs, problem, counts, Best()):
+    for hybrid in _hybrids(name, longs, problem, Best()):
         return hybrid
     threshold = problem.rules["long_row"]
-    short_nnz, _ = counts.short_share(problem.kept, threshold)
-    if 0 < short_nnz < counts.nnz:
+    short_nnz, _ = problem.counts.short_share(problem.kept, threshold)
+    if 0 < short_nnz < problem.nnz:
         lacking = f'two modes of the sparse operand or more to be summed; "{problem.equation}" sums fewer'
     else:
         kinds = f"output rows both of {threshold} nonzeros or more and of fewer"
@@ -45,20 +45,20 @@ def _first(name: str, longs: LongRowPlans, problem: Problem, counts: Counts) -> 
     raise PlanError(f"plan {name!r} needs {lacking}")
 
 
-def _hybrids(name: str, longs: LongRowPlans, problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+def _hybrids(name: str, longs: LongRowPlans, problem: Problem, best: Best) -> Iterator[Candidate]:
     """Yield hybrid candidates if there are both long and short rows."""
     threshold = problem.rules["long_row"]
-    short_nnz, short_rows = counts.short_share(problem.kept, threshold) if problem.rest else (0, 0)
-    if not 0 < short_nnz < counts.nnz:
+    short_nnz, short_rows = problem.counts.short_share(problem.kept, threshold) if problem.rest else (0, 0)
+    if not 0 < short_nnz < problem.nnz:
         return
-    short = rows(problem, counts).plan.parts[0]
+    short = rows(problem).plan.parts[0]
     short = replace(short, storage=replace(short.storage, max_fiber_len=0), label=f"rows of fewer than {threshold}")
     of_short = blocked(problem, short_nnz, short_rows, 1, short.storage, short.schedule)
     of_short = replace(of_short, chain=rounds(threshold, short.schedule))  # the longest of the short rows
-    long_rows = counts.distinct(problem.kept) - short_rows
-    for long in longs(problem, counts, best):
+    long_rows = problem.counts.distinct(problem.kept) - short_rows
+    for long in longs(problem, best):
         first = replace(long.plan.parts[0], label=f"rows of {threshold} nonzeros or more")
-        of_long = _of_long_rows(long, problem, counts.nnz - short_nnz, long_rows)
+        of_long = _of_long_rows(long, problem, problem.nnz - short_nnz, long_rows)
         # One launch has one number of warps; of many nonzeros each part has programs enough for its own launch.
         fused = of_long.nnz + of_short.nnz < problem.rules["fuse_below"]
         second = _with_warps(short, first.schedule.warps) if fused else short
@@ -87,8 +87,7 @@ def _of_long_rows(long: Candidate, problem: Problem, nnz: int, rows: int) -> Sta
 @register_partition("run_length", whole_rows=True)
 def by_run_length(coords: Tensor, shape: Ints, kept: Ints, *, threshold: int) -> list[Tensor | None]:
     """Return [nonzeros in rows of at least `threshold`, the others]. A row has one coordinate in each kept mode."""
-    lengths = row_lengths(coords, shape, kept)
-    long = lengths >= threshold
+    long = row_lengths(coords, shape, kept) >= threshold
     return [torch.nonzero(long).flatten(), torch.nonzero(~long).flatten()]
 
 
@@ -101,5 +100,5 @@ def row_lengths(coords: Tensor, shape: Ints, kept: Ints) -> Tensor:
     return torch.bincount(row)[row]
 
 
-for _name, _longs in (("coo+rows", lambda problem, counts, best: (coo(problem, counts),)), ("fiber+rows", fibers)):
+for _name, _longs in (("coo+rows", lambda problem, best: (coo(problem),)), ("fiber+rows", fibers)):
     add_plans(Method(_name, partial(_hybrids, _name, _longs), partial(_first, _name, _longs), kernels=True))

@@ -18,12 +18,12 @@ from sparsetc.formats.positions import sides_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
 from sparsetc.ir.plan import DOTS, ROUNDED, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import FORMATS
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import describe, seconds_of
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Method, add_plans
 from sparsetc.tensor.sums import accumulator
 
@@ -31,16 +31,16 @@ PACKING = 2 * 8
 """Bytes for each position while values are packed: two int64 arrays."""
 
 
-def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+def _considered(problem: Problem, best: Best) -> Iterator[Candidate]:
     """Yield the dense tensor wherever it fits, unless all plans of so few positions take the time of a call."""
     profile, positions = problem.profile, prod(problem.shape)
     least = profile.launch + problem.itemsize * positions / profile.memory
     if problem.rules["fewest"] <= positions and best.allows("dense", least):
         with suppress(PlanError):
-            yield dense(problem, counts)
+            yield dense(problem)
 
 
-def dense(problem: Problem, counts: Counts) -> Candidate:
+def dense(problem: Problem) -> Candidate:
     """Return the priced candidate of dense products by torch. Raise `PlanError` with the reason if there is none."""
     if fault := _fault(problem):
         raise _refusal(problem, fault)
@@ -50,7 +50,7 @@ def dense(problem: Problem, counts: Counts) -> Candidate:
 def _sampled(problem: Problem) -> Candidate:
     """A product of two dense matrices, read at the operand's nonzeros; torch rounds no float32 to bfloat16."""
     precision = {DOTS["highest"]: "ieee", ROUNDED: DOTS["high"]}.get(problem.precision, problem.precision)
-    storage, nnz = Storage(leaf=tuple(range(problem.order))), problem.counts.nnz
+    storage, nnz = Storage(leaf=tuple(range(problem.order))), problem.nnz
     part = Part("positions", storage, Schedule(dot=True, precision=precision), nnz)
     product_bytes = accumulator(problem.dtype).itemsize * prod(problem.shape)
     if product_bytes > problem.memory // 2:  # a library's product may take as much beside it
@@ -71,7 +71,7 @@ def _whole(problem: Problem) -> Candidate:
         on_the_way = " and what is made on the way" if cost.formed else ""
         fault = f"the dense tensor, with what packs it{on_the_way}, takes {nbytes:,} bytes, the limit is"
         raise _refusal(problem, f"{fault} {problem.memory:,}")
-    return _priced(problem, part, Statistics(1, 1, max(1, prod(problem.shape)), problem.counts.nnz, problem.itemsize))
+    return _priced(problem, part, Statistics(1, 1, max(1, prod(problem.shape)), problem.nnz, problem.itemsize))
 
 
 def _priced(problem: Problem, part: Part, expected: Statistics) -> Candidate:
@@ -86,7 +86,7 @@ def _refusal(problem: Problem, fault: str) -> PlanError:
 
 def _fault(problem: Problem) -> str:
     """Why the operand is not multiplied as a dense tensor, whatever it takes; empty where it may be."""
-    rows_of_entries = not problem.rest and problem.rows == max(1, problem.counts.nnz)
+    rows_of_entries = not problem.rest and problem.rows == max(1, problem.nnz)
     if problem.sparse_output and not (rows_of_entries and sides_of(problem.bound)):
         return "its result is sparse, and no product of two matrices that is read at the operand's nonzeros"
     if not problem.coalesced:
@@ -103,11 +103,11 @@ def _of_precision(problem: Problem, precision: str) -> tuple[Part, ProductCost]:
 
     They are behind them where that is the tensor's own order, in which one copy of a matrix serves both its products.
     """
-    output, order = problem.bound.einsum.output, tuple(range(problem.order))
+    output, order = problem.einsum.output, tuple(range(problem.order))
     kept = sorted(problem.kept, key=lambda mode: output.index(problem.letters[mode]))
     sequence = order if (*problem.rest, *kept) == order else (*kept, *problem.rest)
     storage = Storage(leaf=order, sequence=sequence)
-    part = Part("dense", storage, Schedule(dot=problem.products, precision=precision), problem.counts.nnz)
+    part = Part("dense", storage, Schedule(dot=problem.products, precision=precision), problem.nnz)
     return part, _cost(problem, part)
 
 

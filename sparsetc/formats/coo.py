@@ -24,14 +24,14 @@ from sparsetc.errors import FormatError
 from sparsetc.ir.nest.axes import UNLIMITED
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.plan import DOTS, F16X3, Schedule, Storage
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, pointers
 from sparsetc.packing.words import Nonzeros
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, repeats, single
 from sparsetc.planner.pricing import costs, natively, price
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import deepened, programs_of, schedule_of
 from sparsetc.support import Ints, Names, among, outside
@@ -92,29 +92,29 @@ class Coo:
         )
 
 
-def by_rows_and_more(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+def by_rows_and_more(problem: Problem, best: Best) -> Iterator[Candidate]:
     """Yield runs of rows; also runs of rows and one more mode if such runs fill work items of their own."""
-    yield (whole := coo(problem, counts))
-    yield from _in_panels(problem, counts, whole)
-    few = problem.native != "none" and problem.rest and counts.nnz < SHORT * counts.distinct(problem.kept)
-    if few and counts.longest(problem.kept) <= LONGEST:
-        yield _runs(problem, counts, (), schedule_of(problem, blocks=False), 0)
+    yield (whole := coo(problem))
+    yield from _in_panels(problem, whole)
+    few = problem.native != "none" and problem.rest and problem.nnz < SHORT * problem.counts.distinct(problem.kept)
+    if few and problem.counts.longest(problem.kept) <= LONGEST:
+        yield _runs(problem, (), schedule_of(problem, blocks=False), 0)
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
         in_halves = replace(problem, precisions=(F16X3,))
         if (
-            len(problem.bound.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes
+            len(problem.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes
         ):  # one dot of two tables
-            yield coo(in_halves, counts)
+            yield coo(in_halves)
     for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
-        runs = counts.distinct((*problem.kept, mode))
-        if counts.nnz >= problem.rules["long_run"] * runs:
-            candidate = coo(problem, counts, (mode,))
+        runs = problem.counts.distinct((*problem.kept, mode))
+        if problem.nnz >= problem.rules["long_run"] * runs:
+            candidate = coo(problem, (mode,))
             schedule = candidate.plan.parts[0].schedule
-            if not schedule.dot or counts.nnz >= problem.rules["long_run_steps"] * max(1, schedule.lanes) * runs:
+            if not schedule.dot or problem.nnz >= problem.rules["long_run_steps"] * max(1, schedule.lanes) * runs:
                 yield candidate
 
 
-def _in_panels(problem: Problem, counts: Counts, whole: Candidate) -> Iterator[Candidate]:
+def _in_panels(problem: Problem, whole: Candidate) -> Iterator[Candidate]:
     """Yield native chunks in panels of the mode with the largest table, each of about as many rows as a cache holds."""
     (part,), (expected,) = whole.plan.parts, whole.expected
     if problem.native == "none" or part.storage.item:
@@ -125,43 +125,43 @@ def _in_panels(problem: Problem, counts: Counts, whole: Candidate) -> Iterator[C
     if table and (panels := round(size / near)) > 1:
         (letter,), columns = table.letters, -(-table.table_rows // panels)
         storage = replace(part.storage, params=((f"{PANEL}{problem.letters.index(letter)}", columns),))
-        again = tuple([(c, min(counts.nnz, panels * changes)) for c, changes in expected.runs])
+        again = tuple([(c, min(problem.nnz, panels * changes)) for c, changes in expected.runs])
         inside = single("coo", storage, part.schedule, replace(expected, runs=again, misses=((letter, ()),)))
         before, after = [natively(price(own, problem), problem).total or 0.0 for own in (whole, inside)]
         if problem.profile.constants["least_gain"] * after < before:
             yield inside
 
 
-def coo(problem: Problem, counts: Counts, also: Ints = ()) -> Candidate:
+def coo(problem: Problem, also: Ints = ()) -> Candidate:
     """Return the candidate of runs of one output row, or of equal chunks if rows are not shared.
 
     Modes in `also` are shared by a run too: their factor rows are read once a run, which is then one of several of
     its output row. Rows of entries that are taken one by one are few and long: they are cut if that is priced lower.
     """
     shared = (*problem.kept, *also) if problem.rest else ()
-    schedule, n = schedule_of(problem, blocks=False, shared=shared), counts.nnz
-    longest = counts.longest(shared)  # which counts rows on the way
-    rows = counts.distinct(shared) if shared else 1
+    schedule, n = schedule_of(problem, blocks=False, shared=shared), problem.nnz
+    longest = problem.counts.longest(shared)  # which counts rows on the way
+    rows = problem.counts.distinct(shared) if shared else 1
     if schedule.lanes:
-        return _runs(problem, counts, shared, schedule, max_item_nnz_of(problem, n, schedule))
+        return _runs(problem, shared, schedule, max_item_nnz_of(problem, schedule))
     candidates = [
-        _runs(problem, counts, shared, spread, most)
+        _runs(problem, shared, spread, most)
         for spread, most in _spreads(problem, schedule, n, rows if shared else n, longest)
         if (not most if shared else most) or (most < longest and not problem.ordered)
     ]
     return min(candidates, key=lambda own: price(own, problem).total or 0.0) if candidates[1:] else candidates[0]
 
 
-def _runs(problem: Problem, counts: Counts, shared: Ints, schedule: Schedule, most: int) -> Candidate:
+def _runs(problem: Problem, shared: Ints, schedule: Schedule, most: int) -> Candidate:
     """Return the candidate of runs of nonzeros that share modes, cut after `most`; 0 never cuts."""
     leaf = outside(range(problem.order), shared)
     # Words of 16 bits are not copied ahead of their use: a loop over entries would wait for each.
     storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton" and schedule.lanes > 0)
-    n, longest = counts.nnz, counts.longest(shared)
-    items = items_of(n, counts.distinct(shared) if shared else 1, most)
+    n, longest = problem.nnz, problem.counts.longest(shared)
+    items = items_of(n, problem.counts.distinct(shared) if shared else 1, most)
     at_once = schedule.lanes * schedule.unroll or schedule.stages // 2
     rounds = min(most or longest, longest) // at_once
-    runs = repeats(problem, counts, storage)
+    runs = repeats(problem, storage)
     expected = Statistics(items, items, n, n, problem.itemsize, runs, rounds, longest > most > 0)
     return single("coo", storage, schedule, expected)
 
@@ -188,7 +188,7 @@ def _spreads(
     warps, issued = problem.profile.warps, problem.rules["issued"]
     while True:
         blocks, programs = dict(schedule.blocks), programs_of(problem, schedule)
-        split = max(among(blocks, problem.bound.einsum.output), key=blocks.__getitem__, default="")
+        split = max(among(blocks, problem.einsum.output), key=blocks.__getitem__, default="")
         last = not schedule.slowest_axes or blocks[split] <= NARROW or 2 * rows * programs >= warps
         if last or 2 * issued * rows * programs >= warps:  # half of the multiprocessors have one
             yield deepened(problem, schedule, rows * programs, longest), 0

@@ -31,7 +31,7 @@ from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
-from sparsetc.ir.program.statistics import ONE, STORED, Statistics
+from sparsetc.ir.program.resources import ONE, STORED, Statistics
 from sparsetc.ir.program.tile import Add, Key, Product, Tile, TileProgram
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
@@ -90,26 +90,11 @@ class Dense:
 
 @lru_cache(maxsize=256)
 def _program(bound: Bound, storage: Storage, schedule: Schedule, rows: int, format: str, number: int) -> DenseProduct:
-    letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
+    letters, (_, operands) = bound.einsum.sparse_indices, named_operands(bound)
     shape = bound.extents(letters)
-    output, operands = named_operands(bound)
-    axes = (*bound.einsum.axes, *letters)
-    stored = tuple([letters[m] for m in _strides(shape, storage)])
-    return DenseProduct(
-        equation=str(bound.einsum),
-        number=number,
-        format=format,
-        view=at_positions(shape, storage, Position("nonzero")),
-        letters=letters,
-        axes=tuple([DenseAxis(c, sizes[c], sizes[c]) for c in axes]),
-        operands=tuple([replace(o, rounded=o.name in schedule.rounded) for o in operands]),
-        output=output,
-        output_axes=tuple([c for c in axes if c in bound.einsum.output and c not in letters]),
-        body=_products(bound, stored, operands, schedule.dot),
-        schedule=schedule,
-        rows=rows,
-        whole=True,
-    )
+    body = _products(bound, tuple([letters[m] for m in _strides(shape, storage)]), operands, schedule.dot)
+    view = at_positions(shape, storage, Position("nonzero"))
+    return DenseProduct.of(bound, view, body, schedule, rows, format, number)
 
 
 def at_positions(shape: Ints, storage: Storage, position: Expression) -> Nest:
@@ -297,6 +282,36 @@ class DenseProduct(TileProgram):
 
     covers: ClassVar[bool] = True
     priced_by: ClassVar[type[ProductCost]] = ProductCost
+
+    @classmethod
+    def of(
+        cls,
+        bound: Bound,
+        view: Nest,
+        body: tuple[Product, ...],
+        schedule: Schedule,
+        rows: int,
+        format: str,
+        number: int,
+    ) -> DenseProduct:
+        """Return the program of products of an einsum's operands."""
+        e, sizes = bound.einsum, printed_sizes(bound)
+        output, operands = named_operands(bound)
+        return cls(
+            equation=str(e),
+            number=number,
+            format=format,
+            view=view,
+            letters=e.sparse_indices,
+            axes=tuple([DenseAxis(c, sizes[c], sizes[c]) for c in (*e.axes, *e.sparse_indices)]),
+            operands=tuple([replace(o, rounded=o.name in schedule.rounded) for o in operands]),
+            output=output,
+            output_axes=among(e.axes, e.free),
+            body=tuple(body),
+            schedule=schedule,
+            rows=rows,
+            whole=True,
+        )
 
     @cached_property
     def result(self) -> Add:

@@ -35,13 +35,13 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.nest import blocks as blocks_nest
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.words import Nonzeros
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, rounds, single
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import of_entries, schedule_of
 from sparsetc.support import Ints, Names
@@ -191,19 +191,19 @@ def _items(ptr: Tensor, begins: Tensor, most: int, stored: int) -> Tensor:
     return torch.nonzero(begins).flatten()
 
 
-def fibers(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+def fibers(problem: Problem, best: Best) -> Iterator[Candidate]:
     """Yield the candidates of fibers along each summed mode, if there are several and no dots take entries."""
     if len(problem.rest) > 1 and not of_entries(problem):
-        yield from (fiber(problem, counts, leaf) for leaf in problem.rest)
+        yield from (fiber(problem, leaf) for leaf in problem.rest)
 
 
-def best_leaf(problem: Problem, counts: Counts) -> int:
+def best_leaf(problem: Problem) -> int:
     """Return the mode with the fewest fibers among the summed modes, or among all modes if none is summed."""
     choice = problem.rest or tuple(range(problem.order))
-    return min(choice, key=lambda leaf: counts.distinct(tuple(m for m in range(problem.order) if m != leaf)))
+    return min(choice, key=lambda leaf: problem.counts.distinct(tuple(m for m in range(problem.order) if m != leaf)))
 
 
-def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
+def fiber(problem: Problem, leaf: int) -> Candidate:
     """Return the candidate of fibers along `leaf`; if it is a summed mode, the fibers of an output row are together.
 
     Where no mode is left for lanes, as in a matrix, it is that of `rows`. PlanError where `leaf` is no mode, or `rows`
@@ -214,23 +214,23 @@ def fiber(problem: Problem, counts: Counts, leaf: int) -> Candidate:
     shared = problem.kept if leaf not in problem.kept else ()
     between = tuple(m for m in range(problem.order) if m != leaf and m not in shared)
     if not between:
-        return rows(problem, counts, "fiber")
+        return rows(problem, "fiber")
     schedule = schedule_of(problem, blocks=True)
     split = problem.backend == "triton" and not (problem.deterministic and not shared)
-    most = max_item_nnz_of(problem, counts.nnz, schedule)
+    most = max_item_nnz_of(problem, schedule)
     narrow, longest = problem.backend == "triton", problem.rules["fiber_nnz"] if split else 0
     storage = Storage(shared, between, (leaf,), schedule.lanes, longest, most, narrow)
-    long = counts.nnz >= problem.rules["long_fiber"] * counts.distinct((*shared, *between))
+    long = problem.nnz >= problem.rules["long_fiber"] * problem.counts.distinct((*shared, *between))
     if schedule.dot and problem.precision in ("tf32", "bf16") and long:
         schedule = replace(schedule, precision="tf32x3")
-    return single("fiber", storage, schedule, expected_fibers(problem, counts, storage, schedule))
+    return single("fiber", storage, schedule, expected_fibers(problem, storage, schedule))
 
 
-def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule: Schedule) -> Statistics:
+def expected_fibers(problem: Problem, storage: Storage, schedule: Schedule) -> Statistics:
     """Estimate the statistics of nonzeros packed as fibers of this storage."""
-    fibers, rows = counts.distinct((*storage.item, *storage.lane)), counts.distinct(storage.item)
-    statistics = blocked(problem, counts.nnz, fibers, rows, storage, schedule)
-    item, fiber = counts.longest(storage.item), counts.longest((*storage.item, *storage.lane))
+    fibers, rows = problem.counts.distinct((*storage.item, *storage.lane)), problem.counts.distinct(storage.item)
+    statistics = blocked(problem, problem.nnz, fibers, rows, storage, schedule)
+    item, fiber = problem.counts.longest(storage.item), problem.counts.longest((*storage.item, *storage.lane))
     chain = min(statistics.chain, max(1, rounds(max(fiber, item // storage.lanes), schedule)))
     cut = 0 < storage.max_item_nnz < item
     return replace(statistics, chain=chain, split_rows=cut, split_fibers=bool(storage.max_fiber_len))
@@ -239,36 +239,38 @@ def expected_fibers(problem: Problem, counts: Counts, storage: Storage, schedule
 # -- a row a lane -----------------------------------------------------------------------------------------------------
 
 
-def short_rows(problem: Problem, counts: Counts, best: Best | None = None) -> Iterator[Candidate]:
+def short_rows(problem: Problem, best: Best | None = None) -> Iterator[Candidate]:
     """One row a lane, for Triton where rows are short: a long one would keep its neighbours' lanes waiting.
 
     None where dots take entries as they are loaded.
     """
     if not problem.rest or not problem.kept or of_entries(problem):
         return
-    if problem.backend == "torch" or counts.nnz <= 4 * problem.rules["long_row"] * counts.distinct(problem.kept):
-        yield rows(problem, counts)
+    if problem.backend == "torch" or problem.nnz <= 4 * problem.rules["long_row"] * problem.counts.distinct(
+        problem.kept
+    ):
+        yield rows(problem)
 
 
-def rows(problem: Problem, counts: Counts, name: str = "rows") -> Candidate:
+def rows(problem: Problem, name: str = "rows") -> Candidate:
     """One output row a lane; for Triton a very long one is cut, unless sums are to be in order."""
     if not problem.kept or not problem.rest:
         why = f'"{problem.equation}" keeps {"all" if problem.kept else "none"} of them'
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes; {why}')
-    schedule = _for_rows(problem, counts, schedule_of(problem, blocks=True, rows=True))
+    schedule = _for_rows(problem, schedule_of(problem, blocks=True, rows=True))
     longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * problem.rules["long_row"]
     most = schedule.lanes if problem.backend == "triton" else problem.rules["item_nnz"][1]
     narrow = problem.backend == "triton"
     storage = Storage((), problem.kept, problem.rest, schedule.lanes, longest, most, narrow)
-    expected = blocked(problem, counts.nnz, counts.distinct(problem.kept), 1, storage, schedule)
-    row = counts.longest(problem.kept)
+    expected = blocked(problem, problem.nnz, problem.counts.distinct(problem.kept), 1, storage, schedule)
+    row = problem.counts.longest(problem.kept)
     split, chain = bool(longest) and row > longest, rounds(row, schedule)
     chain = min(expected.chain, chain) if longest else chain
-    expected = replace(expected, chain=chain, runs=repeats(problem, counts, storage), split_fibers=split)
+    expected = replace(expected, chain=chain, runs=repeats(problem, storage), split_fibers=split)
     return single(name, storage, schedule, expected)
 
 
-def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
+def _for_rows(problem: Problem, schedule: Schedule) -> Schedule:
     """Return the schedule for rows of this average length: warps, unrolling, masked unrolling, and registers.
 
     Half the warps go over lanes of single elements, and over rows so short that a program is over when it has begun:
@@ -280,18 +282,18 @@ def _for_rows(problem: Problem, counts: Counts, schedule: Schedule) -> Schedule:
     """
     if problem.backend != "triton":
         return schedule
-    steps = 1 << max(1, -(-counts.nnz // max(1, counts.distinct(problem.kept))) - 1).bit_length()
-    e = problem.bound.einsum
+    steps = 1 << max(1, -(-problem.nnz // max(1, problem.counts.distinct(problem.kept))) - 1).bit_length()
+    e = problem.einsum
     gathered = sum(any(c in e.sparse_indices for c in table) for table in e.tables)
-    short, few = steps <= problem.rules["short_row"] and gathered <= 1, _few_programs(problem, counts, schedule)
+    short, few = steps <= problem.rules["short_row"] and gathered <= 1, _few_programs(problem, schedule)
     if not schedule.blocks or (short and not few):
         schedule = replace(schedule, warps=problem.rules["row_warps"] // 2)
     unroll = min(schedule.unroll, 4) if steps < 4 else schedule.unroll
     schedule = replace(schedule, unroll=unroll, masked_unroll=min(schedule.unroll, steps))
-    return replace(schedule, registers=_registers(problem, counts, schedule, steps, gathered))
+    return replace(schedule, registers=_registers(problem, schedule, steps, gathered))
 
 
-def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int, gathered: int) -> int:
+def _registers(problem: Problem, schedule: Schedule, steps: int, gathered: int) -> int:
     """Registers of a thread: few where waiting programs are many, enough for a round's loads where not; 0 for any.
 
     Left to itself the compiler takes 32 to 40, and lets loads wait for one another (H200, float32, microseconds; MTTKRP
@@ -299,7 +301,7 @@ def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int,
     TTM of rank 16 of rows of 1.6 and of 219 nonzeros 802 and 250, by 32 and 40 registers 718 and 213;
     `benchmarks/results/registers.json`). What takes several blocks of columns is left to it.
     """
-    e, long_row = problem.bound.einsum, problem.rules["long_row"]
+    e, long_row = problem.einsum, problem.rules["long_row"]
     split = any(problem.bound.by_index[c] > schedule.block(c) for c in e.output if c in dict(schedule.blocks))
     if not schedule.blocks or split or problem.itemsize > 4:
         return 0
@@ -307,16 +309,13 @@ def _registers(problem: Problem, counts: Counts, schedule: Schedule, steps: int,
         return 64 if steps > long_row // 4 else 40
     if steps <= problem.rules["short_row"]:
         return 32
-    return 64 if _few_programs(problem, counts, schedule) else 40
+    return 64 if _few_programs(problem, schedule) else 40
 
 
-def _few_programs(problem: Problem, counts: Counts, schedule: Schedule) -> bool:
+def _few_programs(problem: Problem, schedule: Schedule) -> bool:
     """Return True if all programs are under way at once, or nearly so."""
-    rows = max(counts.distinct(problem.kept), counts.nnz // (4 * problem.rules["long_row"]))
+    rows = max(problem.counts.distinct(problem.kept), problem.nnz // (4 * problem.rules["long_row"]))
     return rows // schedule.lanes <= problem.rules["few_programs"]
 
 
-add_plans(
-    Method("rows", short_rows, rows),
-    Method("fiber", fibers, lambda problem, counts: fiber(problem, counts, best_leaf(problem, counts))),
-)
+add_plans(Method("rows", short_rows, rows), Method("fiber", fibers, lambda problem: fiber(problem, best_leaf(problem))))

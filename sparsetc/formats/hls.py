@@ -42,14 +42,14 @@ from sparsetc.ir.lower.default_tree import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import Nest, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.operands import MIN_DOT, named_operands
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import Packed
 from sparsetc.packing.partition import register_partition
 from sparsetc.packing.tiles import VOLUME, packed_tiles, sides_named, sides_of, tile_populations, view_of
 from sparsetc.planner.bounds import Best, Rates, tiles_of
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, price
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Method, add_plans, register_format
 from sparsetc.planner.schedule import dot_axes, fit, padded_axes
 from sparsetc.support import Ints, Names, outside, volume
@@ -80,13 +80,13 @@ class TileFormat:
 register_format(partial(TileFormat, "bitmap_tile", bitmap=True))
 
 
-def stored_whole(problem: Problem, counts: Counts, threshold: int, histogram: Tensor) -> int:
+def stored_whole(problem: Problem, threshold: int, histogram: Tensor) -> int:
     """The population from which tiles are stored with all their positions; the others of `threshold` are bitmaps.
 
     Bitmaps take fewer bytes, and longer, since every position is expanded (`benchmarks/results/tile_formats.json`): so
     they are what does not fit the memory limit otherwise, the emptiest tiles first, of which they save most.
     """
-    positions = prod(sides_of(counts.shape))
+    positions = prod(sides_of(problem.counts.shape))
     width = 2 if problem.precision == "bf16" else problem.itemsize  # bytes of a value of a tile
     sizes = torch.arange(histogram.numel(), device=histogram.device)
     tiles = torch.where(sizes >= max(1, threshold), histogram // sizes.clamp(min=1), 0)
@@ -115,15 +115,15 @@ def tiles_part(problem: Problem, format: str, nnz: int, tiles: int, schedule: Sc
     return part, Statistics(-(-tiles // each), tiles, stored, nnz, problem.itemsize, chain=chain, split_rows=split)
 
 
-def one_launch(problem: Problem, nnz: int) -> bool:
+def one_launch(problem: Problem) -> bool:
     """True if tiles and leftovers share a launch: scalar programs keep enough registers beside dots.
 
     On an H200 that was faster up to 4 M nonzeros, and beyond where a program's rank is short or values are 16 bits.
     """
     if dot_axes(problem.bound):  # a matrix for each kept position
         return False
-    ranks = max(problem.bound.extents(problem.bound.einsum.axes), default=1)
-    short, few = ranks <= 32, nnz < problem.rules["fuse_below"]
+    ranks = max(problem.bound.extents(problem.einsum.axes), default=1)
+    short, few = ranks <= 32, problem.nnz < problem.rules["fuse_below"]
     return short and few if problem.precision == "tf32x3" else short or few
 
 
@@ -195,18 +195,18 @@ THRESHOLDS = tuple(sorted({round(2 ** (n / 2)) for n in range(25)}))
 """Populations tried as a threshold."""
 
 
-def _considered(problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+def _considered(problem: Problem, best: Best) -> Iterator[Candidate]:
     """The hybrid by the best threshold, if it may win by a sample: with dots, and with tiles worth making dense."""
     usable = problem.floating and problem.coalesced and not problem.deterministic
-    if not usable or not counts.nnz or not groups_of(problem.bound, sides_of(counts.shape)).first:
+    if not usable or not problem.nnz or not groups_of(problem.bound, sides_of(problem.counts.shape)).first:
         return
-    if best.allows("hls", 0.0 if best.seconds == inf else _least(problem, counts, best)):
-        candidate = by_tiles(problem, counts)
+    if best.allows("hls", 0.0 if best.seconds == inf else _least(problem, best)):
+        candidate = by_tiles(problem)
         if any(tiles.nnz for tiles in candidate.expected[:-1]):
             yield candidate
 
 
-def _least(problem: Problem, counts: Counts, best: Best) -> float:
+def _least(problem: Problem, best: Best) -> float:
     """Seconds that a hybrid takes at least by a sample, whatever its threshold."""
     profile, rules = problem.profile, problem.rules
     turns = min(rules["item_tiles"], rules["chained_tiles"]) // 2  # of the shortest program
@@ -217,7 +217,7 @@ def _least(problem: Problem, counts: Counts, best: Best) -> float:
     least = float(rates.first.min())
     if least >= best.seconds:
         return least
-    nonzeros, thresholds = tiles_of(counts), np.array(THRESHOLDS)
+    nonzeros, thresholds = tiles_of(problem.counts), np.array(THRESHOLDS)
     tiles = nonzeros / np.arange(nonzeros.size).clip(1)
     below, tiles_below = (np.cumsum(n)[thresholds - 1] for n in (nonzeros, tiles))
     left = (below / nonzeros.sum())[None]
@@ -232,32 +232,31 @@ def _rates(problem: Problem, profile: DeviceProfile) -> Rates:
     return Rates.of(problem, [tiles_part(problem, "dense_tile", 1, 1, schedule) for schedule in schedules])[0]
 
 
-def by_tiles(problem: Problem, counts: Counts, threshold: int | None = None) -> Candidate:
+def by_tiles(problem: Problem, threshold: int | None = None) -> Candidate:
     """Tiles of many nonzeros dense, or as bitmaps, by a threshold or the best; what they leave as nonzeros."""
     check_threshold(threshold, 0)
-    histogram, rest = counts.tiles(), [coo(problem, counts)]
+    histogram, rest = problem.counts.tiles(), [coo(problem)]
     # What is not in dense tiles is runs, since it makes short fibers; or fibers, which save matrix products.
     if problem.backend == "triton" and problem.floating and len(problem.rest) > 1 and dot_axes(problem.bound):
-        rest.append(fiber(problem, counts, best_leaf(problem, counts)))
+        rest.append(fiber(problem, best_leaf(problem)))
     tiles = histogram // torch.arange(VOLUME + 1, device=histogram.device).clamp(min=1)
     below = [(0, *torch.cumsum(counted, 0).tolist()) for counted in (histogram, tiles)]  # n nonzeros, by n
     # The smallest of the thresholds that divide alike, and one that makes nothing dense.
     different = {below[0][least]: least for least in (VOLUME + 1, *reversed(THRESHOLDS))}
-    groups, splits = groups_of(problem.bound, sides_of(counts.shape), problem.floating), list[Candidate]()
+    groups, splits = groups_of(problem.bound, sides_of(problem.counts.shape), problem.floating), list[Candidate]()
     schedule_of = cache(lambda fused: _schedule(problem, groups, fused))
     for least in sorted(different.values()) if threshold is None else [threshold]:
-        whole = max(least, stored_whole(problem, counts, least, histogram))
+        whole = max(least, stored_whole(problem, least, histogram))
         ends = pairwise(min(n, VOLUME + 1) for n in (least, whole, VOLUME + 1))
         bitmaps, dense = ((below[0][end] - below[0][start], below[1][end] - below[1][start]) for start, end in ends)
         held = {"dense_tile": dense} if dense[0] or not bitmaps[0] else {}
         held |= {"bitmap_tile": bitmaps} if bitmaps[0] else {}
-        splits += [_split(problem, counts, least, whole, held, leftovers, schedule_of) for leftovers in rest]
+        splits += [_split(problem, least, whole, held, leftovers, schedule_of) for leftovers in rest]
     return splits[0] if len(splits) == 1 else cheapest(splits, problem, price)
 
 
 def _split(
     problem: Problem,
-    counts: Counts,
     threshold: int,
     whole: int,
     held: dict[str, tuple[int, int]],
@@ -269,7 +268,7 @@ def _split(
     `held` are how many nonzeros, and how many tiles, each format stores.
     """
     nnz = sum([n for n, _ in held.values()])
-    fused = 0 < nnz < counts.nnz and rest.plan.name == "coo" and one_launch(problem, counts.nnz)
+    fused = 0 < nnz < problem.nnz and rest.plan.name == "coo" and one_launch(problem)
     each = [tiles_part(problem, format, *held[format], schedule_of(fused)) for format in held]
     tile_parts, expected = zip(*each, strict=True)
     leftovers = replace(rest.plan.parts[0], label="the other nonzeros")
@@ -278,7 +277,7 @@ def _split(
         leftovers = replace(leftovers, schedule=replace(leftovers.schedule, warps=tiles.warps, stages=tiles.stages))
     options = (("threshold", threshold),) if len(held) == 1 else (("threshold", threshold), ("whole", whole))
     plan = Plan("hls", (*tile_parts, leftovers), fused, "threshold", options)
-    left = rest.expected[0].scaled((counts.nnz - nnz) / max(1, counts.nnz))
+    left = rest.expected[0].scaled((problem.nnz - nnz) / max(1, problem.nnz))
     if rest.plan.name == "fiber":  # they are not fewer, but shorter
         left = replace(left, fibers=min(left.nnz, rest.expected[0].fibers))
     return Candidate(plan, (*expected, left))

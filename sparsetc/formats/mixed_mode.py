@@ -34,12 +34,12 @@ from sparsetc.tensor.coords import narrow_ranks, of_modes
 NAME, PARTITION = "mm-csf", "mixed_mode"
 
 
-def _considered(problem: Problem, counts: Counts, best: Best) -> tuple[Candidate, ...]:
+def _considered(problem: Problem, best: Best) -> tuple[Candidate, ...]:
     """Return the candidate, if there is more than one mode to choose fibers from."""
-    return (mixed_mode(problem, counts),) if problem.order > 1 else ()
+    return (mixed_mode(problem),) if problem.order > 1 else ()
 
 
-def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
+def mixed_mode(problem: Problem) -> Candidate:
     """A forest for each mode, of the nonzeros that the partition gives it; one of all, where it has most of them."""
     if problem.order < 2:
         raise PlanError(f'plan {NAME!r} does not apply to "{problem.equation}": a vector has no fibers to choose from')
@@ -48,13 +48,13 @@ def mixed_mode(problem: Problem, counts: Counts) -> Candidate:
     expected = []
     if not schedule.dot:  # blocks of as many fibers as a dot needs, whether there is one: warps of the usual tiles
         schedule = replace(schedule, warps=max(schedule.warps, problem.rules["dot_lanes"] // schedule.lanes))
-    shares = dict(enumerate(counts.shares(PARTITION)))
+    shares = dict(enumerate(problem.counts.shares(PARTITION)))
     most = max(shares, key=lambda mode: shares[mode].nnz)
-    alone = shares[most].nnz >= problem.rules["forest_alone"] * counts.nnz
-    for along, share in ({most: counts} if alone else shares).items():
+    alone = shares[most].nnz >= problem.rules["forest_alone"] * problem.nnz
+    for along, share in ({most: problem.counts} if alone else shares).items():
         storage = forest(problem, share, along)
         parts.append(Part("fiber", storage, schedule, share.nnz, label=f"fibers along mode {along}"))
-        expected.append(expected_fibers(problem, share, storage, schedule))
+        expected.append(expected_fibers(replace(problem, counts=share), storage, schedule))
     return Candidate(Plan(NAME, tuple(parts), partition="all" if alone else PARTITION), tuple(expected))
 
 
@@ -72,9 +72,8 @@ def forest(problem: Problem, share: Counts, along: int) -> Storage:
         pieces = share.distinct(tuple(others)) + share.nnz // rules["fiber_nnz"]
         apart = pieces >= rules["root_blocks"] * rules["dot_lanes"] * share.distinct((root,))
     item = (root,) if apart else ()
-    middle = outside(others, item)
     lanes, longest = (rules["dot_lanes"], rules["fiber_nnz"]) if on_gpu else (1, 0)
-    return Storage(item, middle, (along,), lanes, longest, rules["forest_item_nnz"], narrow=on_gpu)
+    return Storage(item, outside(others, item), (along,), lanes, longest, rules["forest_item_nnz"], narrow=on_gpu)
 
 
 @register_partition("mixed_mode")

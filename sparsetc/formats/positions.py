@@ -26,9 +26,8 @@ from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.coordinates import Lookup, Position
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Part, Storage
-from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
-from sparsetc.ir.program.resources import SECTOR
-from sparsetc.ir.program.statistics import ONE, Statistics
+from sparsetc.ir.program.operands import Operand, named_operands
+from sparsetc.ir.program.resources import ONE, SECTOR, Statistics
 from sparsetc.ir.program.tile import Product, Tile
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.planner.registry import register_format
@@ -62,7 +61,7 @@ class Positions:
         arrays = {"item_ptr": torch.tensor(ends, dtype=index_dtype(nnz), device=coords.device), "word": position}
         return Packed(self.name, storage, shape, nnz, view, arrays, None, nnz, items=len(ends) - 1)
 
-    def lower(self, bound: Bound, part: Part, target: Target, number: int) -> SampledProduct:
+    def lower(self, bound: Bound, part: Part, target: Target, number: int) -> DenseProduct:
         """Return the product that torch makes of two dense operands, read where nonzeros are."""
         sides = sides_of(bound)
         if sides is None or not target.sparse or not target.in_operand_order:
@@ -70,23 +69,11 @@ class Positions:
                 f'format {self.name!r} is for sampled products of two matrices; "{bound}" is another einsum'
             )
         left, right = [Tile(o.name, (*o.rows, *o.axes), ITEM) for o in sides]
-        letters, sizes = bound.einsum.sparse_indices, printed_sizes(bound)
-        view, (output, operands) = self.view(bound.extents(letters), part.storage), named_operands(bound)
-        return SampledProduct(
-            equation=str(bound.einsum),
-            number=number,
-            format=part.format,
-            view=view.of_ones() if target.ones else view,
-            letters=letters,
-            axes=tuple([DenseAxis(c, sizes[c], sizes[c]) for c in (*bound.einsum.axes, *letters)]),
-            operands=operands,
-            output=output,
-            output_axes=(),
-            body=(Product(Tile("total", letters, ITEM, len(sides[0].rows)), (left,), (right,)),),
-            schedule=part.schedule,
-            rows=target.rows,
-            whole=True,
-        )
+        letters = bound.einsum.sparse_indices
+        view = self.view(bound.extents(letters), part.storage)
+        view = view.of_ones() if target.ones else view
+        body = (Product(Tile("total", letters, ITEM, len(sides[0].rows)), (left,), (right,)),)
+        return SampledProduct.of(bound, view, body, part.schedule, target.rows, part.format, number)
 
 
 def sides_of(bound: Bound) -> tuple[Operand, Operand] | None:

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ from sparsetc.planner.bounds import different
 from sparsetc.planner.registry import register_format
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support import Ints, Names, outside
-from sparsetc.support.lru import Lru
+from sparsetc.support.lru import Cache
 from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, of_modes, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
@@ -64,9 +63,7 @@ def sizes_of(storage: Storage) -> tuple[int, int, int, int]:
     return height, width, tau, strip
 
 
-def ranked_rows(
-    coords: Tensor, shape: Ints, storage: Storage, cache: Lru[Any, Any] | None = None
-) -> tuple[Tensor, int]:
+def ranked_rows(coords: Tensor, shape: Ints, storage: Storage, cache: Cache | None = None) -> tuple[Tensor, int]:
     """Return the place of each nonzero's row, (nnz,), and how many rows have nonzeros; a cache keeps the groups.
 
     Rows are in the order of their coordinates, or group by group. What whole windows leave of the groups comes after
@@ -126,11 +123,10 @@ class Window:
             lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", columns, width)
         else:
             lane = words.fields(columns, tiles_along(shape, sides), "tile_word")
-        item = _listed("rows", rows, height)
         sequence = (*rows[1:], *columns[:-1], rows[0], columns[-1])
-        return tiles(item, lane, Whole(sides, sequence))
+        return tiles(_listed("rows", rows, height), lane, Whole(sides, sequence))
 
-    def pack(self, coords: Tensor, shape: Ints, storage: Storage, cache: Lru[Any, Any] | None = None) -> Packed:
+    def pack(self, coords: Tensor, shape: Ints, storage: Storage, cache: Cache | None = None) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
         height, width, *_ = sizes_of(storage)
         view = self.view(shape, storage)
@@ -213,9 +209,7 @@ def tiled(
     return tile, number - start.index_select(0, tile), group.index_select(0, first), first
 
 
-def populations(
-    coords: Tensor, shape: Ints, storage: Storage, cache: Lru[Any, Any] | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def populations(coords: Tensor, shape: Ints, storage: Storage, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
     """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many columns, each window has."""
     group = ranked_rows(coords, shape, storage, cache)[0] // storage.param("height")
     columns, spread = linear_key(*of_modes(coords, shape, storage.lane))
@@ -225,7 +219,7 @@ def populations(
 
 @register_partition("row_similarity", whole_rows=True)
 def by_row_similarity(
-    coords: Tensor, shape: Ints, kept: Ints, *, threshold: int, cache: Lru[Any, Any] | None = None, **params: int
+    coords: Tensor, shape: Ints, kept: Ints, *, threshold: int, cache: Cache | None = None, **params: int
 ) -> list[Tensor | None]:
     """[nonzeros of the groups of rows whose tiles hold at least `threshold` on average, the others].
 

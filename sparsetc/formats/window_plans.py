@@ -21,11 +21,11 @@ from sparsetc.formats.fiber import rows, short_rows
 from sparsetc.formats.window import populations, tiles_of
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program.operands import MIN_DOT, named_operands
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.bounds import Best, Numbers, Rates, windows_of
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import cheapest, costs, in_order
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Method, add_plans
 from sparsetc.planner.schedule import fit, padded_axes, programs_of
 from sparsetc.support import memory
@@ -36,16 +36,16 @@ def value_bytes(problem: Problem, candidate: Candidate) -> int:
     return candidate.expected[0].stored * problem.itemsize
 
 
-def considered(name: str, problem: Problem, counts: Counts, best: Best) -> Iterator[Candidate]:
+def considered(name: str, problem: Problem, best: Best) -> Iterator[Candidate]:
     """The best split for each shape of tile and similarity that may win by a sample, where tiles make products.
 
     1-SA groups rows better than the order that its sample is taken in: all is counted once rows are grouped.
     """
-    applies = problem.floating and problem.coalesced and counts.nnz and problem.kept and problem.rest
+    applies = problem.floating and problem.coalesced and problem.nnz and problem.kept and problem.rest
     if not applies or _products_of_rows(problem):
         return
     rules = problem.rules
-    grouped = rules["most_grouped"] // counts.nnz if problem.order == 2 else 0
+    grouped = rules["most_grouped"] // problem.nnz if problem.order == 2 else 0
     most, counted = min(rules["window_bytes"], problem.memory), False
     for number, tau in enumerate(rules["usual_taus"][name]):
         if tau and (number >= grouped or (number and not counted)):
@@ -53,25 +53,25 @@ def considered(name: str, problem: Problem, counts: Counts, best: Best) -> Itera
         if counted or best.seconds == inf:
             likely = [(0.0, part) for part in tilings(problem, [tau], {})]
         else:
-            likely = sorted(_bounds(problem, counts, tau, best), key=lambda bound: bound[0])
+            likely = sorted(_bounds(problem, tau, best), key=lambda bound: bound[0])
         for least, part in likely:
             if not counted and not best.allows(name, least):
                 break
             counted = tau > 0 or best.seconds == inf
-            every = splits(problem, counts, name, part)
+            every = splits(problem, name, part)
             usable = [c for c in every if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]
             candidates = [c for c in usable if value_bytes(problem, c) <= most]
             if candidates:
                 yield cheapest(candidates, problem, in_order)
 
 
-def _bounds(problem: Problem, counts: Counts, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
+def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
     """Estimate from a sample the least seconds of windows of each kind, for any division between windows and runs."""
     parts, programs, rates = _rates(problem.of_any_pattern, tau, problem.profile)
     least = rates.first
     if (least < best.seconds).any():
         sides = np.array([[part.storage.param("height"), part.storage.param("width")] for part in parts])
-        windows = windows_of(counts, problem.kept, problem.rest, tau > 0).at(sides[:, 0].tolist())
+        windows = windows_of(problem.counts, problem.kept, problem.rest, tau > 0).at(sides[:, 0].tolist())
         tiles, surely = windows.tiles(sides[:, 1:])
         fullest = sides.prod(1)[:, None] * np.array(problem.rules["fills"]) // 100
         # (ways, fills, windows)
@@ -126,15 +126,22 @@ def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> 
                 yield Part("window", storage, _schedule(problem, columns, warps, precision), label="windows")
 
 
-def splits(
-    problem: Problem, counts: Counts, name: str, part: Part, threshold: int | None = None
-) -> Iterator[Candidate]:
+def splits(problem: Problem, name: str, part: Part, threshold: int | None = None) -> Iterator[Candidate]:
     """Yield candidates of windows of one kind, for each fill above which a group's rows become windows."""
     if problem.backend == "triton" and not _multiplies(problem, part):
         return
 
+    counts = problem.counts
+
     def count() -> tuple[Tensor, ...]:
-        return tuple([n.cpu() for n in populations(counts.coords, counts.shape, part.storage, counts.cache)[1:]])
+        return tuple(
+            [
+                n.cpu()
+                for n in populations(problem.counts.coords, problem.counts.shape, part.storage, problem.counts.cache)[
+                    1:
+                ]
+            ]
+        )
 
     # Whatever the width of a tile, a window has these columns.
     grouping = tuple([(name, size) for name, size in part.storage.params if name != "width"])
@@ -144,9 +151,9 @@ def splits(
     tried = dict.fromkeys(volume * fill // 100 for fill in problem.rules["fills"]) if threshold is None else [threshold]
     for least in tried:
         filled = nonzeros // tiles >= least
-        if bool(filled.any()) or threshold is not None or not counts.nnz:  # what is named may leave all to runs
+        if bool(filled.any()) or threshold is not None or not problem.nnz:  # what is named may leave all to runs
             for windows, expected in _parts(problem, part, volume, nonzeros[filled], tiles[filled]):
-                yield _beside_runs(problem, counts, name, windows, expected, least)
+                yield _beside_runs(problem, name, windows, expected, least)
 
 
 def _products_of_rows(problem: Problem) -> bool:
@@ -199,17 +206,15 @@ def _most_tiles(problem: Problem, programs: int | Numbers, tiles: Numbers) -> Nu
     return np.maximum(problem.rules["least_tiles"], -(-tiles * programs // problem.rules["window_programs"]))
 
 
-def _beside_runs(
-    problem: Problem, counts: Counts, name: str, windows: Part, expected: Statistics, least: int
-) -> Candidate:
+def _beside_runs(problem: Problem, name: str, windows: Part, expected: Statistics, least: int) -> Candidate:
     """Windows, and what they leave as short rows a lane each, or as runs."""
-    if expected.nnz == counts.nnz:
+    if expected.nnz == problem.nnz:
         return Candidate(Plan(name, (windows,)), (expected,))
     # A row a lane where no sum may be cut since it must have one order.
-    rest = rows(problem, counts) if problem.ordered else next(short_rows(problem, counts), None) or coo(problem, counts)
+    rest = rows(problem) if problem.ordered else next(short_rows(problem), None) or coo(problem)
     options = (("threshold", least), *windows.storage.params)
     parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
-    left = rest.expected[0].scaled((counts.nnz - expected.nnz) / counts.nnz)
+    left = rest.expected[0].scaled((problem.nnz - expected.nnz) / problem.nnz)
     return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
 
 
@@ -225,18 +230,18 @@ def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Sch
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-def _requested(name: str, problem: Problem, counts: Counts, **named: Any) -> Candidate:
+def _requested(name: str, problem: Problem, **named: Any) -> Candidate:
     """Return the best candidate of a request: named options are kept, open ones chosen, all within the memory limit."""
     if not problem.kept or not problem.rest:
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes')
     check_windows(named)
     parts, threshold = tilings(problem, problem.rules["taus"][name], named), named.get("threshold")
-    candidates = [split for part in parts for split in splits(problem, counts, name, part, threshold)]
+    candidates = [split for part in parts for split in splits(problem, name, part, threshold)]
     if not candidates:
-        raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.bound.einsum}"')
+        raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.einsum}"')
     most, least = problem.memory, min(value_bytes(problem, split) for split in candidates)
     instead = "leave more rows to runs by a higher threshold"
-    memory.check(f'tiles of plan "{name}"', least, counts.coords.device, most, instead)
+    memory.check(f'tiles of plan "{name}"', least, problem.counts.coords.device, most, instead)
     return cheapest([split for split in candidates if value_bytes(problem, split) <= most], problem, in_order)
 
 

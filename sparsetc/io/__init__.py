@@ -1,14 +1,14 @@
 """Files of sparse tensors: ``read`` and ``write``, by suffix; and ``pack``, of any size.
 
 In: a path. Out: a SparseTensor; or the other way round. One module a format: tns, mtx, npz, parquet. Text
-goes through one reader (`lines`, `table`, `loops`), arrays through another (`npy`), tables with named columns through
+goes through one reader (`lines`, `table`, `loops`), tables with named columns through
 `columns`; `bounds` and `memory` have what a file may cost. Packed files (`packed`) are Parquet, read by row groups too,
 and made of the others by `packing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from sparsetc.errors import FormatError, IOFormatError, ShapeError
 from sparsetc.io import bounds, foreign, memory, mtx, npz, packed, table, tns
 from sparsetc.io import columns as tables
-from sparsetc.io.packing import pack
+from sparsetc.io.packing import TEXT, pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
 from sparsetc.support import FilePath
@@ -29,10 +29,9 @@ __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
 SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet")
 """Suffixes of files that ``read`` and ``write`` understand."""
-ZIPPED = tuple(f".{text}.{zipped}" for text in ("tns", "mtx") for zipped in ("bz2", "xz", "zst"))
 LABELLED = (".npz", ".parquet")
 """Suffixes of files that keep labels."""
-READ = (*SUFFIXES, *ZIPPED, *tables.CSV, *foreign.READERS)
+READ = dict.fromkeys((*SUFFIXES, *TEXT, *tables.CSV, *foreign.READERS))
 """Suffixes that ``read`` understands."""
 
 
@@ -80,8 +79,7 @@ def read(
     with cpu, memory.named(path, "reading takes several times the bytes of the tensor"):
         if by_columns:
             tensor = tables.read(path, columns, dtype)
-        elif suffix.startswith((".tns", ".mtx")):
-            text: Any = tns if suffix.startswith(".tns") else mtx
+        elif text := TEXT.get(suffix):
             tensor = table.read(path, text.COMMENT, partial(text.head, dtype=dtype), progress)
         else:
             tensor = foreign.read(path, suffix, dtype)
@@ -127,7 +125,7 @@ def write(path: FilePath, x: Any) -> None:
     module.write(path, tensor)
 
 
-def _suffix(path: str, known: Sequence[str]) -> str:
+def _suffix(path: str, known: Iterable[str]) -> str:
     name = path.lower()
     # longest first, so that .tns.gz is not taken for an unknown .gz
     for suffix in sorted(known, key=len, reverse=True):

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from sparsetc.io import lines, memory, npy, npz, numbers, parquet
+from sparsetc.io import lines, memory, npz, numbers, parquet
 from sparsetc.support import required
 from sparsetc.tensor.inputs import as_values
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -41,7 +41,7 @@ def read(path: str, suffix: str, dtype: torch.dtype | None) -> SparseTensor:
         ImportError: the library is not installed.
     """
     numbers.check_dtype(path, dtype)
-    npy.on_disk(path).close()  # else some libraries say in words of their own that there is no such file
+    memory.on_disk(path).close()  # else some libraries say in words of their own that there is no such file
     with memory.of_file(path, Exception if suffix in READERS else ValueError):  # of libraries anything may come
         x = WHOLE[suffix](path)
         if dtype is not None:
@@ -71,7 +71,7 @@ def _hdf5(path: str) -> SparseTensor:
         memory.check(path, f"array {name}", 3 * data.nbytes)
         return data[()]  # type: ignore[no-any-return]
 
-    with npy.on_disk(path) as raw, h5py.File(_checked(raw), "r") as file:
+    with memory.on_disk(path) as raw, h5py.File(_checked(raw), "r") as file:
         groups = {name: file[name] for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)}
         parts = {name: _parts(group) for name, group in groups.items() if isinstance(group, h5py.Group)}
         matrices = [name for name, names in parts.items() if names]

@@ -6,9 +6,10 @@ Readers ask for all the memory that they take at their peak, by `sparsetc.suppor
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -33,6 +34,13 @@ def text_of(path: FilePath) -> str:
     if "\0" in text:
         raise IOFormatError(f"{text!r} names no file: it has a NUL")
     return text
+
+
+def on_disk(path: FilePath) -> IO[bytes]:
+    """Open a file that is not read from first to last; raises IOFormatError for a pipe."""
+    if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+        raise IOFormatError(f"{os.fspath(path)}: it is read in any order, so it must be a file on disk, not a pipe")
+    return open(path, "rb")
 
 
 def check(path: FilePath, what: str, nbytes: int) -> None:

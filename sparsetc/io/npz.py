@@ -9,12 +9,20 @@ pydata/sparse wrote is read by these libraries. No pickles.
 
 from __future__ import annotations
 
-from typing import Any
+import io
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
 
-from sparsetc.io import bounds, memory, npy
+from sparsetc.io import bounds, memory
 from sparsetc.io.atomic import replacing
 from sparsetc.support import FilePath, required
 from sparsetc.tensor.blocks import inside_only
@@ -22,14 +30,82 @@ from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.inputs import as_values
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+_HEADER = 1 << 14  # bytes that hold the longest header that numpy reads
+_DEFLATED_TIMES = 1032  # bytes that a byte of deflate can stand for at most
 _INDICES = ("coords", "row", "col", "indices", "indptr", "offsets", "compressed_axes", "shape")
 _SMALL = ("modes", "shape", "format", "compressed_axes", "fill_value", "_is_array", "dtype")
 """Arrays of at most an element a mode."""
 
 
+class Archive:
+    """The arrays of an open .npz file.
+
+    Attributes:
+        names: of the arrays, in the order of the archive.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self._size = path, os.fstat(file.fileno()).st_size
+        self._zip = zipfile.ZipFile(file)
+        self._members = {info.filename.removesuffix(".npy"): info for info in self._zip.infolist()}
+        self.names = list(self._members)
+        self.header = cache(self._header)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return the array, in the machine's byte order."""
+        self.header(name)
+        with self._zip.open(self._members[name]) as member:
+            array = np.lib.format.read_array(member, allow_pickle=False)
+        return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
+
+    def _header(self, name: str) -> np.ndarray:
+        """Return an array of the shape and dtype of one here, whose elements are one in memory.
+
+        Raises:
+            ValueError: it is no plain array, or its header contradicts the archive.
+        """
+        if name not in self._members:
+            raise ValueError(f"no array {name} among {', '.join(self.names)[:200] or 'none'}")
+        info = self._members[name]
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{name} is compressed in another way than numpy does")
+        if info.file_size > _DEFLATED_TIMES * self._size:
+            raise ValueError(f"{name} cannot have the {info.file_size:,} bytes that the archive claims")
+        with self._zip.open(info) as member:
+            begin = io.BytesIO(member.read(_HEADER))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is Python's in a header
+            try:
+                major, _ = np.lib.format.read_magic(begin)
+                reads = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+                shape, _, dtype = reads(begin)
+                header = np.broadcast_to(np.empty((), dtype), shape)
+            except Exception as error:  # whatever it is that the header makes Python's parser raise
+                raise ValueError(f"{name} is no plain array: {error}") from None
+        start = begin.tell()
+        if dtype.hasobject:
+            raise ValueError(f"{name} holds Python objects, as a pickle, which is not read")
+        if dtype.kind not in "biufcSU" or not dtype.itemsize:
+            raise ValueError(f"{name} is no plain array: {dtype} of shape {shape}")
+        if start + header.nbytes != info.file_size:
+            raise ValueError(
+                f"{name} should have {header.nbytes:,} bytes by its header, the archive has {info.file_size - start:,}"
+            )
+        return header
+
+
+@contextmanager
+def opened(path: FilePath) -> Iterator[Archive]:
+    """The arrays of a .npz file; whatever is wrong with it, found in the block too, becomes an IOFormatError."""
+    with memory.on_disk(path) as file, memory.of_file(path, Exception):
+        if file.read(6) == b"\x93NUMPY":
+            raise ValueError("a single array, not coords, values and shape")
+        yield Archive(Path(path), file)
+
+
 def read(path: FilePath) -> SparseTensor:
     """Return the tensor in a .npz file. Errors are those of `foreign.read`."""
-    with npy.opened(path) as archive:
+    with opened(path) as archive:
         foreign = "data" in archive.names and "values" not in archive.names
         _check(archive, "data" if foreign else "values")
         if foreign:
@@ -49,14 +125,14 @@ def read(path: FilePath) -> SparseTensor:
         return x.with_labels(_labels(archive)) if "modes" in archive.names else x
 
 
-def _labels(archive: npy.Archive) -> dict[str, Any]:
+def _labels(archive: Archive) -> dict[str, Any]:
     held = {name: archive.header(name).nbytes for name in archive.names if name.startswith("labels")}
     memory.check(archive.path, "the labels", 2 * sum(held.values()))
     named = enumerate(archive.array("modes").tolist())
     return {str(name): archive.array(f"labels{at}") if f"labels{at}" in held else None for at, name in named}
 
 
-def _check(archive: npy.Archive, values: str) -> None:
+def _check(archive: Archive, values: str) -> None:
     """Refuse arrays that pass the memory limit or cannot be of a tensor, by their headers alone."""
     headers = {name: archive.header(name) for name in archive.names if name in (*_INDICES, *_SMALL)}
     headers[values], shape = archive.header(values), archive.header("shape")

@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsetc.errors import ShapeError
 from sparsetc.io import bounds
 from sparsetc.io.atomic import replacing
-from sparsetc.support import FilePath
+from sparsetc.support import FilePath, Ints
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import NAMED, SUMMED_IN, dtype_name
 from sparsetc.tensor.pattern import Labels
@@ -103,7 +103,7 @@ def schema_of(shape: Sequence[int], dtype: torch.dtype) -> Any:
     return arrow.schema([arrow.field(name, arrow.type_for_alias(kind), False) for name, kind in indices + values])
 
 
-def header_of(metadata: dict[bytes, bytes] | None) -> tuple[tuple[int, ...], torch.dtype]:
+def header_of(metadata: dict[bytes, bytes] | None) -> tuple[Ints, torch.dtype]:
     """Return (shape, dtype) from a file's metadata. Raise ValueError if no writer of packed files wrote it."""
     text = (metadata or {}).get(KEY)
     if text is None:

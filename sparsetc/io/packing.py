@@ -28,7 +28,7 @@ from sparsetc.io import foreign, lines, memory, mtx, packed, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.packed import Batch
 from sparsetc.options import current, options
-from sparsetc.support import FilePath, required
+from sparsetc.support import FilePath, Ints, required
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import SUMMED_IN, check_dtype
@@ -46,6 +46,11 @@ HELD = 8
 WHOLE = 4
 """A source's row group may take at most this part of the limit: its rows are copied, and sorted with others."""
 
+TEXT: dict[str, Any] = {
+    kind + zipped: m for kind, m in ((".tns", tns), (".mtx", mtx)) for zipped in ("", *lines.UNZIPPED)
+}
+"""Modules of text formats by suffix."""
+
 
 @dataclass(frozen=True)
 class PackingSource:
@@ -59,7 +64,7 @@ class PackingSource:
 
     order: int
     dtype: torch.dtype
-    shape: tuple[int, ...] | None
+    shape: Ints | None
     batches: Iterable[Batch]
     labels: Labels | None = None
 
@@ -80,15 +85,16 @@ def pack(
 ) -> None:
     """Convert a file that may be larger than memory to a packed file (.parquet): nonzeros sorted, duplicates summed.
 
-    The result is the same whatever the limit. An interrupted call leaves nothing: what does not fit in memory lies in a
-    folder ``.sparsetc-….tmp.spill`` beside ``path``, which goes with the call. Only a process that is killed leaves it.
+    The result does not depend on the limit. What does not fit in memory is written to a folder
+    ``.sparsetc-….tmp.spill`` beside ``path``, which is removed when the call ends or is interrupted; a killed process
+    leaves it.
 
     Args:
         source: ``.tns`` or ``.mtx``, also compressed, a ``.parquet`` or ``.csv`` with ``columns``; or ``.npz``, or a
             file of another program as in `read`, whose tensor must fit in a quarter of the limit.
         path: where the packed file will be, ending in ``.parquet``; a file that is there is replaced.
-        dtype: of the values. By default as in `read`, but that text which does not say its own is refused where float32
-            does not hold every digit.
+        dtype: of the values; by default as in `read`. Text that states no dtype becomes float32, and is refused if
+            float32 does not hold every digit.
         columns: of a .parquet, .csv or .tsv, as in `read`.
         memory_limit: bytes that packing may take, or text as in ``"2GB"``; at least 128 MiB. Default: that of
             ``options``, else a quarter of what is free.
@@ -171,9 +177,7 @@ def _opened(
     """Open a source by the suffix of its path. Raise `IOFormatError` for an unknown one."""
     name = path.lower()
     by_columns = tables.is_table(path, columns)
-    text = name.removesuffix(next((end for end in lines.UNZIPPED if name.endswith(end)), ""))
-    if text.endswith((".tns", ".mtx")):
-        module: Any = tns if text.endswith(".tns") else mtx
+    if module := next((TEXT[suffix] for suffix in TEXT if name.endswith(suffix)), None):
         with lines.opened(path, module.COMMENT, show) as reader:
             layout = module.head(reader, dtype, torch.float32)
             yield PackingSource(layout.order, layout.kind or layout.dtype, layout.sizes, _text(reader, layout))

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import CoordinateError, IOFormatError, SparsetcError
-from sparsetc.io import bounds, memory, npy, packed
+from sparsetc.io import bounds, memory, packed
 from sparsetc.support import FilePath
 from sparsetc.support.lru import Lock, cached_property
 from sparsetc.tensor import coords as crd
@@ -47,7 +46,7 @@ class Table:
         self._arrow = packed.library()
         self.path = Path(memory.text_of(path))
         self._lock = Lock()
-        self._raw = npy.on_disk(self.path)
+        self._raw = memory.on_disk(self.path)
         try:
             with self._faults("its footer"):
                 self._file = self._arrow.parquet.ParquetFile(self._raw, page_checksum_verification=True)
@@ -193,7 +192,7 @@ class PackedFile(Table):
     def __enter__(self) -> PackedFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def block(self, start: int, stop: int) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from sparsetc.io import lines, loops, memory, numbers, packed
 from sparsetc.io.atomic import replacing
 from sparsetc.io.lines import LineReader
-from sparsetc.support import FilePath
+from sparsetc.support import FilePath, Ints
 from sparsetc.support.compiled import native
 from sparsetc.tensor.coords import INT32_MAX
 from sparsetc.tensor.dtypes import NAMED
@@ -59,7 +59,7 @@ class TableLayout:
     reals: int
     dtype: torch.dtype
     describe: Callable[[int, str], str]
-    sizes: tuple[int, ...] | None = None
+    sizes: Ints | None = None
     rows: int | None = None
     dtype_open: bool = False
     kind: torch.dtype | None = None

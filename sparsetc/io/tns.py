@@ -14,7 +14,7 @@ import torch
 
 from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, lines, table
-from sparsetc.support import FilePath
+from sparsetc.support import FilePath, Ints
 from sparsetc.tensor.dtypes import DTYPES, dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -51,7 +51,7 @@ def head(
     return table.TableLayout(order, 1, dtype or default, _described, sizes, rows, dtype_open=dtype is None)
 
 
-def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | None]:
+def _declared(reader: lines.LineReader) -> tuple[Ints | None, int | None]:
     """The sizes and the number of nonzeros, as far as lines before the first nonzero say them.
 
     Lines of the order and of the sizes; of the order and the number, and of the sizes (extended FROSTT); or the Tensor
@@ -78,7 +78,7 @@ def _declared(reader: lines.LineReader) -> tuple[tuple[int, ...] | None, int | N
     return tuple(map(int, sizes)), int(count[0]) if count else None
 
 
-def _commented(reader: lines.LineReader, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _commented(reader: lines.LineReader, sizes: Ints | None) -> Ints | None:
     """Return the sizes of ``# shape:`` comments, or ``sizes`` without one. Raise IOFormatError if two disagree."""
     for match in _SHAPE.finditer(reader.head):
         stated = tuple(map(int, match[1].split()))
@@ -89,7 +89,7 @@ def _commented(reader: lines.LineReader, sizes: tuple[int, ...] | None) -> tuple
     return sizes
 
 
-def _spaced(sizes: tuple[int, ...] | None) -> str:
+def _spaced(sizes: Ints | None) -> str:
     return " ".join(map(str, sizes or ()))
 
 

@@ -142,8 +142,7 @@ class JoinOperand:
 
     def values(self, given: Tensor, deterministic: bool = False) -> Tensor:
         """(n,) the operand's values, entry by entry, in the type that sums are kept in; differentiable."""
-        wide = given.to(accumulator(given.dtype))
-        parts = crd.picked(wide, self.source)
+        parts = crd.picked(given.to(accumulator(given.dtype)), self.source)
         return parts if self.owner is None else add_up(parts, self.owner, self.n, deterministic)
 
     @property

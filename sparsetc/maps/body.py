@@ -6,7 +6,7 @@ the result and one a mode for gradients.
     body    ::= product* map softmax? dropout? (accumulated | stored)
     product     s[i, j] = sum over d of q[i, d] k[j, d]             a dot of two tiles, or multiply-adds for one row
                 s[i, j] = sum over d of g(q[i, d], k[j, d], w[d])   for one row
-    map         z[i, j] = f(products, vectors by row, by column, values by entry)
+    map         z[i, j] = f(products, vectors by row, by column, values by entry, by a whole number of i and j)
     softmax     p[i, j] = exp(z[i, j]) over its sum for the j of row i; without it p = z
     dropout     p[i, j] is 0 at random places, and divided by the share of others elsewhere
     accumulated o[i, d] = sum over j of p[i, j] v[j, d]; or o[i] = sum over j of p[i, j]
@@ -19,23 +19,23 @@ gradients are a walk of the rows and a walk of the columns, of the same parts, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsetc.maps.elementwise import Elementwise
+from sparsetc.maps.elementwise import Argument, Elementwise
 from sparsetc.maps.trace import Untraced, trace
 from sparsetc.support import Names
 from sparsetc.support.lru import cached_property
 
 LOG2E = 1.4426950408889634
-Side = Literal["rows", "columns", "entries"]
+Side = Literal["rows", "columns", "entries", "places"]
 SIDES: tuple[Side, Side] = ("rows", "columns")
 """The modes by their numbers."""
-Seen = Literal["own", "other", "entries"]
+Seen = Literal["own", "other", "entries", "places"]
 RESULT = "o"
 """The name of the result in kernels."""
 KEEP = "keep"
@@ -56,6 +56,8 @@ class Body:
         table: the table of columns whose rows are summed, weighted; None for the sum of the weights.
         stored: whether the result is each pair's weight, and nothing is summed.
         dropout: the share of weights that are dropped.
+        places: of each vector by place, the function of vectors i and j that gives the place of a pair's number: a
+            whole number, from the end where it is negative.
         positions: names of vectors that are numbers of rows, columns or heads: whole numbers where no kernel runs.
         untraced: why no kernel has the map; empty where one may.
         inner: of products that sum no plain products: the function of two rows' elements and of one of a row for all,
@@ -69,6 +71,7 @@ class Body:
     table: str | None = None
     stored: bool = False
     dropout: float = 0.0
+    places: Mapping[str, Elementwise] = field(default_factory=dict)
     positions: Names = ()
     untraced: str = ""
     inner: Mapping[str, tuple[Callable[..., Tensor], str]] = field(default_factory=dict)
@@ -81,7 +84,7 @@ class Body:
 
     @cached_property
     def inputs(self) -> Names:
-        """Names of the tensors: tables (heads, n, size), vectors (heads, n or entries), shared rows (heads, size)."""
+        """Names of tensors: tables (heads, n, size), vectors (heads, numbers), shared rows (heads, size)."""
         return (*self.tables, *self.vectors, *self.shared)
 
     @cached_property
@@ -124,16 +127,18 @@ class Walk:
     Attributes:
         mode: 0 if windows are of rows, 1 if of columns.
         products: of each score, its own table and the other one.
-        vectors: by name, whether there is a number for each own position, each other one, or each entry.
+        vectors: by name, whether there is a number for each own position, other one, entry, or place.
         function: of products and vectors; weights are outputs of it.
         online: True if output "p" is a logarithm to base 2, whose softmax is found on the way; `lse` is a result then.
         accumulated: (output, other table, destination): destination[own, d] = sum of output * table[other, d]; without
             a table destination[own] = sum of output. In place of the table, the derivative of an inner function.
-        stored: (output, destination): destination[entry] = output.
+        stored: (output, vector by place or None, destination): destination[entry] = output; of a vector
+            destination[its place] += output, in any order.
         sums: name -> two own tables, and maybe an own vector: the sum of the tables' product for each own position,
             less the vector; it is stored too.
         dropout: the share of pairs for which input ``keep`` is 0.
         inner: the inner functions of products that have one.
+        places: as of the body.
     """
 
     mode: int
@@ -142,10 +147,11 @@ class Walk:
     function: Elementwise
     online: bool
     accumulated: tuple[tuple[str, Term, str], ...]
-    stored: tuple[tuple[str, str], ...] = ()
+    stored: tuple[tuple[str, str | None, str], ...] = ()
     sums: Mapping[str, tuple[str, str, str | None]] = field(default_factory=dict)
     dropout: float = 0.0
     inner: Mapping[str, Inner] = field(default_factory=dict)
+    places: Mapping[str, Elementwise] = field(default_factory=dict)
 
     def width(self, term: Term, sizes: Mapping[str, int]) -> int:
         """Return the size of rows that are accumulated; 0 of single numbers."""
@@ -156,7 +162,18 @@ class Walk:
     @property
     def targets(self) -> Names:
         """Names of what is written beside `lse` and `sums`."""
-        return (*(name for _, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
+        return (*(name for *_, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
+
+    @property
+    def keeps(self) -> tuple[int, float]:
+        """The hash of 32 bits from which a pair is kept, and what its weight is multiplied by."""
+        share = self.dropout
+        return min(int(share * 2**32), 2**32 - 1), 1 / (1 - share) if share < 1 else 0.0
+
+    def read(self, arguments: Iterable[Argument]) -> set[str]:
+        """Return the names of what these outputs of the map depend on, and of what places are found by."""
+        read = self.function.inputs(arguments) | {vector for _, vector, _ in self.stored if vector}
+        return read.union(*(self.places[name].reads for name in read & self.places.keys()))
 
 
 def forward(body: Body) -> Walk:
@@ -167,10 +184,11 @@ def forward(body: Body) -> Walk:
     names = [*body.products, *body.vectors]
     function = trace(lambda **inputs: {"p": body.mapped(inputs) * factor}, names)
     vectors, inner = _seen(body.vectors, 0), _inner(body, 0)
+    walk = Walk(0, body.products, vectors, function, False, (), (("p", None, RESULT),), inner=inner, places=body.places)
     if body.stored:
-        return Walk(0, body.products, vectors, function, False, (), (("p", RESULT),), inner=inner)
+        return walk
     accumulated = (("p", body.table, RESULT),)
-    return Walk(0, body.products, vectors, function, body.softmax, accumulated, dropout=body.dropout, inner=inner)
+    return replace(walk, online=body.softmax, accumulated=accumulated, stored=(), dropout=body.dropout)
 
 
 def _inner(body: Body, mode: int) -> dict[str, Inner]:
@@ -238,16 +256,17 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
             accumulated.append((f"d_{name}", Derivative(name, "shared"), f"grad_{shared}"))
     own_vectors = [name for name, side in body.vectors.items() if side == SIDES[mode] and name in wanted]
     accumulated += [(f"d_{name}", None, f"grad_{name}") for name in own_vectors]
-    of_entries = [name for name, side in body.vectors.items() if side == "entries" and name in wanted and mode == 0]
-    stored = tuple((f"d_{name}", f"grad_{name}") for name in of_entries)
+    alone = [name for name, side in body.vectors.items() if side not in SIDES and name in wanted and mode == 0]
+    stored = tuple((f"d_{name}", name if name in body.places else None, f"grad_{name}") for name in alone)
     less = "g_lse" if of_lse else None
     sums = {"delta": (RESULT, upstream, less)} if body.softmax and mode == 0 else {}
     vectors_seen = _seen({name: side for name, side in vectors.items() if name not in sums}, mode)
     inner = _inner(body, mode)
-    return Walk(mode, seen, vectors_seen, function, False, tuple(accumulated), stored, sums, body.dropout, inner)
+    summed = tuple(accumulated)
+    return Walk(mode, seen, vectors_seen, function, False, summed, stored, sums, body.dropout, inner, body.places)
 
 
 def _seen(vectors: Mapping[str, Side], mode: int) -> dict[str, Seen]:
     """Return the sides of vectors as a walk of a mode sees them."""
-    sides: dict[Side, Seen] = {SIDES[mode]: "own", SIDES[1 - mode]: "other", "entries": "entries"}
+    sides: dict[Side, Seen] = {SIDES[mode]: "own", SIDES[1 - mode]: "other", "entries": "entries", "places": "places"}
     return {name: sides[side] for name, side in vectors.items()}

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.support.lru import cached_property
+
 TEXT = {
     "abs": "tl.abs({0})",
     "add": "{0} + {1}",
@@ -112,6 +114,11 @@ class Elementwise:
         """Return the names of the inputs that these arguments depend on."""
         operations = [self.operations[ref] for ref in self.needed(arguments)]
         return {arguments[0] for name, arguments in operations if name == INPUT}
+
+    @cached_property
+    def reads(self) -> set[str]:
+        """The names of all inputs that outputs depend on."""
+        return self.inputs(self.outputs.values())
 
     def scaled(self, names: Container[str]) -> tuple[Elementwise, dict[str, float]]:
         """Return the function of scaled inputs, and the constant by which each of these is scaled.

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import cache
-from sparsetc.codegen.launch import ALIGNED, FUSED, assembled, launch_of, triton_type
+from sparsetc.codegen.launch import ALIGNED, FUSED, launch_of
 from sparsetc.codegen.triton_layout import ADDRESS64
-from sparsetc.device.profile import gpu, machine_of, portable
+from sparsetc.device.profile import machine_of, portable
 from sparsetc.maps.body import Walk
 from sparsetc.maps.printer import Printed, printed, sizes_of
 from sparsetc.maps.row_tiles import RowTiles
@@ -80,6 +80,7 @@ class Sides:
         warps: of a program.
         stages: tiles that are on their way at once.
         gathered: whether tiles hold any columns, and not neighbouring ones.
+        lines: heads of windows of one row that a program takes side by side.
     """
 
     height: int
@@ -87,17 +88,16 @@ class Sides:
     warps: int
     stages: int
     gathered: bool = False
+    lines: int = 1
 
 
-def sides_of(
-    sizes: Sequence[int], dtype: torch.dtype, backward: bool, width: int, by_row: bool = False
-) -> Sides | None:
+def sides_of(sizes: Sequence[int], dtype: torch.dtype, number: int, width: int, by_row: bool = False) -> Sides | None:
     """Return the sides for tables of these row sizes; None where a program would not fit in registers.
 
     Args:
         sizes: of the tables' rows.
         dtype: of the tables.
-        backward: whether gradients are computed.
+        number: of the walk: 0 for the result, 1 and 2 for gradients of rows and columns.
         width: columns of a tile at most; 0 if columns are gathered.
         by_row: whether a window is one row.
     """
@@ -105,20 +105,22 @@ def sides_of(
         return ROW_FORMS.get(padded(max(sizes), dots=False))
     size = max(padded(max(sizes), dots=True), SMALLEST)
     if width:
-        sides = FORMS[dtype.itemsize, backward].get(size)
+        sides = FORMS[dtype.itemsize, number].get(size)
         return sides and replace(sides, width=min(sides.width, width))
-    return GATHERED[dtype.itemsize, backward].get(size) or ROW_FORMS.get(padded(max(sizes), dots=False))
+    return GATHERED[dtype.itemsize, number > 0].get(size) or ROW_FORMS.get(padded(max(sizes), dots=False))
 
 
 FORMS = {
-    (2, False): {64: Sides(64, 64, 4, 3), 128: Sides(64, 64, 4, 2), 256: Sides(64, 32, 4, 2)},
-    (2, True): {64: Sides(64, 64, 4, 2), 128: Sides(64, 64, 8, 2), 256: Sides(32, 32, 4, 1)},
-    (4, False): {64: Sides(64, 32, 4, 3), 128: Sides(32, 32, 8, 1), 256: Sides(16, 32, 8, 1)},
-    (4, True): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1), 256: Sides(16, 32, 8, 1)},
+    (2, 0): {64: Sides(64, 64, 4, 3), 128: Sides(64, 64, 4, 2), 256: Sides(64, 32, 4, 2)},
+    (2, 1): {64: Sides(64, 64, 4, 2), 128: Sides(64, 64, 8, 2), 256: Sides(32, 32, 4, 1)},
+    (2, 2): {64: Sides(64, 64, 4, 2), 128: Sides(64, 64, 8, 2), 256: Sides(32, 32, 4, 1)},
+    (4, 0): {64: Sides(64, 32, 4, 3), 128: Sides(32, 32, 8, 1), 256: Sides(16, 32, 8, 1)},
+    (4, 1): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1), 256: Sides(16, 32, 8, 1)},
+    (4, 2): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1), 256: Sides(16, 32, 8, 1)},
 }
 """By bytes of an element, whether gradients are computed, and row size: sides by which few registers or none are
 spilled on sm_90, as its assembler reports (80 in the last; steps take ten times as long)."""
-IN_RUNS = {FORMS[2, True][64]: 3}
+IN_RUNS = {FORMS[2, 1][64]: 3}
 """Stages in place of those of some sides, where full tiles are neighbours (causal masks, 8 x 64, H100: .97 and .91 of
 the time of 2 at n = 4096 and 16384; 1.03 where each tile's number is read)."""
 GATHERED = {
@@ -129,11 +131,14 @@ GATHERED = {
 }
 """Likewise of windows that gather their columns (R-MAT graphs, H100, 64 of 16 bits, `benchmarks/results/maps.json`: 32
 rows, 64 columns or more warps took 1 to 1.4 times as long, one row 1.3 to 2.9)."""
-ROW_FORMS = {1 << n: Sides(1, 16, 1 if n <= 6 else 2, 1, True) for n in range(9)}
-"""By row size: sides of windows of one row (R-MAT graphs, H100: 16 columns .65 to .86 of the time of 32)."""
-UNSAMPLED = 32
-"""Columns of such tiles where no rows are multiplied, of 64 elements at most (GAT of 4 x 32 in float16, the same
-graphs: .78 and .86 of the time of 16)."""
+MOST_LINES, OF_WARP = 4, 1024
+"""Lines of a program at most, which wait for memory together, and elements of their tiles that a warp holds."""
+ROW_FORMS = {
+    1 << n: Sides(1, 8, warps, 1, True, max(min(OF_WARP * warps >> n + 3, MOST_LINES), 1))
+    for n, warps in enumerate([1] * 7 + [2] * 2)
+}
+"""By row size: sides of windows of one row (GAT of 4 x 16 and 4 x 32, R-MAT graphs and 9 entries a row, H200: 4 lines
+of 8 columns took .53 to .77 of the time of one of 32 or 16, 4 of 16 columns .66 to .87)."""
 SMALLEST = 64
 """Row size that smaller ones are taken for."""
 
@@ -213,6 +218,7 @@ class WalkKernel:
             wide=any(t.shape[n] * t.stride(n) >= ADDRESS64 for t in tensors.values() for n in (-1, -2)[: t.ndim - 1]),
             sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
             precision=DOT_PRECISIONS[precision],
+            lines=sides.lines,
             stages=IN_RUNS.get(sides, sides.stages) if tiles.in_runs else sides.stages,
             group=heads.group,
             stacked=heads.patterns > 1,
@@ -226,7 +232,7 @@ class WalkKernel:
         arrays = ("full_col", "part_col", "bits", "full_base", "part_base", "order")
         self.fixed: dict[str, Any] = {array: getattr(tiles, array) for array in arrays}
         self.fixed |= {"items": self.items, "item_count": len(self.items), "rows": tiles.rows, "columns": tiles.columns}
-        self.fixed |= {"windows": tiles.windows, **heads.steps()}
+        self.fixed |= {"windows": tiles.windows, "parts": self.parts, **heads.steps()}
         for table, tensor in tensors.items():
             unit = dict(self.layout.units).get(table, 1)
             if tensor.ndim > 2:
@@ -234,13 +240,13 @@ class WalkKernel:
             if tensor.ndim == 4:
                 self.fixed[f"{table}_batch"] = tensor.stride(0) // unit
                 self.fixed[f"{table}_heads"] = tensor.shape[1]
-            self.fixed[f"{table}_step"] = tensor.stride(-1)
+            self.fixed[f"{table}_step"], self.fixed[f"{table}_size"] = tensor.stride(-1), tensor.shape[-1]
             self.fixed[f"{table}_head"] = tensor.stride(int(tensor.ndim == 4)) // unit
-        self.launch = self._bound(module.walk, self.source.arguments, self.fixed)
+        self.launch = self._bound(module.walk, self.source.arguments, self.fixed, sides.lines)
         self.run = self._cut if self.slots else self.launch
         if self.slots:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
-            self.combine = self._bound(module.combine, self.source.combine, cut)
+            self.combine = self._bound(module.combine, self.source.combine, cut, 1)
 
     def source_for(self, machine: str) -> Printed:
         """Return the text for a machine."""
@@ -252,12 +258,13 @@ class WalkKernel:
         warps = max(self.sides.warps, 2) if machine == "hip" else self.sides.warps
         return {"num_warps": warps, "num_stages": self.layout.stages, **FUSED}
 
-    def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any]) -> Callable[..., None]:
+    def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any], lines: int) -> Callable[..., None]:
         """Return a function to launch with: the tensors named last, those not fixed, are its arguments."""
         constants = [fixed[name] for name in names if name in fixed]
         varied = range(len(constants), len(names))
         read, options = itemgetter(*names[len(constants) :]), self.options_for(machine_of(self.device))
-        launch = launch_of(kernel, int(fixed["item_count"]) * self.parts, varied, options, constants)
+        grid = -(-int(fixed["item_count"]) * self.parts // lines)
+        launch = launch_of(kernel, grid, varied, options, constants)
         return lambda tensors: launch([*constants, *read(tensors)])
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -287,25 +294,3 @@ class WalkKernel:
         return {
             f"{n}_slots": torch.empty((rows, *s), dtype=torch.float32, device=self.device) for n, s in shapes.items()
         }
-
-    def assembly(self, target: str, dtypes: Mapping[str, torch.dtype], table: torch.dtype) -> Any:
-        """Return what Triton compiles of ``walk`` for a named target; needs no GPU.
-
-        Args:
-            target: a name of `device.profile.TARGETS`.
-            dtypes: of what is neither fixed nor of the tables' type.
-            table: the type of tables.
-        """
-        machine = gpu(target)[0]
-        source = self.source_for(machine)
-        module, _ = cache.load(source.text, self.path.parent, self.name)
-        types, divisible = [], []
-        for place, name in enumerate(source.arguments):
-            value = self.fixed.get(name)
-            if isinstance(value, int):
-                types.append("i32")
-                divisible += [place] if value % 16 == 0 else []
-            else:
-                dtype = torch.float32 if name.endswith("_slots") else dtypes.get(name, table)
-                types.append(f"*{triton_type(dtype if value is None else value.dtype)}")
-        return assembled(module.walk, types, target, self.options_for(machine), divisible)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from sparsetc.codegen import Lines
 from sparsetc.codegen.numba import CALLS
 from sparsetc.codegen.numba_nests import pieces
 from sparsetc.codegen.triton import signature
@@ -44,22 +43,17 @@ MOST_WIDE = 512
 """Elements of a row of a table at most: its vectors' statements stand one after another."""
 
 
-class NativeText(Text, Lines):
+class NativeText(Text):
     """The text of one walk."""
 
     def __init__(self, walk: Walk, layout: Layout) -> None:
-        Lines.__init__(self)
-        Text.__init__(self, walk, layout)
+        super().__init__(walk, layout)
         self.weights: dict[str, Argument] = {output: walk.function.outputs[output] for output in self.weights}
         self.factors = dict.fromkeys(self.weights, 1.0)
         self.score_factor = 1.0
         self.rows = {name: size for name, size in self.results.items() if size}
         operations = {walk.function.operations[ref][0] for ref in walk.function.needed(self.weights.values())}
         self.in_turns = not (walk.online or walk.inner or CALLED.isdisjoint(operations))
-
-    def put(self, *lines: str) -> None:
-        for line in lines:
-            Lines.put(self, line)
 
     def module(self, name: str, number: str, by_head: bool) -> Printed:
         """Return the module, and the arguments of its function after the first two.
@@ -80,6 +74,7 @@ class NativeText(Text, Lines):
             self.head()
         numbers = ["rows", "parts", *(["pattern_head", "part_head"] if self.layout.stacked else [])]
         numbers += self.strides(self.tensors()) + [f"{name}_step" for name in self.vectors]
+        numbers += [f"{name}_size" for name in self.placed]
         arrays = ["ptr", "far", *(["order"] if self.layout.ordered and self.by_entry else [])]
         longest = ["longest"] if self.walk.online else []
         arguments = (*numbers, *longest, *arrays, *self.pointers())
@@ -228,8 +223,10 @@ class NativeText(Text, Lines):
                     self.place(term)
                     addressed.add(term)
                 self.put_pieces(self.sizes[term], f"{name}_sum_{{n}} += {weight} * {{load}}({term}, {term}_at + {{n}})")
-        for output, name in self.walk.stored if numbers else ():
-            self.put(f"store({name}, {self.entry_head} * {name}_head + entry, {output}_weight)")
+        for output, vector, name in self.walk.stored if numbers else ():
+            head, at = (self.row_head, f"{vector}_at") if vector else (self.entry_head, "entry")
+            address = f"{name}, {head} * {name}_head + {at}"
+            self.put(f"store({address}, {f'load({address}) + ' if vector else ''}{output}_weight)")
 
     def place(self, table: str) -> None:
         """Print the place of an entry's row of a table of the other mode."""
@@ -238,11 +235,9 @@ class NativeText(Text, Lines):
     def keep(self) -> None:
         """Draw whether the weight of an entry is kept."""
         if self.walk.dropout:
-            share = self.walk.dropout
+            least, kept = self.walk.keeps
             far = "salt + col" if self.walk.mode else "col"
-            factor = 1 / (1 - share) if share < 1 else 0.0
-            dropped = f"mixed(near ^ mixed({far})) < {min(int(share * 2**32), 2**32 - 1)}"
-            self.put(f"{KEEP} = number(0.0) if {dropped} else number({factor!r})")
+            self.put(f"{KEEP} = number(0.0) if mixed(near ^ mixed({far})) < {least} else number({kept!r})")
 
     def mapped(self) -> list[str]:
         """Products and numbers of an entry, and what the map gives of them."""
@@ -275,6 +270,10 @@ class NativeText(Text, Lines):
             self.keep()
         of_row = {*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")}
         names = {name: f"{name}_{'own' if name in of_row else 'far'}" for name in (*self.row_sums, *self.vectors)}
+        for name, place in self.placed.items():
+            (at,) = self.statements(place, place.outputs.values(), names, f"{name}_of")
+            self.put(f"{name}_at = np.int64({at})", f"{name}_at += {name}_size if {name}_at < 0 else 0")
+            self.put(f"{name}_far = load({name}, {self.row_head} * {name}_head + {name}_at)")
         names |= {name: name for name in (*self.products, KEEP)}
         return self.statements(self.walk.function, self.weights.values(), names)
 

@@ -5,7 +5,8 @@ In: a `Walk`, the entries of rows, and tensors. Out: a function of tensors by na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -91,15 +92,17 @@ class NativeWalk:
         constants |= {"ptr": self.ptr.numpy(), "far": far.numpy(), "order": None if order is None else order.numpy()}
         for one, tensor in tensors.items():
             constants |= {f"{one}_head": tensor.stride(0), f"{one}_step": tensor.stride(-1)}
+            constants[f"{one}_size"] = tensor.shape[-1]
             if tensor.ndim > 2:
                 constants[f"{one}_row"] = tensor.stride(1)
         self.fixed = [constants.get(name) for name in names]
-        self.places = [(place, name) for place, name in enumerate(names) if name not in constants]
+        self.places = {name: place for place, name in enumerate(names) if name not in constants}
+        self.shared = [name for _, vector, name in walk.stored if vector]  # threads add to sums of their own
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
         """Compute, with inputs and results by name."""
         arguments = [*self.fixed]
-        for place, name in self.places:
+        for name, place in self.places.items():
             arguments[place] = _flat(tensors[name])
         threads, lines = min(MOST_THREADS, torch.get_num_threads()), len(self.ptr) - 1
         if threads == 1:
@@ -108,8 +111,16 @@ class NativeWalk:
         ranges = threads * RANGES
         wanted = self.ptr[-1] * torch.arange(1, ranges) // ranges
         ends = sorted({0, lines, *torch.searchsorted(self.ptr, wanted).clamp(0, lines).tolist()})
-        jobs = [lambda part=part: self.function(*part, *arguments) for part in pairwise(ends)]
+        jobs, parts = list[Callable[[], Any]](), [*pairwise(ends)]
+        shared = {name: tensors[name].new_zeros(len(parts), *tensors[name].shape) for name in self.shared}
+        for number, part in enumerate(parts):
+            own = [*arguments]
+            for name, sums in shared.items():
+                own[self.places[name]] = _flat(sums[number])
+            jobs.append(partial(self.function, *part, *own))
         threads_of_package.run(threads, jobs)
+        for name, sums in shared.items():
+            tensors[name].copy_(sums.sum(0))
 
 
 def _flat(tensor: Tensor) -> Any:

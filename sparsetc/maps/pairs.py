@@ -6,7 +6,7 @@ cost least.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -45,6 +45,8 @@ ENTRY = 0.0165
 LOOPED = 0.0075
 """Microseconds of a head's square tile on a CPU, by its side, and of an entry in steps and in native loops (8 x 64 and
 4 x 16, float32, one thread, 2048 rows in blocks that are filled by 2 to 40 %, and scattered entries)."""
+SOME_TILES = 512
+"""Tiles whose pairs are listed at once, 16 MB a number. Not measured."""
 SAMPLE = 32
 """Windows of 64 rows whose entries are looked at, to choose between tiles and steps."""
 
@@ -97,6 +99,22 @@ class Pairs(NamedTuple):
         """Return the row tiles of a mode, made once."""
         key = "row tiles", mode, sides.height, sides.width, sides.gathered, numbered
         return self.kept(key, lambda: self._row_tiles(mode, sides, numbered))
+
+    def met(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the rows and columns of all pairs, some at a time; of a stack those of each pattern."""
+        if isinstance(self.given, Pattern) and self.given.blocks is None:
+            yield self.given.coords[-2], self.given.coords[-1]
+            return
+        tiles = self.row_tiles(0, Sides(SQUARE, SQUARE, 0, 0), False)
+        lanes = torch.arange(SQUARE, device=self.device)
+        for ptr, col, bits in ((tiles.full_ptr, tiles.full_col, None), (tiles.part_ptr, tiles.part_col, tiles.bits)):
+            window = torch.repeat_interleave(ptr.diff().long()) % tiles.windows
+            for some in torch.arange(len(col), device=self.device).split(SOME_TILES):
+                row = window[some, None, None] * SQUARE + lanes[:, None]
+                column = col[some, None, None].long() * SQUARE + lanes
+                row, column = torch.broadcast_tensors(row, column)
+                inside = slice(None) if bits is None else (bits[some, :, None] >> lanes & 1).bool()
+                yield row[inside].flatten(), column[inside].flatten()
 
     def entries(self) -> list[RowEntries]:
         """Return the entries of a pattern's rows, and of its columns, made once."""

@@ -51,9 +51,12 @@ class Printer(Loop):
 
     def start(self) -> None:
         """Print the place of a program, and everything that belongs to its window."""
-        height = self.layout.height
-        self.put("program = tl.program_id(0)", "item = items + program % item_count * 6", "window = tl.load(item)")
-        self.place(height)
+        self.put("program = tl.program_id(0)")
+        if self.dots:
+            self.put("item = items + program % item_count * 6", "window = tl.load(item)")
+            self.place()
+        else:
+            self.lines_of_program()
         if self.far_head == "shared":
             self.put(f"shared = head // {self.layout.group}")
         self.put(f"lane_col = tl.arange(0, {self.layout.width})")
@@ -68,9 +71,9 @@ class Printer(Loop):
             if name in self.products:
                 own = self.products[name][0]
                 lane, row = self.lane(own), inner.shared
-                inside = [f"{lane} < {self.sizes[own]}"] if self.short(self.sizes[own]) else []
-                loaded = self.load(f"{row} + head * {row}_head + {lane}", inside)
-                self.put(f"{name}_shared = {loaded}[None, :].to(tl.float32)")
+                inside = [f"({lane} < {self.sizes[own]})[None, :]"] if self.short(self.sizes[own]) else []
+                loaded = self.load(f"{row} + head[:, None] * {row}_head + {lane}[None, :]", inside)
+                self.put(f"{name}_shared = {loaded}[:, None, :].to(tl.float32)")
         for name, side in self.vectors.items():
             if side == "own":
                 loaded = self.load(self.number_address(name, "head", "row"), ["row_ok"])
@@ -80,40 +83,52 @@ class Printer(Loop):
             if less:
                 loaded = self.load(f"{less} + head * {less}_head + row", ["row_ok"])
                 self.put(f"{name}_own -= {loaded}[:, None].to(tl.float32)")
-            self.put(f"tl.store({name} + head * {name}_head + row[:, None], {name}_own, mask=row_ok[:, None])")
-
+            self.put(f"tl.store(({name} + head * {name}_head + row)[:, None], {name}_own, mask=row_ok[:, None])")
         if self.walk.dropout and self.walk.mode == 0:
             self.salt()
             self.put("near = mixed(salt + row.to(tl.uint32))[:, None]")
         elif self.walk.dropout:
             self.put("near = mixed(row.to(tl.uint32))[:, None]")
 
-    def place(self, height: int) -> None:
+    def place(self) -> None:
         """The head and the rows of a program."""
+        height = self.layout.height
+        self.put(f"lane_row = tl.arange(0, {height})", "part = program // item_count")
+        self.head()
+        self.put(f"row = window * {height} + lane_row", "row_ok = row < rows")
+
+    def head(self) -> None:
+        """The head of a program's window, or those of its lines."""
         if self.layout.stacked:
-            self.put("part = program // item_count", "which = window // windows", "window = window % windows")
+            self.put("which = window // windows", "window = window % windows")
             self.put("head = (which * pattern_head + part * part_head).to(tl.int64)")
         else:
-            self.put("head = (program // item_count).to(tl.int64)")
-        self.put(f"lane_row = tl.arange(0, {height})", f"row = window * {height} + lane_row", "row_ok = row < rows")
+            self.put("head = part.to(tl.int64)")
+
+    def lines_of_program(self) -> None:
+        """The windows of one row that a program takes, and a head of each; the last program skips repeated ones."""
+        self.put(f"line = program * {self.layout.lines} + tl.arange(0, {self.layout.lines})")
+        self.put("row_ok = line < item_count * parts", "line = tl.minimum(line, item_count * parts - 1)")
+        self.put("item = items + line // parts * 6", "window = tl.load(item)", "part = line % parts")
+        self.head()
+        self.put("row = window")
 
     def sums(self, whole: bool) -> None:
         """Begin the sums of a window, `whole` or one for each column of a tile."""
-        height, apart = self.layout.height, [] if whole else [self.layout.width]
+        height = self.layout.height if whole else self.layout.lines
+        apart = [] if whole else [self.layout.width]
         if self.walk.online:
             self.put(f"top = tl.full([{height}], {LOWEST}, tl.float32)")
             self.put(f"total = tl.zeros({[height, *apart]}, tl.float32)")
         for name, size in self.results.items():
-            rows = [] if apart and size else [height]
-            sides = [*rows, *apart, *([padded(size, self.dots)] if size else [])]
+            sides = [height, *apart, *([padded(size, self.dots)] if size else [])]
             self.put(f"{name}_sum = tl.zeros({sides}, tl.float32)")
 
     def add_columns(self) -> None:
         """Add up what a window of one row has for each column of a tile."""
         if self.walk.online:
             self.put("total = tl.sum(total, 1)")
-        for name, size in self.results.items():
-            self.put(f"{name}_sum = tl.sum({name}_sum, {'0)[None, :]' if size else '1)'}")
+        self.put(*(f"{name}_sum = tl.sum({name}_sum, 1)" for name in self.results))
 
     def finish(self) -> None:
         """Write the sums of a window."""
@@ -138,31 +153,33 @@ class Printer(Loop):
 
     def slot_address(self, array: str, size: int, at: str = "at") -> str:
         height, width = self.layout.height, padded(size, self.dots) if size else 1
+        if at == "lines":
+            return f"{array} + at[:, None] * {width} + tl.arange(0, {width})[None, :]" if size else f"{array} + at"
         within = f"lane_row[:, None] * {width} + tl.arange(0, {width})[None, :]" if size else "lane_row"
         return f"{array} + {at} * {height * width} + {within}"
 
     def keep(self) -> None:
         """Write the partial sums of an item to its slot."""
-        part = "part" if self.layout.stacked else "head"
-        self.put(f"at = slot * (tl.num_programs(0) // item_count) + {part}")
-        if self.walk.online:
-            self.put(f"tl.store({self.slot_address('top_slots', 0)}, top)")
-            self.put(f"tl.store({self.slot_address('sum_slots', 0)}, total)")
-        for name, size in self.results.items():
-            self.put(f"tl.store({self.slot_address(f'{name}_slots', size)}, {name}_sum)")
+        self.put(f"at = slot * {'(tl.num_programs(0) // item_count)' if self.dots else 'parts'} + part")
+        kept = {"top_slots": (0, "top"), "sum_slots": (0, "total")} if self.walk.online else {}
+        kept |= {f"{name}_slots": (size, f"{name}_sum") for name, size in self.results.items()}
+        for array, (size, value) in kept.items():
+            masked = "" if self.dots else f", mask={'in_slot[:, None]' if size else 'in_slot'}"
+            self.put(f"tl.store({self.slot_address(array, size, 'at' if self.dots else 'lines')}, {value}{masked})")
 
     def combined(self) -> None:
         """Add up the slots of a window, as many at once as registers hold: one by one each would wait for memory."""
-        part = "part" if self.layout.stacked else "head"
         self.put("program = tl.program_id(0)", "cut = items + program % item_count * 3", "window = tl.load(cut)")
-        self.place(self.layout.height)
+        self.place()
+        if not self.dots:
+            self.put("head += lane_row")
         self.put("parts = tl.num_programs(0) // item_count")
         self.sums(whole=True)
         elements = self.layout.height * max(padded(size, self.dots) for size in self.results.values())
         at_once = min(max(AT_ONCE // elements, 1), MOST_AT_ONCE)
         self.put("first, last = tl.load(cut + 1), tl.load(cut + 2)", f"for begin in range(first, last, {at_once}):")
         self.indent += 1
-        self.put(f"slot = begin + tl.arange(0, {at_once})", f"at = slot * parts + {part}")
+        self.put(f"slot = begin + tl.arange(0, {at_once})", "at = slot * parts + part")
 
         def put_part(array: str, size: int, other: str = "0.0") -> None:
             several = ":, None, None" if size else ":, None"
@@ -199,7 +216,12 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     printer.loops()
     if not printer.dots:
         printer.add_columns()
-    if layout.cut:
+    if layout.cut and not printer.dots:
+        printer.put("slot = tl.load(item + 5)", "in_slot = row_ok & (slot >= 0)")
+        printer.keep()
+        printer.put("row_ok = row_ok & (slot < 0)")
+        printer.finish()
+    elif layout.cut:
         printer.put("slot = tl.load(item + 5)", "if slot < 0:")
         printer.indent += 1
         printer.finish()
@@ -211,7 +233,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     else:
         printer.finish()
     arguments = (*printer.numbers(), *printer.arrays(), *printer.pointers())
-    body, printer.lines = printer.lines, []
+    body, printer.out = printer.out, []
     lines = [f'"""{header(printer, name, "triton")}"""', "", "import triton", "import triton.language as tl", "", ""]
     if layout.part and printer.by_entry:
         lines += [*(POPC if layout.popcount else COUNT).splitlines(), "", ""]
@@ -226,7 +248,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
         stacked = ["windows", "pattern_head", "part_head"] if layout.stacked else []
         numbers = ["item_count", "rows", *stacked, *printer.strides(targets)]
         combine = (*numbers, "items", *printer.slots(), *targets)
-        lines += ["", "", "@triton.jit", *signature("def combine", [*combine], ":"), *printer.lines]
+        lines += ["", "", "@triton.jit", *signature("def combine", [*combine], ":"), *printer.out]
     return Printed("\n".join(lines) + "\n", arguments, combine)
 
 
@@ -249,7 +271,7 @@ def header(printer: Text, name: str, backend: str) -> str:
     for name_of_sum, (left, right, less) in printer.row_sums.items():
         minus = f" - {less}[{i}]" if less else ""
         lines.append(f"    {name_of_sum}[{i}] = sum over d of {left}[{i}, d] {right}[{i}, d]{minus}")
-    at = {"own": i, "other": j, "entries": f"{i}, {j}"}
+    at = {"own": i, "other": j, "entries": f"{i}, {j}", "places": f"n({i}, {j})"}
     inputs = [*printer.products, *printer.row_sums]
     inputs += [f"{vector}[{at[side]}]" for vector, side in printer.vectors.items()]
     lines.append(f"    {', '.join(printer.weights)} = map of {', '.join(inputs)}")
@@ -271,7 +293,8 @@ def header(printer: Text, name: str, backend: str) -> str:
         elif table is not None:
             summed += f" {table}[{j}, d]"
         lines.append(f"    {result}[{i}{', d' if table else ''}] += {times}{summed}")
-    lines += [f"    {result}[entry] = {output}[{i}, {j}]" for output, result in walk.stored]
+    for output, vector, result in walk.stored:
+        lines.append(f"    {result}[{f'n({i}, {j})] +=' if vector else 'entry] ='} {output}[{i}, {j}]")
     lines.append("")
     if backend != "triton":
         lines += ["far[n]: column of entry n; a row's entries are from ptr[row] to ptr[row + 1]"]
@@ -288,6 +311,8 @@ def header(printer: Text, name: str, backend: str) -> str:
     if printer.by_entry:
         lines.append("full_base, part_base[tile, row]: the number of the row's first entry in the tile")
     lines.append("x_head, x_row: elements from one head of x, and from one row, to the next")
+    if printer.placed:
+        lines.append("x_size: numbers that a head of x has; n(i, j) below 0 is counted from their end")
     lines += [f"{name}_head, {name}_row: of {unit} elements" for name, unit in layout.units]
     if layout.stepped:
         lines.append("x_step: elements from one number of x to the next")

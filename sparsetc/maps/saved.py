@@ -38,7 +38,7 @@ def described(body: Body, pairs: Pairs, options: Options, name: str) -> str:
     """Return a map as JSON; empty if kernels lack an operation, a mask is a table, or the plan is an object."""
     products, tables = [*body.products], [*body.tables]
     given = pairs.given
-    if body.untraced:
+    if body.untraced or body.places:
         return ""
     try:
         inner = {

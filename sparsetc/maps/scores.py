@@ -1,14 +1,15 @@
 """Functions of a score and its position -> an elementwise function, and numbers that do not depend on scores.
 
 In: a function (score, b, h, i, j) of torch operations, which may read tensors: slopes of heads, documents of positions,
-a table of biases by distance. Out: a `Score`: operations that kernels have, on the score and on numbers by row, column
-or entry. These numbers are what the function reads of tensors, and whatever else of positions kernels have no operation
-for. They are computed by the function's own operations before the kernel, with gradients for the tensors.
+a table of biases by distance. Out: a `Score`: operations that kernels have, on the score and on numbers by row, column,
+entry, or by a whole number of query and key. These numbers are what the function reads of tensors, and whatever else of
+positions kernels have no operation for. They are computed by the function's own operations before the kernel, with
+gradients for the tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,6 +21,7 @@ from torch.fx.node import map_arg
 
 from sparsetc.maps.body import Side
 from sparsetc.maps.elementwise import COMPARED, INPUT, Argument, Elementwise, Ref
+from sparsetc.maps.pairs import Pairs
 from sparsetc.maps.trace import FLOATS, SIZE, Reader, Untraced, graph_of, name_of
 from sparsetc.support.lru import cached_property
 
@@ -43,40 +45,64 @@ class Score:
     Attributes:
         function: of the score and of the numbers below.
         numbers: by name, the node of the graph that gives them, and the positions that it reads.
+        whole: of some of these, a whole number of i and j that kernels have, and by which alone they depend on i and j.
         places: of the tensors that the function reads, by the names of nodes: which of them.
     """
 
     function: Elementwise
     numbers: Mapping[str, tuple[Node, frozenset[str]]]
+    whole: Mapping[str, Elementwise]
     places: Mapping[Node, int]
 
-    def sides(self, shared: bool) -> dict[str, Side]:
-        """Return the sides of all inputs but the score; heads of columns may be `shared` by heads of rows."""
-        names = self.function.inputs(self.function.outputs.values()) - {SCORE}
-        sides = {name: side for name, side in POSITIONS.items() if name in names}
+    def sides(self, shared: bool, placed: Container[str]) -> dict[str, Side]:
+        """Return the sides of all inputs but the score; heads of columns may be `shared` by heads of rows.
+
+        Those of `placed` have numbers by place, and not by entry.
+        """
+        names = self.function.reads - {SCORE}
+        sides: dict[str, Side] = {}
         for name, (_, reads) in self.numbers.items():
             if name in names:
                 sides[name] = "columns" if "j" in reads else "rows"
                 if "j" in reads and ("i" in reads or (shared and "h" in reads)):
-                    sides[name] = "entries"
-        return sides
+                    sides[name] = "places" if name in placed else "entries"
+        names = names.union(*(self.whole[name].reads for name, side in sides.items() if side == "places"))
+        return sides | {name: side for name, side in POSITIONS.items() if name in names}
 
-    def computed(self, name: str, positions: Mapping[str, Tensor], tensors: Sequence[Tensor], size: int) -> Tensor:
+    def reached(self, name: str, pairs: Pairs) -> dict[str, Tensor]:
+        """Return a pair, i and j (1, places), for each whole number of a number by place; none if there are too many.
+
+        Places of negative numbers come last, and those that no pair has are of any pair: nothing else is read.
+        """
+
+        def whole(i: Tensor, j: Tensor) -> Tensor:
+            return self.whole[name].of({"i": i.double(), "j": j.double()}).long().expand_as(i)
+
+        ends = [torch.stack(whole(*some).aminmax()) for some in pairs.met() if some[0].numel()]
+        if not ends:
+            return {}
+        least, most = min(0, int(torch.stack(ends).min())), max(0, int(torch.stack(ends).max()))
+        if most - least >= LONGEST:
+            return {}
+        pair = torch.full((most - least + 1,), -1, device=pairs.device)
+        for i, j in pairs.met():  # one number a pair: those of one place are written in any order
+            pair[whole(i, j) % len(pair)] = i * pairs.shape[1] + j
+        pair = pair.where(pair >= 0, pair.amax())[None]
+        return {"i": pair // pairs.shape[1], "j": pair % pairs.shape[1]}
+
+    def computed(self, name: str, positions: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Tensor:
         """Return (heads, size) numbers of an input, from positions b and h (heads, 1), and i or j (1, size)."""
         node, reads = self.numbers[name]
-        if not reads:
-            result = self._value(node, {}, tensors).reshape(1, 1)
-        elif reads.isdisjoint("ij"):
-            result = self._value(node, {p: positions[p][:, 0] for p in reads}, tensors)[:, None]
-        elif reads.isdisjoint("bh"):
-            result = self._value(node, {p: positions[p][0] for p in reads}, tensors)[None]
-        elif size * (heads := len(positions["b"])) <= AT_ONCE:
-            flat = {p: positions[p].expand(heads, size).flatten() for p in reads}
-            result = self._value(node, flat, tensors).view(heads, size)
+        size = next(positions[name].shape[1] for name in "ij" if name in positions)
+        heads = len(positions["b"])
+        sizes = 1 if reads.isdisjoint("bh") else heads, 1 if reads.isdisjoint("ij") else size
+        spread = {name: positions[name].expand(sizes) for name in reads}
+        if prod(sizes) <= AT_ONCE or sizes[0] == 1:
+            result = self._value(node, {name: one.flatten() for name, one in spread.items()}, tensors).reshape(sizes)
         else:  # a head after another: positions of all would take more memory than the result
-            each = zip(*(positions[p].expand(len(positions["b"]), size) for p in reads), strict=True)
-            result = torch.stack([self._value(node, dict(zip(reads, one, strict=True)), tensors) for one in each])
-        return result.expand(len(positions["b"]), size)
+            each = [{name: one[n] for name, one in spread.items()} for n in range(heads)]
+            result = torch.stack([self._value(node, one, tensors) for one in each])
+        return result.expand(heads, size)
 
     def _value(self, node: Node, positions: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> Tensor:
         """Return what a node of the graph gives of positions, of as many modes as when it was traced."""
@@ -130,7 +156,8 @@ def taken_apart(function: Callable[..., Tensor], tensors: Sequence[Tensor], devi
     for name in {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}:
         delattr(graph, name)  # nodes keep their graph, which is to keep no tensors
     function_of_numbers = Elementwise(tuple(reader.builder.operations), {"z": reader.outputs[0]})
-    return Score(function_of_numbers, reader.numbers, reader.places)
+    whole = {name: Elementwise(function_of_numbers.operations, {"n": ref}) for name, ref in reader.single.items()}
+    return Score(function_of_numbers, reader.numbers, whole, reader.places)
 
 
 class _Reader(Reader):
@@ -141,6 +168,7 @@ class _Reader(Reader):
         whole: numbers that kernels have as whole numbers, of any size. (Positions are float32 there.)
         most: magnitudes that other whole numbers do not pass.
         sized: nodes that depend on the size of the arguments.
+        single: of inputs that depend on i and j by one whole number alone: that number.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, tensors: Sequence[Tensor]) -> None:
@@ -150,6 +178,7 @@ class _Reader(Reader):
         self.most: dict[Any, float] = {}
         self.sized: set[Node] = set()
         self.numbers: dict[str, tuple[Node, frozenset[str]]] = {}
+        self.single: dict[str, Ref] = {}
         self.places: dict[Node, int] = {}
         super().__init__(graph, [SCORE, *POSITIONS])
         if self.outputs[0] is None:
@@ -227,6 +256,9 @@ class _Reader(Reader):
             return None
         name = f"x{len(self.numbers)}"
         self.numbers[name] = node, reads
+        single = self._single(node, reads & {"i", "j"}) if "j" in reads else None
+        if single is not None:
+            self.single[name] = single
         number = self.builder.add(INPUT, name)
         if value.dtype == torch.bool:
             return self.builder.add("ne", number, 0)
@@ -234,3 +266,19 @@ class _Reader(Reader):
             assert isinstance(number, Ref)
             self.whole.add(number)
         return number
+
+    def _single(self, node: Node, both: frozenset[str]) -> Ref | None:
+        """Return the last whole number, of `both` i and j or of j, by which alone a node depends on them."""
+        before = [one for one in node.graph.nodes if one in self.reads]
+        for one in reversed(before):
+            ref, kind = self.values.get(one), one.meta["val"].dtype
+            if self.reads[one] != both or kind in (*FLOATS, torch.bool) or not isinstance(ref, Ref):
+                continue
+            otherwise: set[Node] = set()
+            for other in before:
+                if other is not one:
+                    depends = other.meta.get("position") in both or not otherwise.isdisjoint(other.all_input_nodes)
+                    otherwise |= {other} if depends else set()
+            if node not in otherwise and ref not in self.whole and self.most.get(ref, EXACT) < EXACT:
+                return ref
+        return None

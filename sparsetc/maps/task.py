@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsetc.errors import DeviceError
 from sparsetc.explain import TileReport
 from sparsetc.maps.body import RESULT, SIDES, Body, Walk, backward, forward
-from sparsetc.maps.kernel import UNSAMPLED, Heads, Sides, WalkKernel, sides_of
+from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
 from sparsetc.maps.native_text import MOST_WIDE
 from sparsetc.maps.native_walk import ENOUGH, NativeWalk
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
@@ -35,6 +35,8 @@ Kernel = Callable[[Mapping[str, Tensor]], None]
 Gradients = tuple[list[Kernel], list[tuple[str, str]]]
 """Kernels, and the names of the gradients that they give with those of the inputs."""
 
+MODES = 0, 0, 1
+"""The modes that walks go along: of the result, and of gradients of rows and of columns."""
 NOTHING = -1e29
 """Logarithms of sums of rows that meet nothing are below."""
 EXACT = 64
@@ -110,21 +112,17 @@ class Kernels:
             self.refusal = _unfit_for_tiles(side, body)
             if self.refusal and loops:
                 self.refusal, self.entries = "", pairs.entries()
-            sides: Sequence[Sides | None] = [Sides(side, side, 0, 0)] * 2
+            sides: Sequence[Sides | None] = [Sides(side, side, 0, 0)] * len(MODES)
         else:
             sides = _sides(task, named, numbered)
             self.refusal = _refusal(pairs, body, sides)
         if self.refusal:
             return
-        forward, backward = (one for one in sides if one)
+        self.sides = [one for one in sides if one]
         self.tiles: list[RowTiles] = []
         if not self.entries:
-            self.tiles = [pairs.row_tiles(0, forward, numbered)]
-            self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
-        self.sides = forward, backward
+            self.tiles = [pairs.row_tiles(mode, one, numbered) for mode, one in zip(MODES, self.sides, strict=True)]
         self.shape = result_shape(body, pairs, tensors)
-        sums = self.shape[: len(self.lead) + 1]
-        self.sums = sums, torch.empty(sums, device="meta").stride(), accumulator(tensors[0].dtype)
         try:
             self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
         except Untraced as error:
@@ -166,10 +164,8 @@ class Kernels:
         if backend != "triton":
             kernel = TorchWalk(walk, self.tiles[number], self.heads, precision)
             return lambda tensors: kernel(self._grouped(tensors))
-        sides = self.sides[number > 0]
-        return WalkKernel(
-            walk, self.tiles[number], self._grouped(tensors), self.heads, sides, precision, cache_dir, kind
-        )
+        tiles, sides = self.tiles[number], self.sides[number]
+        return WalkKernel(walk, tiles, self._grouped(tensors), self.heads, sides, precision, cache_dir, kind)
 
     def reports(self) -> tuple[TileReport, ...]:
         """Return what `explain` says of the tiles of each walk."""
@@ -217,6 +213,8 @@ class Kernels:
             return tensor.new_empty((self.heads.count, self.rows, tensor.shape[-1]))
         if name in self.body.tables:
             return rows_whole(torch.empty_like(tensor))
+        if name in self.body.places:
+            return torch.zeros_like(tensor, memory_format=torch.contiguous_format)
         return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
     def of_gradients(self, tensors: Mapping[str, Tensor], wanted: Sequence[bool]) -> Gradients:
@@ -316,12 +314,11 @@ def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Side
     width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
     exact = dtype == torch.float32 and task.precision == "highest" and max(sizes) <= EXACT
     sides = []
-    for back in (False, True):
+    for number in range(len(MODES)):
+        back = number > 0
         without_dots = exact or not (back or body.products)
         by_row = bool(body.inner) or (width == APART and without_dots)
-        chosen = sides_of(sizes, dtype, back, width, by_row)
-        if chosen and by_row and max(sizes) <= EXACT and not (back or body.products):
-            chosen = replace(chosen, width=UNSAMPLED)
+        chosen = sides_of(sizes, dtype, number, width, by_row)
         if chosen and back and numbered and chosen.height > 1:  # numbers of entries take registers
             chosen = replace(chosen, warps=max(chosen.warps, 2))
         sides.append(chosen)

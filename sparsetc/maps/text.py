@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sparsetc.codegen import Lines
 from sparsetc.errors import PlanError
 from sparsetc.maps.body import Derivative, Walk
 from sparsetc.maps.elementwise import Argument
@@ -38,6 +39,7 @@ class Layout:
         sizes: of each table's rows.
         precision: of dots of float32.
         stages: tiles that are on their way at once.
+        lines: heads of windows of one row that a program takes side by side, a window after another.
         group: heads of rows that share a head of columns.
         stacked: whether heads have patterns of their own, whose windows follow one another.
         apart: tables whose heads lie in two groups, as a layer's do behind rows: a batch and its heads.
@@ -62,6 +64,7 @@ class Layout:
     sizes: NamedInts
     precision: str
     stages: int
+    lines: int = 1
     group: int = 1
     stacked: bool = False
     apart: Names = ()
@@ -77,17 +80,17 @@ def padded(size: int, dots: bool) -> int:
     return max(least, LEAST_DOT) if dots else least
 
 
-class Text:
+class Text(Lines):
     """The lines of a walk's kernel, and what they name."""
 
     def __init__(self, walk: Walk, layout: Layout) -> None:
+        super().__init__()
         self.walk = walk
         self.layout = layout
         self.sizes = dict(layout.sizes)
         self.dots = layout.height >= LEAST_DOT
-        self.lines: list[str] = []
+        self.shape = f"[{layout.height if self.dots else layout.lines}, {layout.width}]"
         self.derivatives: dict[tuple[str, str], str] = {}
-        self.indent = 1
         function = walk.function
         outputs = dict.fromkeys([a[0] for a in walk.accumulated] + [s[0] for s in walk.stored])
         apart = self._apart()
@@ -99,8 +102,9 @@ class Text:
         self.score_factor = 1.0
         if walk.online and function.peeled("p")[1] > 0:  # which a maximum can be multiplied by
             self.weights["p"], self.score_factor = function.peeled("p")
-        read = function.inputs(self.weights.values())
+        read = walk.read(self.weights.values())
         read |= {term.product for _, term, _ in walk.accumulated if isinstance(term, Derivative)}
+        self.placed = {name: place for name, place in walk.places.items() if name in read}
         self.products = {name: tables for name, tables in walk.products.items() if name in read}
         self.vectors = {name: side for name, side in walk.vectors.items() if name in read}
         self.row_sums = {name: tables for name, tables in walk.sums.items() if name in read}
@@ -119,7 +123,7 @@ class Text:
         self.row_head = self.far_head if walk.mode else "head"
         self.entry_head = "part" if layout.stacked else self.row_head
         self.by_entry = [name for name, side in self.vectors.items() if side == "entries"]
-        self.by_entry += [destination for _, destination in walk.stored]
+        self.by_entry += [destination for _, vector, destination in walk.stored if not vector]
         if self.by_entry and not layout.numbered:
             raise PlanError("a walk that reads or writes entries needs row tiles whose entries have numbers")
 
@@ -132,10 +136,7 @@ class Text:
         for output, _, destination in walk.accumulated:
             factors.setdefault(destination, set()).add(walk.function.peeled(output)[1])
         several = {output for output, _, destination in walk.accumulated if len(factors[destination]) > 1}
-        return several | {output for output, _ in walk.stored}
-
-    def put(self, *lines: str) -> None:
-        self.lines += ["    " * self.indent + line for line in lines]
+        return several | {output for output, *_ in walk.stored}
 
     def lane(self, table: str) -> str:
         return f"lane_{padded(self.sizes[table], self.dots)}"
@@ -149,15 +150,24 @@ class Text:
         masked = f", mask={' & '.join(conditions)}, other=0.0" if conditions else ""
         return f"tl.load({address}{masked})"
 
+    def by_line(self, head: str) -> str:
+        """The heads of a program's lines, of which each has a row of a tile; the head of a program's rows."""
+        return head if self.dots else f"{head}[:, None]"
+
     def row_address(self, table: str, head: str, row: str, lane: str = "") -> str:
-        """The addresses of rows of a head of a table or a result."""
+        """The addresses of rows of a head of a table or a result: own rows, or each line's "col"."""
         units = f" * {dict(self.layout.units)[table]}" if table in dict(self.layout.units) else ""
         of_head = f"{head} * {table}_head{units}"
         if table in self.layout.apart:
             batch = f"{head} // {table}_heads * {table}_batch{units}"
             of_head = f"{batch} + {head} % {table}_heads * {table}_head{units}"
         at = f"{row}.to(tl.int64)" if self.layout.wide else row
-        return f"{table} + {of_head} + {at}[:, None] * {table}_row{units} + {lane or self.lane(table)}[None, :]"
+        lane = lane or self.lane(table)
+        of_row = f"* {table}_row{units}"
+        if not self.dots and row == "col":
+            return f"{table} + ({of_head})[:, None, None] + {at}[:, :, None] {of_row} + {lane}[None, None, :]"
+        of_head = of_head if self.dots else f"({of_head})[:, None]"
+        return f"{table} + {of_head} + {at}[:, None] {of_row} + {lane}[None, :]"
 
     def number_address(self, vector: str, head: str, row: str) -> str:
         """The addresses of a head's numbers by row or column."""
@@ -171,10 +181,10 @@ class Text:
 
     def numbers(self) -> list[str]:
         """The arguments that are numbers."""
-        named = ["item_count", "rows", "columns"]
+        named = ["item_count", "rows", "columns", *([] if self.dots else ["parts"])]
         named += ["windows", "pattern_head", "part_head"] if self.layout.stacked else []
         named += [f"{name}_step" for name in (*self.vectors, *self.less.values()) if name in self.layout.stepped]
-        return named + self.strides(self.tensors())
+        return named + [f"{name}_size" for name in self.placed] + self.strides(self.tensors())
 
     def strides(self, names: Iterable[str]) -> list[str]:
         """The arguments that say how far heads and rows of tensors are apart."""

@@ -95,16 +95,18 @@ class TorchWalk:
         self.unit = 1 if tiles.columns % tiles.width else tiles.width  # columns that are gathered together
         function, self.scales = walk.function.scaled(walk.products)
         self.function = function
-        stored = {output for output, _ in walk.stored}
         self.weights: dict[str, Argument] = {}
         self.factors: dict[str, float] = {}
+        stored = {output for output, *_ in walk.stored}
         for output in dict.fromkeys([*stored, *(output for output, *_ in walk.accumulated)]):
             whole = function.outputs[output], 1.0
             apart = output in stored or walk.online
             self.weights[output], self.factors[output] = whole if apart else function.peeled(output)
-        self.read = function.inputs(self.weights.values())
+        self.read = walk.read(self.weights.values())
+        self.placed = {name: place for name, place in walk.places.items() if name in self.read}
         self.at_once = CACHED // max(len(self.read & walk.products.keys()), 1)
-        self.numbered = bool(walk.stored) or "entries" in [walk.vectors.get(name) for name in self.read]
+        self.numbered = any(vector is None for _, vector, _ in walk.stored)
+        self.numbered |= "entries" in [walk.vectors.get(name) for name in self.read]
 
     @cached_property
     def windows(self) -> list[Windows]:
@@ -245,6 +247,7 @@ class _Scores:
         self.dtype = dtype
         self.shape = len(heads) * windows.size, met.shape[1], windows.count
         self.gathered: dict[str, Tensor] = {}
+        self.at: dict[str, Tensor] = {}
 
     def own(self, name: str) -> Tensor:
         """Return the windows' rows of a table or vector."""
@@ -308,12 +311,15 @@ class _Scores:
             if divisor is not None:
                 part /= divisor.view(*divisor.shape, *[1] * (part.ndim - 2))
             self.put(results[name], part)
-        if walk.stored:
+        for output, vector, name in walk.stored:
+            if vector:
+                by_head, result = weights[output].unflatten(0, (-1, self.windows.size)).flatten(1), results[name]
+                result[self.heads] = result[self.heads].scatter_add(1, self.at[vector].expand_as(by_head), by_head)
+                continue
             assert self.entries is not None
             met = torch.nn.functional.pad(self.met != 0, (self.shape[2] - self.met.shape[2], 0), value=True)
-            for output, name in walk.stored:
-                weight = weights[output].unflatten(0, (-1, len(met)))[:, met]
-                results[name][self.parts, self.entries[met]] = weight.to(results[name].dtype)
+            weight = weights[output].unflatten(0, (-1, len(met)))[:, met]
+            results[name][self.parts, self.entries[met]] = weight.to(results[name].dtype)
 
     def weighted(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs of the map; 0 of pairs that do not meet, or minus infinity for a softmax."""
@@ -326,11 +332,19 @@ class _Scores:
         vectors = []
         for name in kernel.read & walk.vectors.keys():
             side = walk.vectors[name]
+            if side == "places":
+                continue
             if side == "entries":
                 values[name] = self.inputs[name][self.parts][:, self.entries].flatten(0, 1)
             else:
                 values[name] = self.own(name)[:, :, None] if side == "own" else self.other(name)[:, None, :]
                 vectors.append(values[name])
+        for name, place in kernel.placed.items():  # alike for all heads
+            numbers, size = self.inputs[name][self.heads], self.windows.size
+            of_windows = {one: values[one][:size] for one in place.reads}
+            at = place.of(of_windows).long().remainder_(numbers.shape[1])
+            self.at[name] = at.expand(size, *self.shape[1:]).reshape(1, -1)
+            values[name] = numbers[:, self.at[name][0]].view(self.shape)
         weights = {}
         part = self.met.shape[2]
         computed = kernel.function.computed(kernel.weights.values(), values, self.dtype)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from sparsetc.ir.nest.axes import LEVELS
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import Storage
 from sparsetc.support import Ints
-from sparsetc.support.lru import Lru, cached_property, given_to
+from sparsetc.support.lru import Cache, cached_property, given_to
 from sparsetc.support.notices import log_since
 from sparsetc.tensor.coords import INT32_MAX, picked
 
@@ -201,7 +201,7 @@ def unknown_parameter(format: str, storage: Storage, order: int) -> str:
     return f"format {format!r} has no parameter {unknown[0]!r}; known: {', '.join(names) or 'none'}" if unknown else ""
 
 
-def pack(coords: Tensor, shape: Ints, format: str, storage: Storage, cache: Lru[Any, Any] | None = None) -> Packed:
+def pack(coords: Tensor, shape: Ints, format: str, storage: Storage, cache: Cache | None = None) -> Packed:
     """Pack with the named format and check its view; `cache` holds objects made of these coordinates."""
     if fault := storage.level_fault(coords.shape[0]):
         raise FormatError(fault)

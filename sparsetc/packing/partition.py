@@ -20,7 +20,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.packing.base import Packed, pack
 from sparsetc.support import Ints
-from sparsetc.support.lru import Lru, given_to, signature_of
+from sparsetc.support.lru import Cache, given_to, signature_of
 from sparsetc.support.names import check_free, check_label, is_own
 from sparsetc.tensor.coords import linear_key, narrow_ranks, of_modes, ranked
 from sparsetc.tensor.pattern import clear_patterns
@@ -98,7 +98,7 @@ def everything(coords: Tensor, shape: Ints) -> list[Tensor | None]:
 
 
 def divide(
-    name: str, coords: Tensor, shape: Ints, kept: Ints, options: dict[str, int], cache: Lru[Any, Any] | None = None
+    name: str, coords: Tensor, shape: Ints, kept: Ints, options: dict[str, int], cache: Cache | None = None
 ) -> list[Tensor | None]:
     """Divide the nonzeros by the named rule.
 
@@ -229,7 +229,7 @@ def shares_key(partition: str, options: Iterable[tuple[str, Any]], kept: Ints) -
 
 
 def shares(
-    partition: str, options: Iterable[tuple[str, Any]], kept: Ints, coords: Tensor, shape: Ints, cache: Lru[Any, Any]
+    partition: str, options: Iterable[tuple[str, Any]], kept: Ints, coords: Tensor, shape: Ints, cache: Cache
 ) -> list[Tensor | None]:
     """Return the nonzeros of each share, as `divide` gives them, from the cache of the pattern if they are there."""
     key = shares_key(partition, options, kept)
@@ -247,7 +247,7 @@ def storage_keys(plan: Plan, kept: Ints) -> list[Hashable]:
     return [("storage", key, n, p.format, p.storage) for n, p in zip(numbers, plan.parts, strict=True)]
 
 
-def stored_parts(plan: Plan, coords: Tensor, shape: Ints, kept: Ints, cache: Lru[Any, Any]) -> list[Packed]:
+def stored_parts(plan: Plan, coords: Tensor, shape: Ints, kept: Ints, cache: Cache) -> list[Packed]:
     """Return each part of a plan, packed now or taken from the cache.
 
     Args:

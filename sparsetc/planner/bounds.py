@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.ir.plan import Part, Plan
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.tiles import VOLUME, sides_of
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import in_order, rounded
@@ -129,10 +129,8 @@ class Rates:
         fixed = profile.launch + profile.constants["starting_waits"] * profile.wait
         left = 1 - ((1 - left) * ERROR).clip(max=1)
         rest = left * max(0.0, best.seconds - fixed) + (left > 0) * (fixed if launched else 0.0)
-        first = self.first[:, None]
-        more = self.more[:, None]
-        turn = self.turn[:, None]
-        seconds = first + (tiles * more + chain * turn) / ERROR + rest
+        more = tiles * self.more[:, None] + chain * self.turn[:, None]
+        seconds = self.first[:, None] + more / ERROR + rest
         least: Numbers = np.where(tiles > 0, seconds, inf).min(1)
         return least
 

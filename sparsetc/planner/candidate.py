@@ -11,8 +11,8 @@ from math import expm1
 
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.statistics import Statistics
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.ir.program.resources import Statistics
+from sparsetc.planner.problem import Problem
 from sparsetc.support import NamedInts
 from sparsetc.support.lru import cached_property
 
@@ -88,19 +88,19 @@ def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate
     return Choice(plan, tuple((c.name, c.total) for c in order), best.expected, best.seconds or ())
 
 
-def max_item_nnz_of(problem: Problem, nnz: int, schedule: Schedule) -> int:
-    """Return the most nonzeros of a work item, for a tensor of `nnz` nonzeros."""
+def max_item_nnz_of(problem: Problem, schedule: Schedule) -> int:
+    """Return the most nonzeros of a work item."""
     least, most = problem.rules["dot_item_nnz" if schedule.dot else "item_nnz"]
-    return max(least, min(most, 1 << max(nnz // problem.rules["programs"], 1).bit_length() - 1))
+    return max(least, min(most, 1 << max(problem.nnz // problem.rules["programs"], 1).bit_length() - 1))
 
 
-def repeats(problem: Problem, counts: Counts, storage: Storage) -> NamedInts:
+def repeats(problem: Problem, storage: Storage) -> NamedInts:
     """Count the changes of each leaf coordinate in sorted order; only the first two leaf modes can repeat much."""
     letters, shared = problem.letters, [*storage.item, *storage.lane]
     counted = []
     for n, mode in enumerate(storage.leaf[:2]):
         if n + 1 < len(storage.leaf):
-            counted.append((letters[mode], counts.distinct((*shared, *storage.leaf[: n + 1]))))
+            counted.append((letters[mode], problem.counts.distinct((*shared, *storage.leaf[: n + 1]))))
     return tuple(counted)
 
 

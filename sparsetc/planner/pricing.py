@@ -23,7 +23,7 @@ from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.operands import named_operands
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
@@ -266,7 +266,7 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
 def _by_passes(own: Schedule, problem: Problem) -> Schedule:
     """Make every axis that is split over the grid slowest there, unless the schedule names some."""
     sizes = problem.bound.by_index
-    slowest_axes = own.slowest_axes or tuple([c for c in problem.bound.einsum.axes if sizes[c] > own.block(c)])
+    slowest_axes = own.slowest_axes or tuple([c for c in problem.einsum.axes if sizes[c] > own.block(c)])
     return own if slowest_axes == own.slowest_axes else replace(own, slowest_axes=slowest_axes)
 
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_backend, portable, shared_memory
-from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
 from sparsetc.packing.partition import row_numbers, shares, shares_key
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.support import Ints, Names, outside
-from sparsetc.support.lru import Lru, cached_property
+from sparsetc.support.lru import Cache, cached_property
 from sparsetc.support.memory import available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -50,7 +50,7 @@ class Counts:
         coords: Tensor,
         shape: Ints,
         memory: dict[Any, Any] | None = None,
-        cache: Lru[Any, Any] | None = None,
+        cache: Cache | None = None,
         share: tuple[int, Callable[[], Tensor | None]] | None = None,
     ) -> None:
         """Count nothing yet.
@@ -66,14 +66,14 @@ class Counts:
         self._coords, self.shape = coords, shape
         self.nnz, self._share = share or (coords.shape[1], lambda: None)
         self._memory = {} if memory is None else memory
-        private: Lru[Any, Any] = Lru(OWN)
+        private = Cache(OWN)
         # Weak: the cache keeps kernels, which keep counts.
-        self._cache: Callable[[], Lru[Any, Any] | None] = (lambda: private) if cache is None else weakref.ref(cache)
+        self._cache: Callable[[], Cache | None] = (lambda: private) if cache is None else weakref.ref(cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Counts, (self.coords, self.shape, self._memory)
 
-    def cached_in(self, cache: Lru[Any, Any]) -> Counts:
+    def cached_in(self, cache: Cache) -> Counts:
         """Return these counts with another cache for packed arrays."""
         return Counts(self._coords, self.shape, self._memory, cache, (self.nnz, self._share))
 
@@ -88,10 +88,10 @@ class Counts:
         return self._coords if self._numbers is None else self._coords[:, self._numbers]
 
     @property
-    def cache(self) -> Lru[Any, Any]:
+    def cache(self) -> Cache:
         """The pattern's cache; a new one where the pattern is gone."""
         cache = self._cache()
-        return Lru(1) if cache is None else cache
+        return Cache(1) if cache is None else cache
 
     def row(self, mode: int) -> Tensor:
         """(nnz,) int64 coordinates of a mode; on the host where a copy takes less time than counting launches."""
@@ -308,6 +308,16 @@ class Problem:
             native=native,
         )
 
+    @property
+    def nnz(self) -> int:
+        """Nonzeros of the sparse operand."""
+        return self.counts.nnz
+
+    @property
+    def einsum(self) -> Einsum:
+        """The einsum, whatever the sizes."""
+        return self.bound.einsum
+
     @cached_property
     def of_any_pattern(self) -> Problem:
         """The problem without its pattern: what depends on it alone is kept for the next pattern."""
@@ -366,7 +376,7 @@ class Problem:
     @property
     def equation(self) -> str:
         """The einsum as it was written."""
-        return self.bound.einsum.text or str(self.bound.einsum)
+        return self.einsum.text or str(self.einsum)
 
     @cached_property
     def ordered(self) -> bool:
@@ -376,7 +386,7 @@ class Problem:
     @cached_property
     def letters(self) -> Names:
         """The sparse operand's letters, by mode."""
-        return self.bound.einsum.sparse_indices
+        return self.einsum.sparse_indices
 
     @cached_property
     def order(self) -> int:
@@ -391,7 +401,7 @@ class Problem:
     @cached_property
     def kept(self) -> Ints:
         """Modes of the sparse operand that the output has."""
-        return tuple([self.letters.index(c) for c in self.bound.einsum.kept])
+        return tuple([self.letters.index(c) for c in self.einsum.kept])
 
     @cached_property
     def rest(self) -> Ints:

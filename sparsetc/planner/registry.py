@@ -7,11 +7,12 @@ considered was expected to take, for `explain`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
 from itertools import chain
+from math import log2
 from typing import Any, TypeVar, overload
 
 from sparsetc.errors import FormatError, PlanError
@@ -21,7 +22,7 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of
 from sparsetc.planner.pricing import orderly, suited, with_rounded
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.recurring import kinds, recurring
+from sparsetc.support.lru import Lru
 from sparsetc.support.names import check_free, check_identifier, check_label
 from sparsetc.tensor.pattern import clear_patterns
 
@@ -38,7 +39,7 @@ class Method:
     Attributes:
         candidates: the plans worth considering under ``"auto"``, given the best so far; none where the method does not
             apply. Methods that count more than rows leave out what cannot be faster (`planner.bounds`).
-        candidate: the plan of a problem, its counts and a request's options; None, or `PlanError`, where it does not
+        candidate: the plan of a problem and a request's options; None, or `PlanError`, where it does not
             apply.
         options: the options that a request by the method's name may have.
         alone: True where ``"auto"`` considers the method for one einsum, and not only for several that share a copy.
@@ -49,7 +50,7 @@ class Method:
     """
 
     name: str
-    candidates: Callable[[Problem, Counts, Best], Iterable[Candidate]]
+    candidates: Callable[[Problem, Best], Iterable[Candidate]]
     candidate: Callable[..., Candidate | None]
     options: tuple[str, ...] = ()
     alone: bool = True
@@ -66,7 +67,7 @@ class Method:
         by_plan: dict[Plan, list[Candidate]] = {}
         for n in range(len(problem.precisions) if problem.backend == "triton" or not self.kernels else 0):
             exacter = changed(problem, precisions=problem.precisions[n:]) if n else problem
-            for candidate in self.candidates(exacter, problem.counts, best or Best()):
+            for candidate in self.candidates(exacter, best or Best()):
                 # Precisions tell only those plans apart whose dots have them.
                 key = candidate.plan
                 if len(problem.precisions) > 1:
@@ -79,7 +80,7 @@ class Method:
 
     def requested(self, problem: Problem, request: Plan) -> Candidate:
         """Return the candidate for a requested plan, operands cast if faster. Raise `PlanError` if there is none."""
-        candidate = self.candidate(problem, problem.counts, **dict(request.options))
+        candidate = self.candidate(problem, **dict(request.options))
         if candidate is None:
             said = f'plan {request.name!r} does not apply to "{problem.equation}" on this tensor'
             raise PlanError(f'{said}: the function that makes it gave None, and no candidate; "auto" takes another')
@@ -100,9 +101,9 @@ def add_plans(*methods: Method) -> None:
 def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
     """Return the method of a function that a format offers or a user registers."""
 
-    def candidate(problem: Problem, counts: Counts) -> Candidate | None:
+    def candidate(problem: Problem) -> Candidate | None:
         """Return the function's plan, if it has one, by its registered name; `PlanError` where it is malformed."""
-        offered = make(problem, counts)
+        offered = make(problem, problem.counts)
         if offered is None:
             return None
         if not isinstance(offered, Candidate):
@@ -113,8 +114,8 @@ def made_by(name: str, make: MakePlan, shared: bool = False) -> Method:
             raise PlanError(f"plan {name!r} has {len(plan.parts)} parts, and the expected sizes of {sizes}")
         return changed(offered, plan=plan)
 
-    def candidates(problem: Problem, counts: Counts, best: Best) -> Iterable[Candidate]:
-        offered = candidate(problem, counts)
+    def candidates(problem: Problem, best: Best) -> Iterable[Candidate]:
+        offered = candidate(problem)
         return () if offered is None or (problem.ordered and not orderly(offered, problem)) else (offered,)
 
     return Method(name, candidates, candidate, shared=shared, make=make)
@@ -311,3 +312,70 @@ def by_nonzeros(plan: Plan) -> bool:
 
 def _names() -> str:
     return ", ".join(("auto", ONE_PASS.name, STEPS.name, *PLANS))
+
+
+# -- patterns that come and go ----------------------------------------------------------------------------------------
+# Similar patterns, each used once or a few times, share one plan. They are of one kind where the einsum and the dense
+# sizes are the same, sizes and counts of nonzeros and of rows within two fifths, the longest row within a factor of
+# two, and as many nonzeros have a neighbour. A choice is repeated where several patterns in turn took the same plan;
+# one in `AGAIN`, later one in `SELDOM`, is counted in full, so that a kind follows what its patterns are like.
+
+AGREED = 3
+"""Choices one after the other that must be of one plan before it is repeated."""
+AGAIN = 16
+"""Patterns of a kind of which one is counted in full; twice as many after each time that it took the same plan..."""
+SELDOM = 256
+"""...up to so many."""
+ROUNDED_BY = 2
+"""Steps to a factor of two in which sizes and counts are rounded."""
+
+Kind = tuple[Choice, int, int]
+"""The last choice made in full, how many of these in turn were of its plan, and how often it was repeated since."""
+kinds: Lru[Hashable, Kind] = Lru(256)
+"""The kinds of patterns that were planned last."""
+
+
+def recurring(problem: Problem, count: Callable[[], Choice]) -> Choice:
+    """Return the choice of similar problems if several in turn agreed, else that of `count()`.
+
+    What is asked to be deterministic, or to keep within a memory limit, is planned by its own pattern alone.
+    """
+    if problem.deterministic or problem.adding or problem.memory_limit is not None or not problem.nnz:
+        return count()
+    key = _kind_of(problem)
+    last, agreed, repeats = kinds.get(key) or (None, 0, 0)
+    if last and agreed >= AGREED and repeats < min(AGAIN << agreed - AGREED, SELDOM) - 1:
+        _keep(key, (last, agreed, repeats + 1))
+        reason = f"as for the last patterns of its kind, {last.plan.reason}"
+        return changed(last, plan=changed(last.plan, reason=reason))
+    choice = count()
+    alike = last is not None and _walks(last) == _walks(choice)
+    _keep(key, (choice, agreed * alike + 1, 0))
+    return choice
+
+
+def _keep(key: Hashable, kind: Kind) -> None:
+    kinds.pop(key)
+    kinds.put(key, kind)
+
+
+def _walks(choice: Choice) -> list[Any]:
+    """Return what tells plans apart for a kind: the formats of their parts, and how each walks the modes."""
+    plan = choice.plan
+    return [plan.name, plan.path, *[(p.format, p.storage.levels, p.schedule.precision) for p in plan.parts]]
+
+
+def _kind_of(problem: Problem) -> Hashable:
+    einsum, counts = problem.einsum, problem.counts
+    sparse, kept = set(einsum.sparse_indices), problem.kept if problem.rest else ()  # a nonzero is no row to count
+    sizes = tuple([_rounded(size) if letter in sparse else size for letter, size in problem.bound.sizes])
+    longest = counts.longest(kept)  # first, as it counts the rows on the way
+    counted = tuple(map(_rounded, (counts.nnz, counts.distinct(kept), problem.rows)))
+    shape = _rounded(longest) // 2, round(8 * counts.neighbours)  # which vary more among random patterns
+    asked = problem.backend, problem.dtype, problem.precisions, problem.halves, problem.coalesced, problem.sparse_output
+    return einsum, sizes, counted, shape, asked, problem.ones, problem.profile
+
+
+def _rounded(count: int) -> int:
+    """The logarithm of a count, in steps."""
+    return round(ROUNDED_BY * log2(count)) if count else -1

@@ -15,7 +15,7 @@ from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Plan, in_bf16
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.ir.program.text import tile_einsum
 from sparsetc.ir.program.tile import Product, TileProgram
 from sparsetc.packing.base import FORMATS, Packed
@@ -58,7 +58,7 @@ def report(
     nnz, parts = max(1, sum(p.nnz for p in packed)), []
     for n, (part, program) in enumerate(zip(plan.parts, programs, strict=True)):
         resource, floor = costs[n].roofline(statistics[n], profile)
-        instruction = "multiply-add"
+        products, instruction = program.each(Product), "multiply-add"
         if program.dots:
             by_torch = problem.backend == "torch" or program.whole
             instruction = "matrix product" if by_torch else f"tensor core, {program.schedule.precision}"
@@ -73,7 +73,7 @@ def report(
                 nnz=part.nnz,
                 share=part.nnz / nnz,
                 nbytes=part.nbytes,
-                einsum=_innermost(program),
+                einsum=tile_einsum(min(products, key=lambda s: not s.dot)) if products else "n->n",
                 instruction=instruction,
                 predicted_us=1e6 * seconds[n],
                 roofline_us=1e6 * floor,
@@ -139,9 +139,3 @@ def _tiles(histogram: Tensor) -> tuple[tuple[int, int, int], ...]:
         if int(tiles[in_class].sum()):
             classes.append((1 << n, int(tiles[in_class].sum()), int(histogram[in_class].sum())))
     return tuple(classes)
-
-
-def _innermost(program: TileProgram) -> str:
-    """The innermost tile einsum."""
-    inner = program.each(Product)
-    return tile_einsum(next((s for s in inner if s.dot), inner[0])) if inner else "n->n"

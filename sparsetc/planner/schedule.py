@@ -23,7 +23,7 @@ MOST_WHOLE = 4096
 
 def padded_axes(problem: Problem) -> dict[str, int]:
     """Return the dense axes with their sizes, each rounded up to a power of two."""
-    return {c: 1 << max(problem.bound.by_index[c] - 1, 0).bit_length() for c in problem.bound.einsum.axes}
+    return {c: 1 << max(problem.bound.by_index[c] - 1, 0).bit_length() for c in problem.einsum.axes}
 
 
 def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Collection[int] = ()) -> Schedule:
@@ -104,7 +104,7 @@ def of_entries(problem: Problem) -> bool:
 
 def programs_of(problem: Problem, schedule: Schedule) -> int:
     """Return the programs of a work item, over the blocks of its dense axes."""
-    return prod(-(-problem.bound.by_index[c] // schedule.block(c)) for c in problem.bound.einsum.axes)
+    return prod(-(-problem.bound.by_index[c] // schedule.block(c)) for c in problem.einsum.axes)
 
 
 def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> Names:
@@ -115,7 +115,7 @@ def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> Names:
     have few columns, as to read the entries takes longest; and what is summed may be long, unless sums have to be in an
     order: programs share it, and add.
     """
-    e = problem.bound.einsum
+    e = problem.einsum
     axes = {p: {c for c in e.inputs[p] if c in sizes} for p in e.dense}
     after = [p for p in e.dense if alone and {*e.inputs[p]} <= {*e.output}]
     meeting = [p for p in e.dense if axes[p] and p not in after]
@@ -134,7 +134,7 @@ def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> Names:
 
 def _of_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> Schedule:
     """Return the schedule of one matrix product for a few nonzeros, summed over lanes and shared axes of blocks."""
-    e, rules = problem.bound.einsum, problem.rules
+    e, rules = problem.einsum, problem.rules
     output = among(e.output, padded)
     sides = [among(output, table) for table in e.tables]
     block = {c: padded[c] for c in deep}
@@ -168,7 +168,7 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> 
     The rows are the side that an entry has, whole where there is room for their sums; the columns, which many entries
     read, are wide.
     """
-    e = problem.bound.einsum
+    e = problem.einsum
     rules = problem.rules
     number = problem.letters[0]
     terms = sorted([t for t in e.tables if {*t} & {*deep}], key=lambda term: number not in term)
@@ -203,7 +203,7 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> 
 def _sides(problem: Problem, block: Mapping[str, int], columns: Collection[str]) -> tuple[int, int]:
     """Return the rows of a dot over blocks, and the bytes of both of its sides, the contents of a buffer."""
     high, deep = (
-        prod(n for c, n in block.items() if c not in columns and (c in problem.bound.einsum.output) == kept)
+        prod(n for c, n in block.items() if c not in columns and (c in problem.einsum.output) == kept)
         for kept in (True, False)
     )
     return high, problem.itemsize * deep * (high + volume(block, columns))
@@ -232,7 +232,7 @@ def _entry_axes(problem: Problem) -> Names:
 
     An entry of two dense modes needs one dot, which `_of_single_blocks` schedules.
     """
-    e, number = problem.bound.einsum, problem.letters[0]
+    e, number = problem.einsum, problem.letters[0]
     tables = [table for table in e.tables if number in table]
     others = set[str]().union(*outside(e.tables, tables))
     axes = among(tables[0], e.axes) if len(tables) == 1 and number not in e.output else ()
@@ -243,7 +243,7 @@ def _entry_axes(problem: Problem) -> Names:
 
 def _of_entries(problem: Problem, padded: dict[str, int], own: Names) -> Schedule:
     """Return the schedule of one whole entry a step; other axes are in blocks, as large as registers hold sums."""
-    e = problem.bound.einsum
+    e = problem.einsum
     block = {c: padded[c] for c in (*own, *e.axes)}
     others = outside(e.axes, own)
     tables = [{*table} & {*e.axes} for table in reversed(e.tables) if problem.letters[0] not in table]

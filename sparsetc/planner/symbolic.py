@@ -18,7 +18,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.plan import Plan
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import Count, Statistics
+from sparsetc.ir.program.resources import Count, Statistics
 from sparsetc.ir.program.tile import Gather, Loop, Statement, TileProgram
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.support import outside

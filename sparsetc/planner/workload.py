@@ -14,7 +14,7 @@ from math import inf
 
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.partition import storage_keys
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate, Choice, choice_of, ranked
@@ -154,7 +154,9 @@ def _reason(best: Sequence[Option], fastest: Sequence[Option], limit: int, wante
         if wanted == "auto"
         else f"most by {wanted!r}, which was asked for, of the sets"
     )
-    nbytes, shared = copied(best), _in_common(best)
+    nbytes, stored = copied(best), [{key for key, nbytes in option.copies.items() if nbytes} for option in best]
+    uses = Counter(key for own in stored for key in own)
+    shared = sum(all(uses[key] > 1 for key in own) for own in stored)  # einsums whose storages all serve another too
     one = f", one copy serving {shared} of them" if shared > 1 else ""
     said = f"planned together with {len(best) - 1} other einsums, {nbytes:,} bytes stored for all{one}"
     if nbytes > limit:
@@ -162,9 +164,3 @@ def _reason(best: Sequence[Option], fastest: Sequence[Option], limit: int, wante
     if copied(fastest) > limit:
         return f"{said}: {asked} that fit {limit:,} bytes; without a limit {copied(fastest):,} would be"
     return f"{said}: {'the fastest set of plans' if wanted == 'auto' else 'by name'}"
-
-
-def _in_common(chosen: Sequence[Option]) -> int:
-    """Return the number of einsums whose storages all serve another einsum too."""
-    uses = Counter(key for option in chosen for key, nbytes in option.copies.items() if nbytes)
-    return sum(all(uses[key] > 1 for key, nbytes in option.copies.items() if nbytes) for option in chosen)

@@ -25,7 +25,7 @@ from sparsetc.ir.nest.nest import PAIRED
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import DOTS, F16X3, SIDE, Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.join.blocking import BlockPairList, BlockWork, pairs_a_program
 from sparsetc.join.join import add_up

@@ -100,8 +100,8 @@ def paired(wanted: Any, letters: Iterable[str] | None = None) -> Plan:
         lengths = [(SIDE + letter, n) for part in plan.parts for letter, n in part.sides.items()]
         storages = tuple("bitmap" if part.bitmap else "whole" for part in plan.parts[:2])
         return Plan(plan.name, options=(*plan.options, ("storage", storages), *lengths))
-    sides = set(_sides(_checked(plan)))
-    if letters is not None and (unknown := sorted(sides.difference(letters))):
+    named = _sides(_checked(plan)).keys()
+    if letters is not None and (unknown := sorted(named - {*letters})):
         raise PlanError(f"the plan gives sides to {', '.join(unknown)}, which the equation does not have")
     return plan
 

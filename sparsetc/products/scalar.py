@@ -212,8 +212,7 @@ class TaskSums(JoinPath):
     def candidates(cls, p: JoinProblem, best: Best) -> list[Candidate]:
         """Return the plan with its price; where tasks are few nothing else is to be counted."""
         (candidate,) = super().candidates(p, best)
-        settings = p.budget.settings
-        few = FEW_TASKS if settings.effective_native(p.budget.device) == "none" else FEW_NATIVE
+        few = FEW_TASKS if p.budget.settings.effective_native(p.budget.device) == "none" else FEW_NATIVE
         if p.join.tasks > few * (p.join.x_key.numel() + p.join.y_key.numel()):
             return [candidate]
         best.seconds = 0.0

@@ -95,7 +95,7 @@ def blocking_curve(
     Args:
         matrix: a `SparseTensor`, or a sparse tensor of torch, scipy or pydata/sparse. A tensor of order above 2 is
             unfolded: columns are the coordinates of all other modes. Blocks and dense modes are expanded.
-        width: columns of a strip, and so of a block.
+        width: of a block: the columns are cut into strips of this many.
         taus: Jaccard similarities, each above 0 and at most 1.
         mode: the mode whose slices are rows.
         progress: show a progress bar on stderr.

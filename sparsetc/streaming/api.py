@@ -26,8 +26,7 @@ from sparsetc.planner.registry import check_request
 from sparsetc.streaming import contents
 from sparsetc.streaming.budget import Budget, StreamOptions, named_device
 from sparsetc.streaming.compiler import Compiler
-from sparsetc.streaming.cutting import cut
-from sparsetc.streaming.sources import Source, operand, source_of
+from sparsetc.streaming.cutting import Source, cut, operand, source_of
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
 from sparsetc.streaming.stream import Stream
 from sparsetc.support import FilePath
@@ -154,13 +153,13 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
 def open_stream(path: FilePath, **options: Any) -> Stream:
     """Open a file of packed chunks, as `Stream.save` or ``stream_kernel(file=)`` wrote it; nothing is packed.
 
-    Chunks are read at each call, by several threads, into the buffers that the device copies from. When they are read
-    first they are compared with their checksums, and their numbers with what the programs may read.
+    Each call reads the chunks by several threads into buffers that the device copies from. When a chunk is read for the
+    first time, it is compared with its checksum, and its indices are checked: programs read nothing outside of it.
 
     Args:
         path: of the file.
-        options: ``streams=``, ``order=``, ``device=``, ``progress=`` as of `stream_kernel`, where a GPU runs only what
-            was packed for one; ``memory_limit=`` and ``cache_dir=``; all else is as it was when the chunks were packed.
+        options: ``streams=``, ``order=``, ``device=``, ``progress=``, ``memory_limit=`` and ``cache_dir=`` as of
+            `stream_kernel`. The device is of the kind that the chunks were packed for; other options are those of then.
 
     Raises:
         PlanError: streams or order is not valid, an option that was fixed when the chunks were packed, or

@@ -51,7 +51,7 @@ class Recipe(Record):
     """
 
     equation: str
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[Ints, ...]
     dtype: str
     precision: str
     backend: str

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, IOFormatError, PlanError, printable
+from sparsetc.io import memory
 from sparsetc.support import FilePath
 
 PAGE = 4096
@@ -148,7 +148,7 @@ class ChunkFile:
         self.check: Callable[[int, Tensor], None]
         self._ring: list[Tensor] = []
         self._checked: set[int] = set()
-        self._file = open(self.path, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115  # closed by `close`
+        self._file = memory.on_disk(path)
         try:
             self.arrays = self._header()
             metadata = self.arrays.pop("__metadata__")
@@ -162,12 +162,10 @@ class ChunkFile:
             raise
 
     def _header(self) -> dict[str, Any]:
-        status = os.fstat(self._file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise self.fault("packed chunks are read from a regular file on disk, not a pipe or a folder")
+        size = os.fstat(self._file.fileno()).st_size
         head = os.pread(self._file.fileno(), 8, 0)
         length = int.from_bytes(head, "little")
-        self._begin, self.nbytes = 8 + length, status.st_size - 8 - length
+        self._begin, self.nbytes = 8 + length, size - 8 - length
         if len(head) < 8 or length > MOST or self.nbytes < 0:
             raise self.fault("not a safetensors file, or a truncated one")
         return json.loads(os.pread(self._file.fileno(), length, 8))  # type: ignore[no-any-return]
@@ -243,8 +241,3 @@ class ChunkFile:
                     block.result()
                 self._accept(number, self._ring[position % ring])
                 yield self._ring[position % ring]
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; of a pipe, too, without waiting for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)

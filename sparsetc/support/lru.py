@@ -1,7 +1,7 @@
 """`Lru`, the bounded thread-safe mapping behind every cache in memory; `cached_property`; and `Lock`.
 
-In: hashable keys, values, and the objects without which a value is of no use. Out: the value, until it is the least
-recently used of too many or one of those objects dies. No value is made or dropped while the lock is held.
+In: hashable keys, values, and the objects without which a value is of no use. Out: the value, until it is among the
+least recently used of too many or one of those objects dies. No value is made or dropped while the lock is held.
 
 `cached_property` has no lock, so that no forked child waits for a thread that it does not have: up to Python 3.11
 `functools.cached_property` holds a lock of the class while it computes. Two threads that read at once may both compute.
@@ -77,7 +77,7 @@ _clock = itertools.count()
 
 
 class Lru(Generic[K, V]):
-    """A mapping of at most `most` values; the least recently used one is dropped first.
+    """A mapping of at most `most` values; those that were not used for the longest are dropped, an eighth at a time.
 
     Attributes:
         _items: a value, when it was used last, and references whose callbacks drop it, which die with it.
@@ -112,12 +112,12 @@ class Lru(Generic[K, V]):
                 living(key)
 
         new = [value, next(_clock), [weakref.ref(n, forget) for n in needs]]
-        gone = []  # dropped when the lock is free again
+        gone: list[Any] = []  # dropped when the lock is free again
         with _lock.own:
             kept = self._items.setdefault(key, new)
-            while len(self._items) > self.most:
-                items = self._items.copy()
-                gone.append(self._items.pop(min(items, key=lambda k: items[k][1]), None))
+            if len(self._items) > self.most:  # several, as to look for the oldest takes as long as what a value saves
+                oldest = sorted(self._items.copy().items(), key=lambda item: item[1][1])[: 1 + self.most // 8]
+                gone += [self._items.pop(old, None) for old, _ in oldest]
         return kept[0]  # type: ignore[no-any-return]
 
     def once(self, key: K, make: Callable[[], V]) -> V:
@@ -145,7 +145,11 @@ class Lru(Generic[K, V]):
         return len(self._items)
 
 
-def given_to(function: Callable[..., Any], cache: Lru[Any, Any] | None) -> dict[str, Any]:
+Cache = Lru[Any, Any]
+"""What is kept of any kinds."""
+
+
+def given_to(function: Callable[..., Any], cache: Cache | None) -> dict[str, Any]:
     """Return the keyword ``cache`` for a function that has this parameter; no keyword for others."""
     return {} if cache is None or "cache" not in signature_of(function).parameters else {"cache": cache}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from sparsetc.errors import DtypeError, ShapeError
-from sparsetc.tensor.attributes import Attributes
+from sparsetc.tensor.attributes import Attributes, Sparse
 from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.elementwise import (
     Function,
@@ -33,6 +33,21 @@ from sparsetc.tensor.elementwise import (
     signed_sum,
 )
 from sparsetc.tensor.sums import exactly
+
+
+def _operator(function: Callable[..., Any], *settings: Any) -> Callable[[Sparse, Any], Sparse]:
+    """Return an operator: a function of both operands and of settings."""
+    return lambda x, other: function(x, other, *settings)  # type: ignore[no-any-return]
+
+
+def _compared(x: Any, other: Any, compare: Function) -> Any:
+    """A tensor of bools: where the comparison holds. Refused where 0, as absent entries are, does."""
+    other = as_number(other)
+    if compare is not operator.ne:
+        check_ordered(x)
+        if isinstance(other, complex):
+            raise DtypeError(f"{other} has no order: compare magnitudes, .abs()")
+    return elementwise(x, other, compare, f"the comparison {compare.__name__}")
 
 
 class Arithmetic(Attributes):
@@ -134,19 +149,18 @@ class Arithmetic(Attributes):
 
     # -- of two ---------------------------------------------------------------------------------------------------
 
-    def __mul__(self, other: Any) -> Self:
-        return product(self, other, torch.mul)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Self:
-        return product(self, other, torch.true_divide, "/")
-
-    def __floordiv__(self, other: Any) -> Self:
-        return product(self, other, torch.floor_divide, "//")
-
-    def __mod__(self, other: Any) -> Self:
-        return product(self, other, torch.remainder, "%")
+    __mul__ = __rmul__ = _operator(product, torch.mul)
+    __truediv__ = _operator(product, torch.true_divide, "/")
+    __floordiv__ = _operator(product, torch.floor_divide, "//")
+    __mod__ = _operator(product, torch.remainder, "%")
+    __add__ = __radd__ = _operator(signed_sum, 1)
+    __sub__ = _operator(signed_sum, -1)
+    __and__ = __rand__ = _operator(product, torch.bitwise_and, "&")
+    __or__ = __ror__ = _operator(elementwise, operator.or_, "|")
+    __xor__ = __rxor__ = _operator(elementwise, operator.xor, "^")
+    __lt__, __le__, __gt__, __ge__ = (
+        _operator(_compared, compare) for compare in (operator.lt, operator.le, operator.gt, operator.ge)
+    )
 
     def __rtruediv__(self, other: Any) -> NoReturn:
         raise DtypeError(f"{type(other).__name__} / sparse, // or %, divides by absent entries, 0: .to_dense()")
@@ -162,29 +176,8 @@ class Arithmetic(Attributes):
             raise DtypeError("sparse ** takes one number above 0, since 0 to the power of another is not 0: map()")
         return self.map(lambda values: applied(torch.pow, values, exponent))
 
-    def __add__(self, other: Any) -> Self:
-        return signed_sum(self, other, 1)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Self:
-        return signed_sum(self, other, -1)
-
     def __rsub__(self, other: Any) -> Self:
         return signed_sum(-self, other, 1)
-
-    def __and__(self, other: Any) -> Self:
-        return product(self, other, torch.bitwise_and, "&")
-
-    def __or__(self, other: Any) -> Self:
-        return elementwise(self, other, operator.or_, "|")
-
-    def __xor__(self, other: Any) -> Self:
-        return elementwise(self, other, operator.xor, "^")
-
-    __rand__ = __and__
-    __ror__ = __or__
-    __rxor__ = __xor__
 
     def __invert__(self) -> NoReturn:
         raise DtypeError(
@@ -200,28 +193,7 @@ class Arithmetic(Attributes):
 
     def __ne__(self, other: object) -> Any:
         compared = isinstance(as_number(other), Number | Arithmetic)
-        return self._compared(operator.ne, other) if compared else not self == other
-
-    def __lt__(self, other: Any) -> Self:
-        return self._compared(operator.lt, other)
-
-    def __le__(self, other: Any) -> Self:
-        return self._compared(operator.le, other)
-
-    def __gt__(self, other: Any) -> Self:
-        return self._compared(operator.gt, other)
-
-    def __ge__(self, other: Any) -> Self:
-        return self._compared(operator.ge, other)
-
-    def _compared(self, compare: Function, other: Any) -> Self:
-        """A tensor of bools: where the comparison holds. Refused where 0, as absent entries are, does."""
-        other = as_number(other)
-        if compare is not operator.ne:
-            check_ordered(self)
-            if isinstance(other, complex):
-                raise DtypeError(f"{other} has no order: compare magnitudes, .abs()")
-        return elementwise(self, other, compare, f"the comparison {compare.__name__}")
+        return _compared(self, other, operator.ne) if compared else not self == other
 
 
 def matmul(left: Any, right: Any) -> Any:

@@ -7,6 +7,7 @@ or with a gradient.
 from __future__ import annotations
 
 from math import prod
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -25,11 +26,11 @@ from sparsetc.tensor.sums import INTEGERS
 
 IN_PLACE = "a SparseTensor is not changed in place, as {} would: take the result of an operation, or change x.values"
 """The message for operations that torch does in place."""
-
-
-def _of_values(name: str) -> property:
-    """The attribute or method of values, by its name."""
-    return property(lambda x: getattr(x._values, name), doc=f"``values.{name}``.")
+OF_VALUES = """
+    is_floating_point is_complex is_signed is_cuda is_meta is_leaf is_shared is_pinned get_device grad_fn register_hook
+    retain_grad element_size
+""".split()  # noqa: SIM905 (a list of 13 quoted words is no easier to read)
+"""Attributes and methods of the values that the tensor has too."""
 
 
 @once
@@ -328,24 +329,7 @@ class Attributes:
         return self
 
     # -- what torch.nn.Module, DataLoader and hooks ask of a tensor, as it may be a buffer of a module --------------
-
-    is_floating_point, is_complex, is_signed, is_cuda, is_meta, is_leaf, is_shared, is_pinned, get_device = map(
-        _of_values,
-        (
-            "is_floating_point",
-            "is_complex",
-            "is_signed",
-            "is_cuda",
-            "is_meta",
-            "is_leaf",
-            "is_shared",
-            "is_pinned",
-            "get_device",
-        ),
-    )
-    grad_fn, register_hook, retain_grad, element_size = map(
-        _of_values, ("grad_fn", "register_hook", "retain_grad", "element_size")
-    )
+    # (and attributes of `OF_VALUES`)
 
     @property
     def grad(self) -> Self | None:
@@ -388,6 +372,9 @@ class Attributes:
         pattern = self._pattern.like(self._pattern.coords.pin_memory(), self._pattern._coalesced)
         return self._make(pattern, self._values.pin_memory())
 
+
+for _name in OF_VALUES:
+    setattr(Attributes, _name, property(attrgetter(f"_values.{_name}"), doc=f"``values.{_name}``."))
 
 Sparse = TypeVar("Sparse", bound=Attributes)
 """The class of a tensor, and of what is made of it."""

@@ -48,12 +48,18 @@ def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     return laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
 
 
-def laid_out(x: Attributes) -> Tensor:
-    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes)."""
+def laid_out(x: Attributes, again: bool = False) -> Tensor:
+    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes).
+
+    Where other values will be laid out `again`, the entries' places are kept with the pattern.
+    """
     values, blocks = x._values, x._pattern.blocks
-    places = (*x._pattern.shape, *values.shape[1:])
-    dense = values.new_zeros(places) if blocks is None else blocks.zeros(places, values)
+    sizes = (*x._pattern.shape, *values.shape[1:])
     with without_autocast(values.device):
+        if again and blocks is None:
+            entries = values.new_zeros(math.prod(x._pattern.shape), *values.shape[1:])
+            return entries.index_copy_(0, x._pattern.places, values).view(sizes)
+        dense = values.new_zeros(sizes) if blocks is None else blocks.zeros(sizes, values)
         dense.index_put_(x.coords.unbind(), values)
     return dense if blocks is None else blocks.laid_out(dense)
 
@@ -70,7 +76,8 @@ def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple
     if layout is None:
         whole = x.order == 2 and blocks is not None and not blocks.ragged and blocksize is None
         layout = torch.sparse_bsr if whole else torch.sparse_coo
-    if layout != torch.sparse_coo and layout not in _COMPRESSED:
+    is_coo = layout == torch.sparse_coo
+    if not is_coo and layout not in _COMPRESSED:
         raise FormatError(f"layout must be torch.sparse_coo, _csr, _csc, _bsr or _bsc, found {layout}")
     if math.prod(x.shape) >= crd.INT64_SIZES:
         raise ShapeError(f"torch.sparse cannot hold shape {x.shape}: the product of its sizes is 2**63 or more")
@@ -81,11 +88,11 @@ def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple
         raise FormatError(
             f"blocksize= goes with torch.sparse_bsr and _bsc only, and is needed there; layout is {layout}"
         )
-    if layout != torch.sparse_coo and (x.order != 2 or x.dense_order):
+    if not is_coo and (x.order != 2 or x.dense_order):
         raise ShapeError(f"{layout} holds matrices; {_not_a_matrix(x)}")
     if blocksize is not None and any(b < 1 or s % b for s, b in zip(x.shape, blocksize, strict=True)):
         raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
-    if layout != torch.sparse_coo:
+    if not is_coo:
         pointers = 8 * (1 + x.shape[int(layout in (torch.sparse_csc, torch.sparse_bsc))])
         memory.check(
             f"the pointers of {layout} of shape {x.shape}", pointers, x.device, instead="take torch.sparse_coo"
@@ -98,9 +105,7 @@ def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple
     coo = torch.sparse_coo_tensor(
         x.coords, x.values, x.shape, device=x.device, is_coalesced=x.is_coalesced or None, check_invariants=False
     )
-    if layout == torch.sparse_coo:
-        return coo
-    return coo.to_sparse(layout=layout, blocksize=blocksize) if blocked else coo.to_sparse(layout=layout)
+    return coo if is_coo else coo.to_sparse(layout=layout, blocksize=blocksize)
 
 
 def _compressed_blocks(x: Attributes, layout: torch.layout, blocksize: tuple[int, int]) -> Tensor:

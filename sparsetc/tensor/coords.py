@@ -265,17 +265,13 @@ def narrow_runs(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor) -> t
     Returns:
         (n,) the number of each tuple; (numbers,) int64, the first that has the number.
     """
-    key, spread = linear_key(rows, sizes, like)
-    key = narrowed(key, spread)
-    number, order, fresh = _by_sorting(key)
+    number, order, fresh = _by_sorting(narrowed(*linear_key(rows, sizes, like)))
     return torch.empty_like(number).scatter_(0, order, number), order[fresh]
 
 
 def lexsort(rows: Iterable[Tensor], sizes: Sequence[int]) -> Tensor:
     """(n,) int64 stable permutation that puts tuples of at least one mode in lexicographic order."""
-    key, spread = linear_key(rows, sizes)
-    key = narrowed(key, spread)
-    return torch.sort(key, stable=True).indices
+    return torch.sort(narrowed(*linear_key(rows, sizes)), stable=True).indices
 
 
 def linear_key(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor | None = None) -> tuple[Tensor, int]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.support import Ints
 from sparsetc.support.compiled import native
 from sparsetc.support.entry import lacks_memory
 from sparsetc.tensor import coords as crd
@@ -202,7 +203,7 @@ def _alike(x: Any, other: Any, sign: str) -> tuple[Any, Any]:
     return x.coalesce(), y.coalesce()
 
 
-def broadcast(first: tuple[int, ...], second: tuple[int, ...], name: str) -> tuple[int, ...]:
+def broadcast(first: Ints, second: Ints, name: str) -> Ints:
     """Return the shape that two shapes broadcast to, by torch's rules. Raise `ShapeError` if they do not fit."""
     order = max(len(first), len(second))
     pairs = list(zip(*((1,) * (order - len(shape)) + tuple(shape) for shape in (first, second)), strict=True))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsetc.errors import DtypeError, ShapeError
-from sparsetc.support import later
+from sparsetc.support import Ints, later
 from sparsetc.tensor.arithmetic import Arithmetic, matmul
 from sparsetc.tensor.attributes import IN_PLACE, is_sparse
 from sparsetc.tensor.elementwise import attempted, elementwise, is_strided
@@ -115,7 +115,7 @@ def _none_differ(x: Any, y: Any, differ: Callable[..., Tensor], name: str) -> bo
     return not bool(elementwise(x, y, _of_tensors(differ), name)._values.any())
 
 
-def _shape_of(x: Any, name: str) -> tuple[int, ...]:
+def _shape_of(x: Any, name: str) -> Ints:
     if not hasattr(x, "shape"):
         raise DtypeError(f"{name} takes tensors, found {type(x).__name__}")
     return tuple(x.shape)
@@ -351,9 +351,8 @@ for _name in ("softmax", "log_softmax"):
     FUNCTIONS[_name].__doc__ = f"Return `sparsetc.{_name}` along a mode: absent elements have no share."
 for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names
     if hasattr(Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
-        _call.__doc__ = _call.__doc__ or (
-            f"Return what ``torch.{_name}`` returns for this tensor, whose absent elements are 0.\n\nA function that "
-            "would make these differ from 0 is refused."
+        _call.__doc__ = (
+            _call.__doc__ or f"Return what ``torch.{_name}`` returns for this tensor, with 0 where it has no entry."
         )
         setattr(Functions, _name, property(_call) if _name in ("real", "imag") else _call)
 Functions.where = lambda x, condition, y=0: FUNCTIONS["where"](condition, x, y)  # type: ignore[attr-defined]

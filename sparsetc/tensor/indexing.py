@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,18 @@ from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
 from sparsetc.support.compiled import native, room
-from sparsetc.support.entry import entry_point
+from sparsetc.support.entry import entry_point, on_gpu
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.inputs import as_tensor
-from sparsetc.tensor.pattern import Labels, Pattern, once
+from sparsetc.tensor.pattern import Labels, Pattern, followed, once, transforming
 
 SEARCHED = 16
-"""If a matrix has more than this many times the indexed rows, each indexed row is found by binary search."""
+"""If a matrix has more than this many times the indexed rows, each indexed row is found by binary search; on a GPU only
+if it has fewer entries than rows."""
 WHOLE = slice(None)
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+"""Types of so many bytes by which values of any type are moved; of more bytes there are several, of 8 each."""
 Taken = tuple[Pattern, Tensor | None]
 """A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
 
@@ -152,12 +156,13 @@ class _EntriesLeft:
                 place = place.index_select(0, which)
         else:
             order = torch.sort(index, stable=True)
+            kinds = None if counts is None else row
             if counts is not None:
-                (which,), number = _enumerated(row, torch.cumsum(counts, 0) - counts, counts, row.unsqueeze(0))
+                first = torch.cumsum(counts, 0) - counts
             else:
                 first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
-                (which,), number = _enumerated(None, first, last - first, row.unsqueeze(0))
-            place = order.indices.index_select(0, number)
+                counts = last - first
+            (which,), place = _enumerated(kinds, first, counts, row.unsqueeze(0), order.indices)
         self.rows = [crd.picked(r, which) for r in self.rows]
         if self.in_order and not crd.is_sorted_unique([index]):
             sorting = crd.lexsort([*self.rows, place], [*self.shape, index.numel()])  # the rows stay as they are
@@ -173,8 +178,7 @@ class _EntriesLeft:
             if len(range(*indices)) <= self.x.nnz:
                 key = torch.from_numpy(np.arange(*indices)).to(self.x.device)
         if isinstance(key, Tensor):
-            self.coords, entries = _runs(self.x._pattern, key)
-            self.values = self.values.index_select(0, entries)
+            self.coords, self.values = _runs(self.x._pattern, key, self.values)
             self.copied = self.whole = True
             return WHOLE, key.numel()
         run = slice(*_range(self.coords[0], key, size))
@@ -296,17 +300,17 @@ def _sliced(row: Tensor, key: Any, size: int, within: bool) -> tuple[Tensor | No
 
 
 @entry_point
-def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
+def _runs(pattern: Pattern, index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return (order, n) coordinates of the entries at indexed rows, the first of them places in the index; and their
-    numbers.
+    values.
     """
     coords, size = pattern.coords, pattern.shape[0]
     row = coords[0]
-    if size > SEARCHED * index.numel():
+    few = SEARCHED * index.numel()
+    if size > (max(few, len(row)) if row.is_cuda else few):
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
-        return _enumerated(None, first, end - first, coords)
-
-    return _enumerated(index, *_rows(pattern), coords)
+        return _enumerated(None, first, end - first, coords, values)
+    return _enumerated(index, *_rows(pattern), coords, values)
 
 
 @once
@@ -316,24 +320,44 @@ def _rows(pattern: Pattern) -> tuple[Tensor, Tensor]:
     return begins[:-1], begins.diff()
 
 
-def _enumerated(kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coordinates of the entries of runs, one run after another, and the entries' numbers.
+def _enumerated(
+    kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the coordinates of the entries of runs, one run after another, and the entries' values.
 
     Args:
         kinds: (runs,) the kind of each run; None where each is of its own, in their order.
         first: (kinds,) the first entry of a run.
         times: (kinds,) how many entries it has.
         coords: (order, entries), of which the first mode is not read: in its place is the number of an entry's run.
+        values: (entries, *dense sizes).
     """
     lengths = crd.picked(times, kinds)
-    count = int(lengths.sum())
-    if enumerate_runs := native(loops.runs, first.device, lengths.numel() + count):
+    ends = torch.cumsum(lengths, 0)
+    count, width = int(ends[-1]) if len(ends) else 0, prod(values.shape[1:])
+    on_cpu = native(loops.runs, first.device, len(ends) + count * (len(coords) + width))
+    if copy_runs := _on_gpu if first.is_cuda and not transforming() else on_cpu:
+        plain = not followed([values]) and not values.is_conj()
+        moved = values.contiguous() if plain else torch.arange(len(values), device=first.device)
         new_coords = room(first.device, first.dtype, len(coords), count)
-        (entries,) = room(first.device, first.dtype, 1, count)
-        enumerate_runs(torch.arange(len(first)) if kinds is None else kinds, first, times, coords, new_coords, entries)
-        return new_coords, entries
+        new_values = room(first.device, moved.dtype, count, *moved.shape[1:])
+        bits = [flat.view(BITS.get(moved.itemsize, torch.int64)).flatten() for flat in (moved, new_values)]
+        width = max(1, moved.itemsize // 8) * (width if plain else 1)
+        kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
+        copy_runs(kinds, first, ends, coords, bits[0], width, new_coords, bits[1])
+        return new_coords, new_values if plain else values.index_select(0, new_values)
     run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
-    return torch.stack([run, *(row.index_select(0, entries) for row in coords[1:])]), entries
+    taken = [run, *(row.index_select(0, entries) for row in coords[1:])]
+    return torch.stack(taken), values.index_select(0, entries)
+
+
+def _on_gpu(kinds: Tensor, *arguments: Any) -> None:
+    """Do as `loops.runs`."""
+    from sparsetc.tensor.run_kernels import runs  # imports triton
+
+    if len(kinds):
+        with on_gpu(kinds.device):
+            runs[(len(kinds),)](kinds, *arguments, *arguments[2].shape, arguments[5].shape[1])
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:

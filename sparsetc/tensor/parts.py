@@ -17,10 +17,9 @@ from typing_extensions import Self
 
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
 from sparsetc.tensor import convert
-from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import IN_PLACE, Attributes, Sparse, untyped
 from sparsetc.tensor.blocks import without_blocks
-from sparsetc.tensor.coords import mode_of
+from sparsetc.tensor.coords import mode_of, offset_of, picked
 from sparsetc.tensor.elementwise import where_holds
 from sparsetc.tensor.indexing import Taken, indexed, sorted_pattern
 from sparsetc.tensor.pattern import Pattern
@@ -172,7 +171,7 @@ class Parts(Attributes):
             pattern.labels = {
                 name: np.roll(of, shift) if n == mode and of is not None else of for n, (name, of) in of_modes
             }
-            x = x._make(pattern, crd.picked(x._values, order))
+            x = x._make(pattern, picked(x._values, order))
         return x
 
     def trace(self) -> Tensor:
@@ -198,7 +197,7 @@ class Parts(Attributes):
         x = self.expand_dense().coalesce()
         if x.ndim != 1:
             raise ShapeError(f"diag is of a vector or a matrix, found {x.ndim} modes")
-        offset = crd.offset_of(diagonal)
+        offset = offset_of(diagonal)
         coords = torch.stack((x._pattern.coords[0] + max(0, -offset), x._pattern.coords[0] + max(0, offset)))
         size = x.shape[0] + abs(offset)
         return x._make(Pattern(coords, (size, size), True), x._values)
@@ -222,7 +221,7 @@ class Parts(Attributes):
         first, second = (mode_of(x.ndim, d) for d in (dim1, dim2))
         if first == second:
             raise ShapeError(f"diagonal takes two modes, found {dim1} and {dim2}")
-        offset = crd.offset_of(offset)
+        offset = offset_of(offset)
         up, down = max(0, offset), max(0, -offset)
         size = max(0, min(x.shape[first] - down, x.shape[second] - up))
         others = [m for m in range(x.ndim) if m not in (first, second)]
@@ -257,7 +256,7 @@ class Parts(Attributes):
         x = self.expand_dense().coalesce()
         if x.ndim < 2:
             raise ShapeError("a triangle is of two modes, found one")
-        diagonal = crd.offset_of(diagonal)
+        diagonal = offset_of(diagonal)
 
         def made() -> Taken:
             c = x._pattern.coords
@@ -273,4 +272,4 @@ def flat(shape: Sequence[Any]) -> list[Any]:
 
 def _with_entries(x: Sparse, pattern: Pattern, entries: Tensor | None) -> Sparse:
     """The tensor of a pattern with the values of entries of x."""
-    return x._make(pattern, crd.picked(x._values, entries))
+    return x._make(pattern, picked(x._values, entries))

@@ -237,7 +237,7 @@ class Pattern:
         return f"Pattern(shape={self._shape}, nnz={self.nnz}{blocks}, device={self.device})"
 
     def _repr_html_(self) -> str:
-        rows = {"shape": " × ".join(map(str, self.shape)), "entries": f"{self.nnz:,}", "device": self.device}
+        rows = {"shape": self.shape, "entries": f"{self.nnz:,}", "device": self.device}
         return as_html("Pattern", rows, binned(self.coords, self.shape, (0, 1), SIDE))
 
     def first_entries(self, values: Tensor) -> list[str]:
@@ -276,6 +276,11 @@ class Pattern:
         """Make something of the coordinates once, and keep it with the pattern."""
         cached = self.cache.get(key)
         return self._keep(key, make) if cached is None else cached
+
+    @property
+    def places(self) -> Tensor:
+        """(nnz,) int64 the place of each entry in a dense tensor of the pattern's shape; made once."""
+        return self._once("places", lambda: crd.linear_key(self.coords.unbind(), self._shape)[0])
 
     def _again(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Make something of the coordinates and of another pattern's; keep it if it was made before.

@@ -45,7 +45,9 @@ def binned(coords: Tensor, shape: Sequence[int], modes: tuple[int, int], bins: i
 
 
 def as_text(value: Any) -> str:
-    """A number in six digits, or the first of a list of them."""
+    """A number in six digits, the first of a list of them, or sizes."""
+    if isinstance(value, tuple):
+        return " × ".join(map(str, value))
     if isinstance(value, list):
         return f"[{', '.join(map(as_text, value[:FIRST]))}{', …' if len(value) > FIRST else ''}]"
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
@@ -53,7 +55,7 @@ def as_text(value: Any) -> str:
 
 def as_html(title: str, rows: Mapping[str, Any], picture: Tensor | None = None, lines: Sequence[str] = ()) -> str:
     """Return a table of names and what they are, beside a picture of counts and lines of text, as HTML."""
-    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(str(said))}</td></tr>" for name, said in rows.items())
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(as_text(said))}</td></tr>" for name, said in rows.items())
     table = f"<table><caption><b>{escape(title)}</b></caption>{cells}</table>"
     if picture is None:
         return table

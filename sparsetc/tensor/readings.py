@@ -116,7 +116,11 @@ def reading(
             return kept
         readings.pop(key)
     with lasting():
-        return readings.put(key, _read(indices, shape, coords_of, blocks), memory)
+        copies = tuple(i.detach().clone() for i in indices)
+        coords = coords_of(copies)
+        sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
+        crd.check_range(coords, sizes, "nonzero" if blocks is None else "block")
+        return readings.put(key, Reading(copies, _versions(indices), coords, sizes, blocks), memory)
 
 
 def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
@@ -126,16 +130,6 @@ def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
 def version_of(tensor: Tensor) -> int | None:
     """Return torch's version count of a tensor, or None."""
     return None if tensor.is_inference() else tensor._version
-
-
-def _read(
-    arrays: Sequence[Tensor], shape: Ints, coords_of: Callable[[tuple[Tensor, ...]], Tensor], blocks: Blocks | None
-) -> Reading:
-    versions, indices = _versions(arrays), tuple(i.detach().clone() for i in arrays)
-    coords = coords_of(indices)
-    sizes = shape[: coords.shape[0]] if blocks is None else blocks.grid
-    crd.check_range(coords, sizes, "nonzero" if blocks is None else "block")
-    return Reading(indices, versions, coords, sizes, blocks)
 
 
 @dataclass(frozen=True)

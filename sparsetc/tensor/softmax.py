@@ -74,9 +74,7 @@ def _normalised(x: SparseTensor, dim: int, log: bool) -> SparseTensor:
 def _over_groups(values: Tensor, pattern: Pattern, kept: Ints, log: bool) -> Tensor:
     """Return (nnz, *dense sizes) values normalised within each group of entries that agree in the kept modes."""
     group = groups_of(pattern, kept).of_entry
-    most = reduced_groups(values.detach(), pattern, kept, "amax")  # what is subtracted changes no result, nor gradient
-    most = most.masked_fill(most == -torch.inf, 0.0)
-    shifted = values - gathered(most, group)
+    shifted, _ = _below_largest(values, pattern, kept)
     raised = shifted.exp()
     sums = reduced_groups(raised, pattern, kept, "sum")
     sums = sums.masked_fill(sums == 0, 1.0)  # the largest adds 1, unless all are -inf
@@ -85,9 +83,14 @@ def _over_groups(values: Tensor, pattern: Pattern, kept: Ints, log: bool) -> Ten
 
 def log_sums(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     """Return (groups, *dense sizes) logarithms of the sums of the exponentials of entries that agree in some modes."""
-    group = groups_of(pattern, kept).of_entry
-    most = reduced_groups(values.detach(), pattern, kept, "amax")
-    most = most.masked_fill(most == -torch.inf, 0.0)
-    sums = reduced_groups((values - gathered(most, group)).exp(), pattern, kept, "sum")
+    shifted, most = _below_largest(values, pattern, kept)
+    sums = reduced_groups(shifted.exp(), pattern, kept, "sum")
     nothing = sums == 0
     return torch.where(nothing, -torch.inf, sums.masked_fill(nothing, 1.0).log() + most)
+
+
+def _below_largest(values: Tensor, pattern: Pattern, kept: Ints) -> tuple[Tensor, Tensor]:
+    """Return (nnz, *dense sizes) values less the largest of their group, and the largest; 0 where all are -inf."""
+    most = reduced_groups(values.detach(), pattern, kept, "amax")  # what is subtracted changes no result, nor gradient
+    most = most.masked_fill(most == -torch.inf, 0.0)
+    return values - gathered(most, groups_of(pattern, kept).of_entry), most

@@ -161,8 +161,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     def _repr_html_(self) -> str:
         nbytes = self._pattern.coords.nbytes + self._values.nbytes
-        blocks = {"blocks of": " × ".join(map(str, self.blocksize))} if self.blocksize else {}
-        rows = {"shape": " × ".join(map(str, self.shape)), "entries": f"{self.nnz:,}", **blocks}
+        blocks = {"blocks of": self.blocksize} if self.blocksize else {}
+        rows = {"shape": self.shape, "entries": f"{self.nnz:,}", **blocks}
         rows |= {"density": f"{self.density:.3g}", "bytes": f"{nbytes:,}", "dtype": str(self.dtype)}
         rows |= {"modes": ", ".join(self._pattern.labels)} if self._pattern.labels else {}
         picture = binned(self._pattern.coords, self._pattern.shape, (0, 1), SIDE)

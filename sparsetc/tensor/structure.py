@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from sparsetc.errors import ShapeError
-from sparsetc.support import memory, outside, volume
+from sparsetc.support import Ints, memory, outside, volume
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import untyped
 from sparsetc.tensor.blocks import without_blocks
@@ -187,7 +187,7 @@ class Structure(Parts):
 
 
 @once
-def _reshaped(pattern: Pattern, shape: tuple[int, ...]) -> Pattern:
+def _reshaped(pattern: Pattern, shape: Ints) -> Pattern:
     """Return the pattern in another shape with as many positions, in the same order; made once.
 
     Modes are joined only until they end where new ones do, so that no number passes what the sizes make necessary.

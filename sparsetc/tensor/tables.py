@@ -54,19 +54,19 @@ def from_table(
         >>> x.labels["user"].tolist(), x.to_dense().tolist()
         (['ann', 'bob'], [[1], [2]])
     """
-    coordinates = coordinates if isinstance(coordinates, str) else list(coordinates)
-    if isinstance(coordinates, str) or not coordinates:
+    modes = [] if isinstance(coordinates, str) else list(coordinates)
+    if not modes:
         raise FormatError(f"coordinates must be a list of names of columns, one a mode; found {coordinates!r}")
-    columns = [column_of(table, name) for name in coordinates]
+    columns = [column_of(table, name) for name in modes]
     columns.append(np.ones(len(columns[0]), np.int64) if values is None else column_of(table, values))
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
-        raise FormatError(f"columns {', '.join(map(repr, (*coordinates, values)))} have different lengths, {lengths}")
-    labels: Labels = dict.fromkeys(coordinates)
-    for mode, name in enumerate(coordinates):
+        raise FormatError(f"columns {', '.join(map(repr, (*modes, values)))} have different lengths, {lengths}")
+    labels: Labels = dict.fromkeys(modes)
+    for mode, name in enumerate(modes):
         if columns[mode].dtype.kind in "OUSTM":
             labels[name], columns[mode] = _numbered(columns[mode], name)
-    for name, column in zip(coordinates, columns, strict=False):
+    for name, column in zip(modes, columns, strict=False):
         if column.dtype.kind not in "iu" and len(column):
             raise FormatError(f"column {name!r} holds {column.dtype}; coordinates are integers or labels")
         if len(column) and not 0 <= int(column.min()) <= int(column.max()) < 2**63:

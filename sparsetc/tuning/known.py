@@ -11,15 +11,14 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from sparsetc.device.profile import of_backend, path_of
+from sparsetc.device.profile import of_backend, path_of, today
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, verify
-from sparsetc.ir.program.statistics import Statistics
+from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support.notices import warn_once
@@ -44,11 +43,6 @@ def versions() -> str:
         with suppress(PackageNotFoundError):
             named.append(f"{name} {version(name)}")
     return ", ".join(named)
-
-
-def today() -> str:
-    """The date, as records have it."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
 
 
 def digest(*parts: object) -> str:
@@ -175,11 +169,9 @@ class Known:
                 Line(
                     key=self._key,
                     like=self._like,
-                    tensor=facts.tensor,
                     device=self._device,
                     versions=versions(),
                     day=today(),
-                    equation=facts.equation,
                     name=c.name,
                     plan=as_data(c.plan),
                     seconds=(t.low, t.median, t.high),
@@ -187,8 +179,7 @@ class Known:
                     predicted=c.seconds or (),
                     terms=tuple(terms),
                     expected=tuple(map(asdict, c.expected)),
-                    problem=facts.problem,
-                    pattern=facts.pattern,
+                    **vars(facts),
                 )
             )
         try:

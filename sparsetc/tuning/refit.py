@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sparsetc.device.profile import MEASURED, RATES, TABLES, DeviceProfile, calibrated, default_gpu
+from sparsetc.device.profile import MEASURED, RATES, TABLES, DeviceProfile, calibrated, default_gpu, today
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.tensor.dtypes import NAMED
-from sparsetc.tuning.known import DAMAGED, candidate_of, today
+from sparsetc.tuning.known import DAMAGED, candidate_of
 from sparsetc.tuning.lines import Line
 
 STEPS = (1.5, 1.2, 1.08)

@@ -7,12 +7,13 @@ import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from cases import OPERATIONS, SIZES, Problem, explicit_plan, joined, tile_plan
 from fiber_window_cases import plan as fiber_windows
-from matrix_units import CUDA, MATRIX, TARGETS, dealt, other_types
+from matrix_units import CUDA, MATRIX, dealt, in_turn, other_types
 from test_tiles import CASES as TILE_CASES
 from test_tiles import TILE_FORMATS, large_turns
 from test_tiles import operands as tile_operands
@@ -110,24 +111,25 @@ def test_dots_that_hold_more_than_shared_memory_are_not_unrolled() -> None:
     assert " in range(16)" in source
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.parametrize(("precision", "target"), dealt(["highest", "high", "medium"]))
 def test_the_planner_gives_a_ttm_chain_to_the_matrix_units(precision: str, target: str) -> None:
     operands = Problem("ijk,jr,ks->irs", THIRTY_TWO).operands()
     kernel = stc.compile("ijk,jr,ks->irs", *operands, plan="coo", precision=precision, backend="triton")
     assert re.search(MATRIX[target], kernel.ptx(target))
 
 
-@pytest.mark.parametrize(("dtype", "target", "instruction"), other_types(MATRIX), ids=str)
-def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str) -> None:
-    for plan in ("coo", "fiber"):
-        operands = Problem("ijk,jr,ks->irs", THIRTY_TWO, dtype=dtype).operands()
-        kernel = stc.compile("ijk,jr,ks->irs", *operands, plan=plan, backend="triton")
-        assert re.search(instruction, kernel.ptx(target))
+@pytest.mark.parametrize(
+    ("dtype", "target", "instruction", "plan"),
+    in_turn(other_types(MATRIX), "coo", "fiber", "fiber", "coo", "fiber"),
+    ids=str,
+)
+def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str, plan: str) -> None:
+    operands = Problem("ijk,jr,ks->irs", THIRTY_TWO, dtype=dtype).operands()
+    kernel = stc.compile("ijk,jr,ks->irs", *operands, plan=plan, backend="triton")
+    assert re.search(instruction, kernel.ptx(target))
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("ranks", [(16, 16, 16), (5, 20, 3)], ids=str)
+@pytest.mark.parametrize(("ranks", "target"), dealt([(16, 16, 16), (5, 20, 3)]), ids=str)
 def test_a_ttm_chain_of_order_4_runs_on_the_matrix_units(ranks: tuple[int, int, int], target: str) -> None:
     kernel = compiled("ijkl,jr,ks,lt->irst", ORDER_4, {**SIZES, **dict(zip("rst", ranks, strict=True))})
     assert kernel.step.programs[0].dots
@@ -218,8 +220,10 @@ def test_windows_of_fibers_run_on_the_matrix_units(layout: str, precision: str) 
     assert re.search("mma", k.ptx("sm_90"))
 
 
-@pytest.mark.parametrize("format", TILE_FORMATS)
-@pytest.mark.parametrize("name", TILE_CASES)
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [*product(TILE_CASES, TILE_FORMATS[:1]), *in_turn([(name,) for name in TILE_CASES], *TILE_FORMATS[1:])],
+)
 def test_every_schedule_of_tiles_compiles(name: str, format: str) -> None:
     equation, given = tile_operands(name, nnz=60)
     given = [o.to(torch.float32) for o in given]

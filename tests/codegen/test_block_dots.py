@@ -14,7 +14,7 @@ from block_dot_cases import CASES, SPMM, BlockDot, in_halves
 from golden_blocks import CASES as GOLDEN
 from golden_blocks import FOLDER, path, source
 from golden_checks import check_as_kept, check_readable
-from matrix_units import CUDA, MATRIX, NATIVE, TARGETS
+from matrix_units import CUDA, MATRIX, NATIVE, dealt
 from test_ir_runners import interpreted
 
 import sparsetc as stc
@@ -79,10 +79,13 @@ def test_nothing_stands_between_a_load_and_its_dot(case: BlockDot) -> None:
 
 
 @compiling
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("dtype", "precision"), [(HALF, "highest"), (torch.bfloat16, "highest"), (SINGLE, "high")])
-@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[10]], ids=str)
-def test_blocks_run_on_the_matrix_units(case: BlockDot, dtype: torch.dtype, precision: str, target: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "kind", "target"),
+    dealt((CASES[1], CASES[3], CASES[10]), ((HALF, "highest"), (torch.bfloat16, "highest"), (SINGLE, "high"))),
+    ids=str,
+)
+def test_blocks_run_on_the_matrix_units(case: BlockDot, kind: tuple[torch.dtype, str], target: str) -> None:
+    dtype, precision = kind
     text = compiled(case, dtype, precision=precision).ptx(target)
     assert re.search(MATRIX[target], text)
     assert target not in CUDA or not re.search(r"\.local\b", text), "nothing is spilt"

@@ -28,7 +28,7 @@ from halves_cases import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrix_units import CUDA, MATRIX, TARGETS
+from matrix_units import CUDA, MATRIX, dealt
 from test_ir_runners import interpreted
 
 import sparsetc as stc
@@ -203,8 +203,7 @@ def test_what_it_costs(request_: stc.plans.Plan) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("name", TILED)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("name", "target"), dealt(TILED))
 def test_halves_run_on_the_matrix_units(target: str, name: str) -> None:
     pytest.importorskip("triton")
     operands = problem(SPMM, i=200, j=300, r=64).operands()

@@ -47,7 +47,7 @@ def test_on_a_cpu_torch_copies() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_kernel_compiles(target: str) -> None:
     pytest.importorskip("triton")
-    from sparsetc.codegen.transpose_kernels import transpose
+    from sparsetc.codegen.kernels import transpose
 
     for word in ("i8", "i16", "i32", "i64"):
         stack = 8 if target == "sm_80" else 0  # of 16 bits, by Triton 3.8

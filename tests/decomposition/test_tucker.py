@@ -10,7 +10,7 @@ import torch
 from decomposition_cases import F32, F64, random_tensor
 
 import sparsetc as stc
-from sparsetc.decomposition import Tucker, leading, tucker
+from sparsetc.decomposition import Tucker, initial, tucker
 
 CASES = [((6, 7), (2, 2)), ((8, 9, 10), (3, 2, 4)), ((5, 6, 7, 8), (2, 3, 1, 2)), ((4, 5, 3, 6, 4), (2, 1, 3, 2, 2))]
 
@@ -60,7 +60,7 @@ def test_a_planted_model_is_found(
 def test_however_the_vectors_are_found_no_sweep_makes_the_fit_worse(
     monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(leading, "GRAM", limit)
+    monkeypatch.setattr(initial, "GRAM", limit)
     x = random_tensor((12, 10, 9))
     found = tucker(x, (4, 3, 5), random_state=0, n_iter_max=12, tol=0)
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(found.fits))
@@ -153,7 +153,7 @@ def test_arguments_are_refused_before_anything_runs(
 
 @pytest.mark.parametrize("limit", [1, 1024])
 def test_a_plan_that_options_name_is_for_the_chains_alone(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leading, "GRAM", limit)
+    monkeypatch.setattr(initial, "GRAM", limit)
     with stc.options(plan="coo"):
         found = tucker(X, 2, random_state=0, n_iter_max=2)
     assert found.fit == pytest.approx(tucker(X, 2, random_state=0, n_iter_max=2, plan="coo").fit)

@@ -389,7 +389,7 @@ def test_a_cpu_is_measured_by_kernels(tmp_path: Path, monkeypatch: pytest.Monkey
             runner: [*rates] for runner, rates in before.loops.items()
         }
         assert "others assumed" in found.describe()
-        assert "native nonzero" in cpu_calibration.table(found)
+        assert "native nonzero" in calibration.table(found)
         (record_of_cpu,) = (tmp_path / "profiles").iterdir()
         text = record_of_cpu.read_text(encoding="utf-8")
         for damaged in ("", "{}", "[]", text.replace('"nonzero": ', '"nonzero": -1'), text.replace("native", "other")):

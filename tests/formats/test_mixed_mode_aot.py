@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 from cases import mttkrp, random_values, ttmc
-from matrix_units import CUDA, TARGETS
+from matrix_units import CUDA, dealt
 from mixed_mode_cases import crossed
 
 import sparsetc as stc
@@ -22,8 +22,7 @@ def compiled(equation: str, order: int, dtype: torch.dtype, rank: int) -> stc.Ke
     return stc.compile(equation, x, *[random_values((80, rank), dtype, 1)] * count, plan="mm-csf", backend="triton")
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("mode", range(3))
+@pytest.mark.parametrize(("mode", "target"), dealt(range(3)))
 def test_every_mode_compiles(mode: int, target: str) -> None:
     kernel = compiled(mttkrp(3, mode), 3, torch.float32, 32)
     assert len(kernel.plan.parts) == 3

@@ -282,7 +282,7 @@ def test_windows_beyond_the_memory_limit_are_not_considered() -> None:
     x, b = scrambled(40, 16), torch.ones(640, 4, dtype=F64)
     for limit, beyond in ((1_000_000, True), (60_000, False)):
         given = stc.compile(SPMM, x, b, backend="triton", memory_limit=limit).step.problem
-        found = window_plans.considered("1-sa", given, given.counts, Best())
+        found = window_plans.considered("1-sa", given, Best())
         assert any(8 * candidate.expected[0].stored > 60_000 for candidate in found) == beyond
 
 

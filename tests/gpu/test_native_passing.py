@@ -80,3 +80,43 @@ def test_products_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (found.to_dense().double() - expected).abs().max() <= 1e-5 * expected.abs().max()
             assert found.is_coalesced
     assert 0 < len(texts) < 6
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_products_by_groups(dtype: torch.dtype, error: float) -> None:
+    g = torch.Generator("cuda").manual_seed(0)
+    for turn in range(5):
+        coords = torch.stack([torch.randint(n, (500,), generator=g, device="cuda") for n in (300, 4)])
+        values, rows, matrices = (
+            torch.randn(shape, generator=g, device="cuda").to(dtype).requires_grad_()
+            for shape in ((500,), (300, 32), (4, 32, 40 + turn % 2))
+        )
+        exact = [t.detach().double().requires_grad_() for t in (values, rows, matrices)]
+        found = stc.einsum("te,ti,eio->to", stc.SparseTensor(coords, values, (300, 4)), rows, matrices)
+        full = torch.zeros(300, 4, dtype=torch.float64, device="cuda").index_put((*coords,), exact[0], accumulate=True)
+        expected = torch.einsum("te,ti,eio->to", full, *exact[1:])
+        ours = found, *torch.autograd.grad(found.square().sum(), [values, rows, matrices])
+        theirs = expected, *torch.autograd.grad(expected.square().sum(), exact)
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one.double() - other).norm() <= error * other.norm()
+
+
+@pytest.mark.parametrize("dense_sizes", [(), (3,)])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.float32, torch.complex64, torch.complex128], ids=str
+)
+def test_rows_by_an_index(dtype: torch.dtype, dense_sizes: tuple[int, ...]) -> None:
+    g = torch.Generator("cuda").manual_seed(0)
+    coords = torch.unique(torch.randint(90, (2, 3000), generator=g, device="cuda"), dim=1)
+    values = torch.randn(coords.shape[1], *dense_sizes, dtype=torch.complex128, device="cuda")
+    values = (values if dtype.is_complex else values.real).to(dtype)
+    x = stc.SparseTensor(coords, values, (90, 90, *dense_sizes))
+    index = torch.randint(-90, 90, (200,), generator=g, device="cuda")
+    assert torch.equal(x[index].to_dense(), x.to_dense()[index])
+    assert torch.equal(x[:, index].to_dense(), x.to_dense()[:, index])
+    assert x[index[:0]].nnz == 0
+    if dtype.is_floating_point:
+        learned = x.with_values(values.clone().requires_grad_())
+        (found,) = torch.autograd.grad(learned[index].values.sum(), learned.values)
+        times = torch.bincount(index % 90, minlength=90)[coords[0]]
+        assert torch.equal(found, times.view(-1, *[1] * len(dense_sizes)).expand_as(values).to(dtype))

@@ -22,7 +22,7 @@ from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program import tile as tiles
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import operand_names
-from sparsetc.ir.program.statistics import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics
+from sparsetc.ir.program.resources import FIBERS, ITEMS, ONE, STORED, ZERO, Statistics
 from sparsetc.ir.program.tile import (
     LANES,
     Add,

@@ -15,7 +15,7 @@ from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import Nest, runs, tiles
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import STORED
+from sparsetc.ir.program.resources import STORED
 from sparsetc.ir.program.tile import Value, walk
 
 

@@ -27,7 +27,7 @@ from sparsetc.ir.nest.nest import Nest, pairs
 from sparsetc.ir.nest.values import EXACT, Bitmap, Halves, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import FIBERS, ITEMS, STORED, ZERO, Statistics
+from sparsetc.ir.program.resources import FIBERS, ITEMS, STORED, ZERO, Statistics
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import Add, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
 from sparsetc.products.blocks import WHOLE, block_program

@@ -268,6 +268,16 @@ READS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda: torch.randn(9, generator=torch.Generator().manual_seed(6)),
         lambda t: lambda s, b, h, i, j: s + t[torch.log2((i - j).abs().float() + 1).to(torch.int64)] * t.exp()[0],
     ),
+    "relative": (
+        lambda: torch.randn(2, 199, generator=torch.Generator().manual_seed(7)),
+        lambda t: lambda s, b, h, i, j: s * t[h, i - j].sigmoid(),
+    ),
+    "of both": (
+        lambda: torch.randn(7, 100, 2, generator=torch.Generator().manual_seed(8)),
+        lambda t: (
+            lambda s, b, h, i, j: s + t[(j - 2 * i) % 7, 3, h] + t[2, j, h] * t[(i - j).clamp(-9, 3) // 2, i % 9, b]
+        ),
+    ),
     "temperature": (lambda: torch.tensor(0.7), lambda t: lambda s, b, h, i, j: torch.tanh(s / t) * t),
     "documents": (
         lambda: (torch.arange(100) // 40 + (1 << 40)).expand(2, -1),  # equal in float32

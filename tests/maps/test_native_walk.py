@@ -72,6 +72,25 @@ def test_forms(name: str, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplo
 
 
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", ["relative", "of both"])
+def test_numbers_by_place(name: str, threads: int, poisoned: None, caplog: pytest.LogCaptureFixture) -> None:
+    inputs, function, dense = map_cases.reading(name, (2, 2))
+    pattern = stc.SparseTensor.from_dense(map_cases.SMALL.dense(100).float())
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert "numba on" in str(stc.explain(stc.attention, *inputs[:3], pattern, bias=function))
+        found = stc.attention(*inputs[:3], pattern, bias=function)
+        gradients = torch.autograd.grad(found.square().sum(), inputs)
+    finally:
+        torch.set_num_threads(before)
+    expected = dense(map_cases.SMALL)
+    exact = torch.autograd.grad(expected.square().sum(), inputs)
+    for one, other in zip((found, *gradients), (expected, *exact), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 def test_functions_of_rows_and_dropout(
     threads: int, poisoned: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

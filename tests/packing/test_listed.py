@@ -17,7 +17,7 @@ from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import FIBERS, ITEMS
+from sparsetc.ir.program.resources import FIBERS, ITEMS
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.packing.tiles import slots_along
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -112,7 +112,7 @@ def test_plans_and_partitions_are_called_by_a_line_of_text(name: Any) -> None:
 
 
 def test_plans_may_be_called_by_several_words() -> None:
-    stc.plans.register_plan("long fibers")(lambda problem, counts: coo(problem, counts))
+    stc.plans.register_plan("long fibers")(counted(coo))
     assert stc.einsum("ij->i", matrix(), plan="long fibers").tolist() == [3.0, 3.0, 4.0]
 
 
@@ -183,7 +183,7 @@ def test_nor_partitions_formats_and_operations() -> None:
 
 def test_what_came_from_outside_may_be_registered_again() -> None:
     for _ in range(2):  # as a cell of a notebook is run again
-        stc.plans.register_plan("mine")(lambda problem, counts: coo(problem, counts))
+        stc.plans.register_plan("mine")(counted(coo))
         stc.plans.register_format(type("Mine", (Coo,), {"name": "mine"}))
 
 
@@ -230,6 +230,11 @@ def halves(mode: int) -> Callable[..., list[torch.Tensor | None]]:
     return rule
 
 
+def counted(plan: Callable[..., Any]) -> Callable[..., Any]:
+    """A plan of the package's as users' are called."""
+    return lambda problem, counts: plan(problem)
+
+
 def test_what_is_registered_anew_is_run_from_then_on() -> None:
     x, (part,) = matrix(), explicit_plan("coo", "0||1", {}, lanes=1).parts
     for mode in (0, 1, 0):
@@ -238,13 +243,13 @@ def test_what_is_registered_anew_is_run_from_then_on() -> None:
         packed = [kept for kept in x.pattern.cache.values() if isinstance(kept, Packed)]
         assert [x.coords[mode, p.source].remainder(2).unique().tolist() for p in packed] == [[0], [1]]
     for make, format in ((coo, "coo"), (rows, "fiber"), (coo, "coo")):
-        stc.plans.register_plan("mine")(make)
+        stc.plans.register_plan("mine")(counted(make))
         stc.einsum("ij->i", x, plan="mine")
         assert [kept.format for kept in x.pattern.cache.values() if isinstance(kept, Packed)] == [format]
 
 
 def test_a_plan_is_called_what_it_is_registered_as() -> None:
-    stc.plans.register_plan("mine")(coo)
+    stc.plans.register_plan("mine")(counted(coo))
     explanation = stc.explain("ij->i", matrix())
     assert sum(name.startswith("mine: coo[") for name, _ in explanation.considered) == 1
     assert stc.compile("ij->i", matrix(), plan="mine").plan.name == "mine"
@@ -253,15 +258,9 @@ def test_a_plan_is_called_what_it_is_registered_as() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda problem, counts: coo(problem, counts).plan, "must give a Candidate or None, found Plan"),
-        (
-            lambda problem, counts: replace(coo(problem, counts), expected=()),
-            "has 1 parts, and the expected sizes of 0",
-        ),
-        (
-            lambda problem, counts: replace(coo(problem, counts), plan=stc.plans.Plan("bare")),
-            "plan 'mine' has no parts",
-        ),
+        (lambda problem, counts: coo(problem).plan, "must give a Candidate or None, found Plan"),
+        (lambda problem, counts: replace(coo(problem), expected=()), "has 1 parts, and the expected sizes of 0"),
+        (lambda problem, counts: replace(coo(problem), plan=stc.plans.Plan("bare")), "plan 'mine' has no parts"),
     ],
 )
 def test_a_malformed_plan_is_refused(make: Any, message: str) -> None:
@@ -306,13 +305,11 @@ def gradient_plans(x: stc.SparseTensor, plan: str) -> list[str]:
 
 
 def test_gradients_take_a_shared_plan_where_it_applies() -> None:
-    stc.plans.register_plan("mine")(coo)
+    stc.plans.register_plan("mine")(counted(coo))
     assert "mine" not in gradient_plans(matrix(), "mine")
-    stc.plans.register_plan("mine", shared=True)(coo)
+    stc.plans.register_plan("mine", shared=True)(counted(coo))
     assert gradient_plans(matrix(), "mine") == ["mine", "mine"]
-    stc.plans.register_plan("mine", shared=True)(
-        lambda problem, counts: coo(problem, counts) if problem.kept == (0,) else None
-    )
+    stc.plans.register_plan("mine", shared=True)(lambda problem, counts: coo(problem) if problem.kept == (0,) else None)
     gradient, batched = gradient_plans(matrix(), "mine")
     assert (gradient == "mine", batched) == (False, "mine")
     assert stc.compile("ij->i", matrix(), plan=plan_preferring("mine")).plan.name == "mine"

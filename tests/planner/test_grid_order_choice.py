@@ -12,8 +12,7 @@ from test_choice import matrix
 import sparsetc as stc
 from sparsetc.device.profile import default_gpu
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.resources import GatherTerm
-from sparsetc.ir.program.statistics import STORED, Statistics
+from sparsetc.ir.program.resources import STORED, GatherTerm, Statistics
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.pricing import price

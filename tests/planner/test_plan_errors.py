@@ -208,7 +208,7 @@ def halves(coords: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor]:
 
 def in_two(problem: Problem, counts: Counts) -> Candidate:
     """Runs, in two parts."""
-    own = coo(problem, counts)
+    own = coo(problem)
     (part,), (expected,) = own.plan.parts, own.expected
     return Candidate(Plan("halves", (part, part), True, "halves"), (expected.scaled(0.5), expected.scaled(0.5)))
 

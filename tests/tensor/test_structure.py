@@ -322,6 +322,32 @@ def test_native_rows(size: int, natively: Callable[[bool], None]) -> None:
     assert sparse(dense(0))[torch.zeros(0, dtype=torch.long)].nnz == 0
 
 
+@pytest.mark.parametrize("dense_sizes", [(), (3,)])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.float32, torch.complex64, torch.complex128], ids=str
+)
+def test_native_rows_of_any_type(
+    dtype: torch.dtype, dense_sizes: tuple[int, ...], natively: Callable[[bool], None]
+) -> None:
+    natively(True)
+    coords = torch.randint(0, 9, (2, 40), generator=torch.Generator().manual_seed(0)).unique(dim=1)
+    values = torch.randn(coords.shape[1], *dense_sizes, dtype=torch.complex128)
+    x = stc.SparseTensor(coords, (values if dtype.is_complex else values.real).to(dtype), (9, 9, *dense_sizes))
+    index = torch.tensor([4, 0, 4, 8])
+    assert torch.equal(x[index].to_dense(), x.to_dense()[index])
+    assert torch.equal(x[:, index].to_dense(), x.to_dense()[:, index])
+    if dtype.is_complex:
+        conjugate = x.with_values(x.values.conj())
+        assert torch.equal(conjugate[index].to_dense(), conjugate.to_dense()[index])
+        learned = x.with_values(x.values.clone().requires_grad_())
+        (found,) = torch.autograd.grad(learned[index].values.abs().square().sum(), learned.values)
+        row = x.coords[0]
+        times = (row == 0).double() + 2 * (row == 4) + (row == 8)
+        torch.testing.assert_close(
+            found, 2 * learned.values.detach() * times.view(-1, *[1] * len(dense_sizes)).to(dtype)
+        )
+
+
 def test_what_expand_would_take_is_asked_for() -> None:
     x = stc.full((1, 2), 1.0)
     with stc.options(memory_limit=10_000), pytest.raises(stc.OutOfMemoryError, match="10,400 bytes"):

@@ -15,7 +15,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest.coordinates import Along, Computed, Constant, Field, Formula, Listed, Lookup, Position
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.program.cost import cost_of
-from sparsetc.ir.program.statistics import FIBERS
+from sparsetc.ir.program.resources import FIBERS
 from sparsetc.packing.base import FORMATS, Packed
 from sparsetc.testing import check_format, pattern
 from sparsetc.testing.patterns import PATTERNS

@@ -60,6 +60,11 @@ def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T
     return groups
 
 
+def written(inputs: Iterable[Iterable[str]], output: Iterable[str]) -> str:
+    """Return the equation of these indices."""
+    return ",".join(map("".join, inputs)) + "->" + "".join(output)
+
+
 @dataclass(frozen=True)
 class Einsum:
     """``output[...] = sum over the other indices of the product of the operands``; see the grammar above.
@@ -77,7 +82,7 @@ class Einsum:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return ",".join(map("".join, self.inputs)) + "->" + "".join(self.output)
+        return written(self.inputs, self.output)
 
     @cached_property
     def dense(self) -> Ints:

@@ -19,117 +19,21 @@ positions past the tile are masked when loaded. One that has no letters is of on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.equation.einsum import Bound, joined
+from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower.default_tree import completed
 from sparsetc.ir.lower.inner import Inner, Target
-from sparsetc.ir.lower.lowering import Lowering
+from sparsetc.ir.lower.lowering import Lowering, WholeLowering
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.nest import PAIRED, Nest, pairs
 from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.program.tile import LANES, Gather, Key, Product, Tile, TileProgram, Value
-from sparsetc.support import NamedInts, Names, among, outside, volume
-
-
-class WholeLowering(Lowering):
-    """One part's program in the making, each of its axes one block, unless native loops cut the result into panels.
-
-    Attributes:
-        sizes: of all axes, in the order in which products have them.
-        factors: the factors that each tile is made of, by its name.
-    """
-
-    def __init__(self, inner: Inner, schedule: Schedule) -> None:
-        super().__init__(inner, schedule)
-        cut = [a.letter for a in self.dense if schedule.native and a.slowest and a.letter in inner.output_axes][:1]
-        whole = (replace(a, block=a.size, pieces=(), slowest=False) for a in self.dense)
-        self.dense = tuple([a if a.letter in cut else own for a, own in zip(self.dense, whole, strict=True)])
-        self.positions = tuple([replace(a, block=a.size) for a in self.positions])
-        self.around, self.tile_sizes = self.view.loops, dict(inner.sides)
-        sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}
-        stored = (a for name in inner.stored for a in self._stored(name))
-        self.sizes = {a: sizes[a] for a in dict.fromkeys((*stored, *sizes))}
-        self.order = (LANES, *self.sizes)
-        self.axes = {name: inner.axes[name] for name in self.tree.factors}
-        self.factors: dict[str, frozenset[str]] = {}
-
-    def load(self, factor: str) -> Value | Gather:
-        """Return the statement that reads stored values in order, or rows along their coordinates."""
-        s = super().load(factor)
-        operand = self.inner.operand.get(factor)
-        axes = (*self.inner.along(operand.rows), *operand.axes) if operand else self._stored(factor)
-        out = Tile(s.out.name, (*self.view.beside[s.out.level], *axes), s.out.level)
-        self.factors[out.name] = frozenset((factor,))
-        return replace(s, out=out)
-
-    def _stored(self, name: str) -> Names:
-        """Return the letters of stored values' positions, in the order of the sequence."""
-        letters, paired = self.inner.stored[name], dict(zip(self.inner.stored, self.view.pairs, strict=False))
-        values = paired.get(name, self.view.values)
-        return tuple([letters[mode] for mode in values.sequence if letters[mode] in self.inner.sides])
-
-    # -- products, each of which sums the axes that no factor outside of it has, nor the result ----------------------
-    def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
-        return self._product(name, factors, max([t.level for t in factors]))
-
-    def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: object) -> Tile:
-        """A product like any other, whose rows are the axes of its left side."""
-        tiles = (*left, *right)
-        return self._product(name, tiles, max(t.level for t in tiles), rows=self._within(left))
-
-    def sum(self, name: str, tile: Tile, over: object) -> Tile:
-        """The tile: lanes are its rows, and its positions were summed by a product, or are when it is added."""
-        return tile
-
-    def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
-        factors = self.taken_back(tile).inputs
-        return self._product(name, factors, level, tile.within[: tile.folded], accumulate=True)
-
-    def _product(
-        self, name: str, tiles: Sequence[Tile], level: int, rows: Collection[str] = (), accumulate: bool = False
-    ) -> Tile:
-        """The product, summed over what nothing after it reads; `rows` are axes of a left side.
-
-        One that would sum no side, and of which a factor has all axes, sums none: it forms nothing larger than that
-        factor.
-        """
-        inside = frozenset().union(*[self.factors[t.name] for t in tiles])
-        needed = self.inner.keyed.union(*[axes for name, axes in self.axes.items() if name not in inside])
-        axes = self._within(tiles)
-        whole = [{*axes} <= {*t.axes} for t in tiles]
-        sums = ({*axes} - needed) & self.inner.sides.keys() or True not in whole
-        kept = among(axes, needed) if sums else axes
-        left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
-        if right:
-            rows, kept = self._within(left), (*self._within(left), *self._within(right))
-        folded = sum(map(rows.__contains__, kept))
-        out = Tile(self.called(name), (*self.view.beside[level], *kept), level, folded)
-        self.factors[out.name] = inside
-        return self.make(Product(out, left, right, accumulate))
-
-    def _separate(self, tiles: Sequence[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
-        """Split factors into two sets without a common axis, to be summed by a matrix product; else (all, none)."""
-        groups = [g for g in joined([(t.within, t) for t in tiles]) if g[0]]
-        if len(groups) < 2:
-            return tuple(tiles), ()
-        axes, largest = max(groups, key=lambda g: volume(self.sizes, g[0]))
-        sides = tuple(largest), outside(tiles, largest)
-        for side in sides:
-            operands = [self.inner.operand.get(name) for tile in side for name in self.factors[tile.name]]
-            if all(o and not o.rows for o in operands):  # the same for all rows: nothing is summed over them
-                return tuple(tiles), ()
-        return sides if self._within(tiles)[0] in axes else sides[::-1]
-
-    def _within(self, tiles: Sequence[Tile]) -> Names:
-        """The axes that tiles have together, but the lanes."""
-        return among(self.sizes, set().union(*[t.axes for t in tiles])) if len(tiles) > 1 else tiles[0].within
-
+from sparsetc.ir.program.tile import LANES, Key, TileProgram
+from sparsetc.support import NamedInts
 
 __all__ = ["Fold", "Target", "drafted", "lower", "lower_pairs"]
 

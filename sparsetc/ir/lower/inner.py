@@ -113,8 +113,7 @@ class Inner:
 
     def depth(self, letters: Iterable[str]) -> int:
         """Return the level at which the coordinates of all these letters are known."""
-        levels = self.view.mode_levels
-        return max([levels[self.letters.index(c)] for c in letters], default=ITEM)
+        return max([self.view.mode_levels[self.letters.index(c)] for c in letters], default=ITEM)
 
     def along(self, letters: Iterable[str]) -> Names:
         """Return the sides of a tile along which the coordinates of these letters vary, once each."""
@@ -135,8 +134,7 @@ class Inner:
     @cached_property
     def keyed(self) -> frozenset[str]:
         """The axes on which the result depends."""
-        level = self.key.level
-        return frozenset((*self.view.walked[level], *self.output_axes, *self.along(self.kept)))
+        return frozenset((*self.view.walked[self.key.level], *self.output_axes, *self.along(self.kept)))
 
     @cached_property
     def summed(self) -> Names:

@@ -25,8 +25,7 @@ from math import prod
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.plan import F16X3, ROUNDED
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.resources import Resources
-from sparsetc.ir.program.statistics import ONE, STORED, Statistics
+from sparsetc.ir.program.resources import ONE, STORED, Resources, Statistics
 
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""

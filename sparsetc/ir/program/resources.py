@@ -1,22 +1,117 @@
 """The resources of a tile program: what its statements read, add and multiply, counted as often as they run.
 
-In: a `TileProgram`. Out: `Resources`, a `Count` of each, linear in what a part stores. `Cost` says what time they take.
+In: a `TileProgram`; the numbers of a packed storage, or a planner's estimate of them. Out: `Resources`, a `Count` of
+each, linear in what a part stores, and `Statistics`, which say how much that is. `Cost` says what time they take. The
+symbols of counts::
+
+    P  work items      L  fibers (lanes stored)      N  nonzeros stored, padding included      w  bytes of a value
+
+L counts the stored tiles of a part in tiles, and the pairs of a task list, whose N are the values of both operands. In
+text, R are rows of the result. A text has no sizes of modes: one source serves many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16, ROUNDED
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.statistics import BY_LEVEL, FIBERS, ITEMS, ONE, STORED, ZERO, Count, Statistics
-from sparsetc.support import Names
+from sparsetc.support import NamedInts, Names
 from sparsetc.support.lru import cached_property
+
+SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
+"""Terms of a count, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""
+
+
+_Array: Any = np.ndarray  # whose operators give counts here, as no type of numpy says
+
+
+class Count(_Array):  # type: ignore[misc]
+    """A sum of the products in `SYMBOLS`: an array of the numbers of each, which adds up and multiplies as one.
+
+    The number where the products have values `symbols` is ``count @ symbols``, of one symbol ``count @ FIBERS``.
+    """
+
+    __add__ = __iadd__ = _Array.__add__  # a count that is kept stays as it is
+    __mul__ = _Array.__mul__
+    __matmul__ = _Array.dot  # which gives a number
+
+    @classmethod
+    def of_each(cls, factors: Sequence[int]) -> Count:
+        """Return the count of so many of each product."""
+        return np.array(factors, dtype=object).view(cls)  # type: ignore[return-value]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Count) and self.tolist() == other.tolist()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    @property
+    def bytes(self) -> Any:
+        """The bytes of this many values; a count in bytes has none."""
+        nbytes = self.copy()
+        nbytes[::2] = self[1::2]
+        nbytes[1::2] = 0
+        return nbytes
+
+    def __str__(self) -> str:
+        terms = [(f, s) for f, s in zip(self.tolist(), SYMBOLS, strict=True) if f]
+        return " + ".join([f"{f}*{s}" if s and f != 1 else s or str(f) for f, s in terms]) or "0"
+
+
+FIBERS, STORED, ITEMS, ONE = (Count.of_each([int(at == place) for at in range(8)]) for place in (1, 3, 5, 7))
+ZERO = Count.of_each([0] * 8)
+BY_LEVEL = (ITEMS, FIBERS, STORED)
+"""Counts of what each level has; of blocks, their fibers."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts of a packed part, or estimates of them.
+
+    Attributes:
+        runs: for a sparse letter, how often its coordinate changes as stored: a row gathered again at once is in L1.
+        chain: rounds of loads that wait for one another in the longest work item.
+        split_rows: True if a row has several items: then results are added, not stored.
+        split_fibers: True if a fiber has several lanes: then results are added too.
+        misses: for a sparse letter, pairs of a number of rows and the share of gathers that miss a cache of so many
+            (`Counts.misses`); no pairs where what is gathered stays near, no letter where that is not known.
+    """
+
+    items: int
+    fibers: int
+    stored: int
+    nnz: int
+    itemsize: int
+    runs: NamedInts = ()
+    chain: int = 0
+    split_rows: bool = False
+    split_fibers: bool = False
+    misses: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
+
+    def scaled(self, share: float) -> Statistics:
+        """The statistics of a share of the nonzeros."""
+        counts = self.items, self.fibers, self.stored, self.nnz
+        items, fibers, stored, nnz = [max(1, int(n * share)) if share else 0 for n in counts]
+        return replace(self, items=items, fibers=fibers, stored=stored, nnz=nnz)
+
+    @cached_property
+    def symbols(self) -> Count:
+        """The values of the products of symbols that a `Count` is a sum of."""
+        plain = self.fibers, self.stored, self.items, 1
+        return Count.of_each([n * w for n in plain for w in (self.itemsize, 1)])
+
+
+# -- resources ---------------------------------------------------------------------------------------------------------
 
 WARP = 32
 """Threads of a warp."""

@@ -29,8 +29,9 @@ def walk(
     program = tl.program_id(0)
     item = items + program % item_count * 6
     window = tl.load(item)
-    head = (program // item_count).to(tl.int64)
     lane_row = tl.arange(0, 64)
+    part = program // item_count
+    head = part.to(tl.int64)
     row = window * 64 + lane_row
     row_ok = row < rows
     lane_col = tl.arange(0, 64)

@@ -29,8 +29,9 @@ def walk(
     program = tl.program_id(0)
     item = items + program % item_count * 6
     window = tl.load(item)
-    head = (program // item_count).to(tl.int64)
     lane_row = tl.arange(0, 64)
+    part = program // item_count
+    head = part.to(tl.int64)
     row = window * 64 + lane_row
     row_ok = row < rows
     lane_col = tl.arange(0, 64)
@@ -40,7 +41,7 @@ def walk(
     o_own = tl.load(o + head * o_head + row[:, None] * o_row + lane_64[None, :], mask=row_ok[:, None], other=0.0)
     lse_own = tl.load(lse + head * lse_head + row, mask=row_ok, other=0.0)[:, None].to(tl.float32)
     delta_own = tl.sum(o_own.to(tl.float32) * g_o_own.to(tl.float32), 1)[:, None]
-    tl.store(delta + head * delta_head + row[:, None], delta_own, mask=row_ok[:, None])
+    tl.store((delta + head * delta_head + row)[:, None], delta_own, mask=row_ok[:, None])
     grad_q_sum = tl.zeros([64, 64], tl.float32)
     begin, end = tl.load(item + 1), tl.load(item + 2)
     first_col = tl.load(full_col + begin, mask=begin < end, other=0) - begin

@@ -26,8 +26,9 @@ def walk(
     program = tl.program_id(0)
     item = items + program % item_count * 6
     window = tl.load(item)
-    head = (program // item_count).to(tl.int64)
     lane_row = tl.arange(0, 64)
+    part = program // item_count
+    head = part.to(tl.int64)
     row = window * 64 + lane_row
     row_ok = row < rows
     lane_col = tl.arange(0, 32)
@@ -60,7 +61,7 @@ def walk(
         address = o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :]
         tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
     else:
-        at = slot * (tl.num_programs(0) // item_count) + head
+        at = slot * (tl.num_programs(0) // item_count) + part
         tl.store(top_slots + at * 64 + lane_row, top)
         tl.store(sum_slots + at * 64 + lane_row, total)
         tl.store(o_slots + at * 1024 + lane_row[:, None] * 16 + tl.arange(0, 16)[None, :], o_sum)
@@ -71,8 +72,9 @@ def combine(item_count, rows, lse_out_head, o_head, o_row, items, top_slots, sum
     program = tl.program_id(0)
     cut = items + program % item_count * 3
     window = tl.load(cut)
-    head = (program // item_count).to(tl.int64)
     lane_row = tl.arange(0, 64)
+    part = program // item_count
+    head = part.to(tl.int64)
     row = window * 64 + lane_row
     row_ok = row < rows
     parts = tl.num_programs(0) // item_count
@@ -82,7 +84,7 @@ def combine(item_count, rows, lse_out_head, o_head, o_row, items, top_slots, sum
     first, last = tl.load(cut + 1), tl.load(cut + 2)
     for begin in range(first, last, 2):
         slot = begin + tl.arange(0, 2)
-        at = slot * parts + head
+        at = slot * parts + part
         top_part = tl.load(top_slots + at[:, None] * 64 + lane_row, mask=(slot < last)[:, None], other=-1e30)
         sum_part = tl.load(sum_slots + at[:, None] * 64 + lane_row, mask=(slot < last)[:, None], other=0.0)
         most = tl.maximum(top, tl.max(top_part, 0))

@@ -1,7 +1,10 @@
-"""Kernels that split float32 values into two float16 halves; `codegen.split_float16` launches them.
+"""Kernels that are written by hand: copies in another order of modes, and float32 values as two float16 halves.
 
-In: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile is in;
-`inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves and the verdict. One launch
+`codegen.transpose` and `codegen.split_float16` launch them. A copy is of matrices of which rows are contiguous, to
+matrices of which columns are.
+
+Of halves, in: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile
+is in; `inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves and the verdict. One launch
 is for both operands: the programs of x come first, then those of y, so that threads of one program never diverge. An
 operand without positions has one scale, and its halves are stored in the order of its values, without a verdict. The
 module is imported only where there is a GPU, or Triton's interpreter, for it imports triton.
@@ -19,6 +22,7 @@ import triton.language as tl
 import sparsetc.codegen as shared
 from sparsetc.ir.nest import values as rules
 
+ROWS, COLUMNS = tl.constexpr(shared.ROWS), tl.constexpr(shared.COLUMNS)
 LOOKED, TOP = tl.constexpr(shared.LOOKED), tl.constexpr(rules.TOP)
 BLOCK, GROUP = tl.constexpr(shared.BLOCK), tl.constexpr(shared.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
@@ -29,6 +33,23 @@ BIAS = tl.constexpr(rules.BIAS)
 LOW = tl.constexpr(rules.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
 COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "inner", "side")]
+
+
+@triton.jit
+def transpose(source, source_matrix, source_row, result_matrix, result_row, rows, columns, of_rows, of_columns, result):
+    """One program a tile of a matrix: read along its rows, and written along its columns.
+
+    In `source` matrices are `source_matrix` elements apart, and a row of one is `source_row` behind the row before; in
+    `result` it is columns that are `result_row` apart. A matrix has `of_rows` tiles by `of_columns`.
+    """
+    program = tl.program_id(0)
+    matrix = (program // (of_rows * of_columns)).to(tl.int64)
+    row = (program % of_rows * ROWS).to(tl.int64) + tl.arange(0, ROWS)[:, None]
+    column = (program // of_rows % of_columns * COLUMNS).to(tl.int64) + tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows) & (column < columns)
+    tile = tl.load(source + matrix * source_matrix + row * source_row + column, mask=inside)
+    at = result + matrix * result_matrix + column * result_row + row
+    tl.store(at, tile, mask=inside)
 
 
 @triton.jit

@@ -1,0 +1,164 @@
+"""Sums of weighted rows of tables over entries in any order, differentiable: what einsums without a kernel are made of.
+
+In: for each entry, or pair of coordinates, a row of a table, a row of the result and a weight. Out: the result. Loops
+and kernels are made once for all patterns: a native loop on a CPU, a kernel of Triton's that adds by atomics on a GPU.
+Numbers of 16 bits are sorted by row and added up in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetc.codegen.launch import FUSED, launch_of
+from sparsetc.ir.equation.einsum import Bound
+from sparsetc.support import Ints, Names, among
+from sparsetc.support.compiled import native
+from sparsetc.support.entry import on_gpu
+from sparsetc.support.lru import cached_property
+from sparsetc.tensor.coords import linear_key, picked
+from sparsetc.tensor.pattern import followed
+from sparsetc.tensor.sums import accumulator, add_rows
+
+NARROW = torch.uint8, torch.int16, torch.int32, torch.int64
+"""Types of rows that are sorted: a GPU sorts by one byte after another."""
+PROGRAMS = 2048
+"""Programs that add rows on a GPU, whatever there is to add."""
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Modes of a sparse operand, and their sizes, which together number rows."""
+
+    modes: Ints
+    sizes: Ints
+
+    @classmethod
+    def of(cls, bound: Bound, letters: Names, term: Names) -> Modes:
+        """Return those of a sparse operand's letters that a term has, in the order of the term."""
+        held = among(term, letters)
+        return cls(tuple(map(letters.index, held)), bound.extents(held))
+
+    @cached_property
+    def count(self) -> int:
+        """The rows that there are."""
+        return prod(self.sizes)
+
+    def entries(self, coords: Sequence[Tensor], order: Tensor | None = None) -> EntryRows | None:
+        """Return the rows of the entries, which may be put in another order; None without modes."""
+        if not self.modes:
+            return None
+        key = linear_key([coords[mode] for mode in self.modes], self.sizes)[0]
+        return EntryRows(picked(key, order), self.count)
+
+
+class EntryRows:
+    """The row, of so many, of each entry: (entries,) int64."""
+
+    def __init__(self, row: Tensor, count: int) -> None:
+        self.row = row
+        self.count = count
+
+    @cached_property
+    def by_row(self) -> tuple[Tensor, Tensor]:
+        """The entries in the order of their rows, and (rows + 1,) int32 where each row begins."""
+        narrow = next(dtype for dtype in NARROW if self.count <= torch.iinfo(dtype).max)
+        ascending, order = torch.sort(self.row.to(narrow), stable=True)
+        numbers = torch.arange(self.count + 1, dtype=narrow, device=ascending.device)
+        return order, torch.searchsorted(ascending, numbers, out_int32=True)
+
+
+def sums(weights: Tensor | None, table: Tensor, to: EntryRows | None, of: EntryRows | None) -> Tensor:
+    """Return, for each row of the result, the sum of ``weights[n] * table[of[n]]`` over the entries n that add `to` it.
+
+    Weights of None are 1. Where `to` or `of` is None, each entry has a row of its own, in their order.
+    """
+    return (_Sums.apply if followed([weights, table]) else _sums)(weights, table, to, of)
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor | None, table: Tensor, to: EntryRows | None, of: EntryRows | None) -> Tensor:
+        ctx.places = to, of
+        ctx.save_for_backward(weights, table if ctx.needs_input_grad[0] else None)
+        return _sums(weights, table, to, of)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (to, of), (weights, table) = ctx.places, ctx.saved_tensors
+        of_weights = of_table = None
+        if table is not None:
+            terms = _rows(upstream, to) * _rows(table, of).conj()
+            of_weights = terms.sum(1, dtype=accumulator(terms.dtype)).to(terms.dtype)
+        if ctx.needs_input_grad[1]:
+            of_table = sums(weights if weights is None else weights.conj(), upstream, of, to)
+        return of_weights, of_table, None, None
+
+
+def _rows(table: Tensor, of: EntryRows | None) -> Tensor:
+    return table if of is None else table.index_select(0, of.row)
+
+
+def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
+    """Compute `sums`."""
+    wide, floats = table.dtype == accumulator(table.dtype), table.dtype.is_floating_point
+    if to is None and (weights is None or wide or not (floats and table.is_cuda)):
+        return _rows(table, of) if weights is None else _rows(table, of) * weights.unsqueeze(1)
+    if weights is None:
+        weights = table.new_ones(len(to.row))
+    if floats and table.is_cuda and not (wide and of is None):
+        return _by_kernel(weights, table.contiguous(), to, of)
+    if not table.is_cuda and wide and not table.is_complex():
+        kind: Any = {"device": table.device}  # whatever device is the default
+        column = torch.arange(len(to.row), **kind) if of is None else of.row
+        if add := native(_add_rows, table.device, len(column) * table.shape[1]):
+            out = table.new_zeros(to.count, table.shape[1])
+            add(to.row, column, weights, table.contiguous(), out)
+            return out
+        if floats:  # a product by which torch adds rows faster than one by one
+            pairs, shape = torch.stack([to.row, column]), (to.count, len(table))
+            return torch.mm(torch.sparse_coo_tensor(pairs, weights, shape, check_invariants=False, **kind), table)
+    terms = (_rows(table, of) * weights.unsqueeze(1)).to(accumulator(table.dtype))
+    return add_rows(terms.new_zeros(to.count, terms.shape[1]), to.row, terms).to(table.dtype)
+
+
+def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
+    """Compute `sums` by a kernel that serves all patterns: by atomics, or of 16 bits by rows."""
+    count, width = len(weights), table.shape[1]
+    if table.dtype == accumulator(table.dtype):
+        out = table.new_zeros(to.count, width)
+        arguments = [to.row, of.row, weights, table, count, width, out]
+    else:
+        if to is None:
+            at, begins = of.row, torch.arange(count + 1, dtype=torch.int32, device=table.device)
+        else:
+            order, begins = to.by_row
+            at, weights = order if of is None else of.row.index_select(0, order), weights.index_select(0, order)
+        out = table.new_empty(len(begins) - 1, width)
+        arguments = [begins, at, weights, table, len(out), width, out]
+    with on_gpu(out.device):  # Triton launches on the current device
+        _launch(out.dtype, width)(arguments)
+    return out
+
+
+@lru_cache(maxsize=256)
+def _launch(dtype: torch.dtype, width: int) -> Callable[[list[Any]], None]:
+    """Return a launch of a kernel for rows of a width, to which Triton may specialise it."""
+    from sparsetc.codegen import scatter_kernels
+
+    kernel = scatter_kernels.add_rows if dtype == accumulator(dtype) else scatter_kernels.sum_rows
+    return launch_of(kernel, PROGRAMS, (0, 1, 2, 3, 6), {"num_warps": 4, **FUSED})
+
+
+def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:
+    """Add each weight times its row of a table to a row of `out`."""
+    for n in range(len(row)):
+        to, at, x = row[n], column[n], weights[n]
+        for c in range(out.shape[1]):
+            out[to, c] += x * table[at, c]

@@ -1,0 +1,23 @@
+"""The kernels that add rows of new patterns, ahead of time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from matrix_units import TARGETS
+from test_decomposition_aot import compiled
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_kernels_compile(target: str) -> None:
+    pytest.importorskip("triton")
+    from sparsetc.codegen.scatter_kernels import add_rows, sum_rows
+
+    for word in ("fp32", "fp64"):
+        numbers = dict.fromkeys(("row", "column"), "*i64") | dict.fromkeys(("weights", "table", "out"), f"*{word}")
+        compiled(add_rows, numbers, {}, target, 4)
+    for word in ("fp16", "bf16"):
+        numbers = {"begins": "*i32", "at": "*i64"} | dict.fromkeys(("weights", "table", "out"), f"*{word}")
+        compiled(sum_rows, numbers, {}, target, 4)
