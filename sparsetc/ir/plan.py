@@ -149,7 +149,7 @@ class Schedule(Record):
             24.
         slowest_axes: dense axes whose block number is the slowest dimension of the grid: all items run for one block
             before the next, so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item
-            follow one another.
+            follow one another. Native loops take one such axis, of the result.
         rounded: dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is
             half the bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are
             of float32.
