@@ -44,7 +44,7 @@ SAVED = ("precision", "plan", "path", "deterministic", "memory_limit", "backend"
 
 
 def saved_settings(contraction: Contraction) -> dict[str, Any]:
-    """Return the options of a contraction that are pickled, but those that are not set."""
+    """Return the pickled options of a contraction, without unset ones."""
     named = ((name, getattr(contraction.settings, name)) for name in SAVED)
     return {name: value for name, value in named if value is not None}
 

@@ -182,7 +182,7 @@ class StepFunction(Multilinear):
 
     @property
     def _raw(self) -> tuple[Einsum, Pattern, Tensor | None]:
-        """The einsum of gradients, its pattern, and the order in which it takes the step's values (None: the same)."""
+        """The einsum that gradients are made of, its pattern, and the order of its values among the step's."""
         step = self.step
         return step.raw, *((step.slotted, step.by_slot) if step.output.sparse else (self.pattern, None))
 
