@@ -26,7 +26,7 @@ def one_tree(problem: Problem, counts: Counts) -> Candidate | None:
     root, *between, leaf = sorted(range(problem.order), key=lambda mode: counts.shape[mode])
     storage = stc.plans.Storage((root,), tuple(between), (leaf,), max_item_nnz=4096)
     schedule = schedule_of(problem, blocks=True)
-    sizes = expected_fibers(problem, counts, storage, schedule)
+    sizes = expected_fibers(problem, storage, schedule)
     return Candidate(stc.plans.Plan("one tree", (stc.plans.Part("fiber", storage, schedule, counts.nnz),)), (sizes,))
 
 

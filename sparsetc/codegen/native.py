@@ -129,7 +129,8 @@ class _Part:
         if threads == 1:
             self.function(0, self.last, *arguments, out)
             return
-        ranges = list(pairwise(self.ends(threads * RANGES if self.owned else threads)))
+        several = self.owned and not self.program.split  # each range copies panels of its own
+        ranges = list(pairwise(self.ends(threads * RANGES if several else threads)))
         into = [out] * len(ranges) if self.owned else np.zeros((len(ranges), out.size), out.dtype)
 
         def job(number: int) -> Callable[[], None]:

@@ -3,7 +3,7 @@
 In: a tile program. Out: text. An axis of a tile is a dimension of a tensor, or, of a tile with folds, one of several
 that are numbered together. Positions along several sides at once are numbered ``across`` (the columns of a dot) and
 ``along`` (what it sums). Coordinates are loads of words, once a scope, and of what is looked up besides, under the
-lanes' masks. A statement is printed once for each step taken together, and for each vector of an axis in pieces: one
+lanes' masks. A statement is printed once for each step taken together, and for each vector of a split axis: one
 copy and one vector are at hand.
 """
 
@@ -36,7 +36,7 @@ class TritonPrinter(Writer, Lines):
         apart: letters of a tile of which a program has a share of the positions at once, by a loop or by the grid.
         copies: how many steps are taken together.
         copy: suffix of the copy at hand of a statement.
-        vector: the vector at hand of an axis in pieces.
+        vector: the vector at hand of a split axis.
         level: of the coordinate that is written.
         words: words loaded so far in the scope of each level.
         values: the statements that read stored values, one an operand.
@@ -108,38 +108,38 @@ class TritonPrinter(Writer, Lines):
         sides = chain.from_iterable(self.decodes[c].along if c in self.decodes else (c,) for c in letters)
         return (*self.p.view.beside[level], *dict.fromkeys(filter(axes.__contains__, sides)))
 
-    # -- axes in pieces ---------------------------------------------------------------------------------------------
-    def pieced(self, axes: Iterable[str]) -> DenseAxis | None:
+    # -- split axes ------------------------------------------------------------------------------------------------
+    def split_axis(self, axes: Iterable[str]) -> DenseAxis | None:
         """Return the axis among these that is split into vectors, if there is one."""
-        return next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).pieces), None)
+        return next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).lengths), None)
 
-    def piece(self, axes: Iterable[str]) -> str:
+    def vector_suffix(self, axes: Iterable[str]) -> str:
         """Return the suffix of a variable along a split axis: the place of the vector's begin, empty for the first."""
-        axis = self.pieced(axes) if self.vector else None
+        axis = self.split_axis(axes) if self.vector else None
         return f"_{axis.vectors[self.vector][0]}" if axis else ""
 
     def vectors(self, axes: Iterable[str]) -> Iterator[None]:
         """Yield once for each vector of a statement over these axes, with the vector selected meanwhile."""
-        axis = self.pieced(axes)
-        for self.vector in range(len(axis.pieces) if axis else 1):
+        axis = self.split_axis(axes)
+        for self.vector in range(len(axis.lengths) if axis else 1):
             yield
         self.vector = 0
 
     def vector_of(self, axis: str) -> tuple[int, int, bool]:
         """The vector at hand of an axis: its first place, its length, whether it may pass the end."""
         dense_axis = self.p.axis(axis)
-        return dense_axis.vectors[self.vector if dense_axis.pieces else 0]
+        return dense_axis.vectors[self.vector if dense_axis.lengths else 0]
 
     # -- positions --------------------------------------------------------------------------------------------------
     def at(self, letter: str) -> str:
         """The positions of a dense axis, or along a side of a tile."""
-        return names.side(letter) if letter in self.p.letters else names.at(letter) + self.piece((letter,))
+        return names.side(letter) if letter in self.p.letters else names.at(letter) + self.vector_suffix((letter,))
 
     def within(self, letter: str) -> str:
         """The condition that the positions of an axis are within its size; empty where all are."""
         if not self.vector_of(letter)[2]:
             return ""
-        return self.limit(letter) if letter in self.p.letters else names.inside(letter) + self.piece((letter,))
+        return self.limit(letter) if letter in self.p.letters else names.inside(letter) + self.vector_suffix((letter,))
 
     def limit(self, letter: str) -> str:
         """Return the condition that positions along a side lie inside the tile; empty if all do."""
@@ -177,7 +177,7 @@ class TritonPrinter(Writer, Lines):
 
     def named(self, tile: Tile) -> str:
         """Return the tile's variable name, with the number of its vector and of the statement's copy."""
-        return f"{tile.name}{self.piece(tile.axes)}{self.copy if tile.level == LEAF else ''}"
+        return f"{tile.name}{self.vector_suffix(tile.axes)}{self.copy if tile.level == LEAF else ''}"
 
     def factor(self, tile: Tile, axes: Sequence[str]) -> str:
         """A factor laid out over `axes`."""

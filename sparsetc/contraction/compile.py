@@ -61,21 +61,23 @@ def contraction(
             check_operand(operand, position, x.dtype, x.device)
         check_form(form, bound.einsum)
         sparse_result(request, expanded=True)
-        leaf, rewrites, inner = _leaf(request, choice)
-        new = Contraction(request, leaf, rewrites, inner)
+        innermost, rewrites, inner = _innermost(request, choice)
+        new = Contraction(request, innermost, rewrites, inner)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
     # keeps on disk of a graph that the contraction stands in is not to be taken for another's.
     new.key = f"{new.bound} {new.dtype} {new.sparse} {tuple(new.shape)} #{next(_numbers)}"
     known[new.key] = new
-    log_since(start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, new.leaf.plan.name, new.device)
+    log_since(
+        start, logging.INFO, 'compiled "%s", plan %s, on %s', bound.einsum.text, new.innermost.plan.name, new.device
+    )
     return new
 
 
 Contraction.compile = contraction
 
 
-def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
-    """Compile the leaf of an einsum. Return it, the rewrites around it, and the einsum that they lead to."""
+def _innermost(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
+    """Compile what an einsum runs. Return it, the rewrites around it, and the einsum that they lead to."""
     wanted, chained = requested(request.settings.plan), len(request.operands) > 2
     order = request.settings.path or wanted.path
     if choice is None and (chained or order or wanted == STEPS):
@@ -89,7 +91,7 @@ def _leaf(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], 
     if choice is None and request.dense_modes and len(request.sparse) == 1 and wanted in (AUTO, ONE_PASS):
         choice = chosen_for(request, partial(_as_dense, request))
         if choice.plan.is_request:
-            return _leaf(replace(request, settings=replace(request.settings, plan=choice.plan)), None)
+            return _innermost(replace(request, settings=replace(request.settings, plan=choice.plan)), None)
     rewrites, inner = rewrites_of(request)
     if len(inner.sparse) == 1:
         step = Step(inner, choice)

@@ -1,8 +1,8 @@
 """Contraction: an einsum compiled for the patterns of its sparse operands; it holds no values.
 
-In: a leaf, and the rewrites around it. Out: a `Contraction`, kept with the pattern of its first sparse operand. A leaf
-is a `Step`, of one sparse operand and whatever dense ones there are; a `Pair`, of two sparse operands; or a `Path`,
-whose links are contractions. `compile` makes all of them.
+In: a compiled step, and the rewrites around it. Out: a `Contraction`, kept with the pattern of its first sparse
+operand. A compiled step is a `Step`, of one sparse operand and whatever dense ones there are; a `Pair`, of two sparse
+operands; or a `Path`, whose links are contractions. `compile` makes all of them.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from sparsetc.tensor.sums import INTEGERS, captured
 
 
 class Contraction:
-    """An einsum compiled for the patterns of its operands: rewrites around the leaf that runs.
+    """An einsum compiled for the patterns of its operands: rewrites around the innermost einsum that runs.
 
     Attributes:
         key: the name by which operators of `torch.library` know the contraction.
         compiled_for: the pattern of each sparse operand, and the shape of its values.
-        leaf: what is planned and run: a `Step` of one sparse operand, a `Pair` of two, or a `Path`.
-        pull: how operands of the leaf follow from those of a call.
+        innermost: what is planned and run: a `Step` of one sparse operand, a `Pair` of two, or a `Path`.
+        pull: how operands of the innermost einsum follow from those of a call.
         rewrites: the einsums that are run in its place, and why.
         sparse: whether the result is a SparseTensor.
-        linear: whether its gradients are einsums of its operands; those of others follow from its leaf's.
+        linear: whether its gradients are einsums of its operands; those of others follow from its innermost's.
         empty: whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense.
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
@@ -59,9 +59,9 @@ class Contraction:
         equation: the einsum as written.
         bare: the patterns of the sparse operands, with nothing kept.
         kernels: those that live, which have values packed, by the ids of the tensors of these.
-        _inner: the pattern of each sparse operand of the leaf, or which one of a call's it is.
+        _inner: the pattern of each sparse operand of the innermost einsum, or which one of a call's it is.
         _pattern: the pattern of a sparse result, or which one of a call's it is; None of a dense one.
-        _pushes: what is done to the leaf's result.
+        _pushes: what is done to the innermost einsum's result.
         _holds: what says whether rewrites serve the dense operands of a call; None where they serve all.
     """
 
@@ -70,12 +70,12 @@ class Contraction:
     compile: ClassVar[Callable[..., Contraction]]
     """`compile.contraction`, which makes leaves and stands above them: it is put here by its module."""
 
-    def __init__(self, request: Request, leaf: Any, rewrites: Sequence[Rewrite], inner: Request) -> None:
-        """Find what a call does around the leaf; nothing is kept of the values.
+    def __init__(self, request: Request, innermost: Any, rewrites: Sequence[Rewrite], inner: Request) -> None:
+        """Find what a call does around the innermost einsum; nothing is kept of the values.
 
         Args:
             request: the einsum as written.
-            leaf: compiled for the einsum that rewrites lead to.
+            innermost: compiled for the einsum that rewrites lead to.
             rewrites: those around it.
             inner: that einsum.
         """
@@ -93,19 +93,19 @@ class Contraction:
         self.compiled_for = tuple((weakref.ref(x._pattern), x._values.shape) for x in sparse)
         self._others = dict[str, Contraction]()
         self._direct = Direct()
-        self.leaf = leaf
+        self.innermost = innermost
         ones = [p for p, x in zip(bound.einsum.sparse, sparse, strict=True) if x.pattern.ones]
         self.pull = Pull.of(bound.einsum, rewrites, ones)
         self.rewrites = tuple(f"{rewrite.inner.bound.einsum}   {rewrite.name}" for rewrite in rewrites)
-        self._holds = rewrites[0].holds if rewrites else getattr(leaf, "holds", None)
-        leaf_patterns = [x.pattern for x in inner.sparse]
-        self._inner = [_place(pattern, patterns) for pattern in leaf_patterns]
+        self._holds = rewrites[0].holds if rewrites else getattr(innermost, "holds", None)
+        inner_patterns = [x.pattern for x in inner.sparse]
+        self._inner = [_place(pattern, patterns) for pattern in inner_patterns]
         self._as_given = self._inner == [*range(len(patterns))]
-        self.empty, self.result_dtype = leaf.empty, leaf.result_dtype
-        leaf_pattern = leaf.pattern_on(leaf_patterns)  # here, and not while a CUDA graph is captured
-        pattern, self._pushes = put_back(patterns, rewrites, leaf_pattern, self.empty)
+        self.empty, self.result_dtype = innermost.empty, innermost.result_dtype
+        inner_pattern = innermost.pattern_on(inner_patterns)  # here, and not while a CUDA graph is captured
+        pattern, self._pushes = put_back(patterns, rewrites, inner_pattern, self.empty)
         self.sparse, self.shape = pattern is not None, bound.output_shape
-        one_step = not (self.sparse or self.empty) and hasattr(leaf, "around")
+        one_step = not (self.sparse or self.empty) and hasattr(innermost, "around")
         self.linear = one_step and bound.einsum.has_gradients and patterns[0].is_coalesced
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
@@ -117,7 +117,7 @@ class Contraction:
     @property
     def steps(self) -> Sequence[Any]:
         """The contractions that run, in order: steps of one sparse operand, or pairs of two."""
-        return getattr(self.leaf, "steps", (self.leaf,))
+        return getattr(self.innermost, "steps", (self.innermost,))
 
     @property
     def settled(self) -> bool:
@@ -132,14 +132,14 @@ class Contraction:
     def explain(self) -> Explanation:
         """Steps and their parts, costs, and why this plan."""
         with in_place(self.settings, self.device):
-            plan = self.leaf.plan
-            reports = tuple(self.leaf.reports())
-            profile = of_backend(self.leaf.backend)
+            plan = self.innermost.plan
+            reports = tuple(self.innermost.reports())
+            profile = of_backend(self.innermost.backend)
             return Explanation(
                 self.equation,
                 plan.name,
                 plan.reason,
-                self.leaf.backend,
+                self.innermost.backend,
                 device_name(self.device),
                 profile.describe(),
                 profile.measured,
@@ -157,12 +157,12 @@ class Contraction:
         pull = self.pull
         if len(values) != 1 or not pull.values:
             return None
-        return self.leaf.packed(values[0], pull.value if pull.of_values else None)  # type: ignore[no-any-return]
+        return self.innermost.packed(values[0], pull.value if pull.of_values else None)  # type: ignore[no-any-return]
 
     def on_arrays(self, packed: Values) -> Callable[[Any], Any] | None:
         """Return the contraction with these values as a function of ndarrays; None where it is more than a `Step`."""
         more = self.pull.steps or self._pushes or self._holds or self.sums or self.sparse
-        return None if more or not hasattr(self.leaf, "on_arrays") else self.leaf.on_arrays(packed)  # type: ignore[no-any-return]
+        return None if more or not hasattr(self.innermost, "on_arrays") else self.innermost.on_arrays(packed)  # type: ignore[no-any-return]
 
     def result(
         self,
@@ -187,7 +187,7 @@ class Contraction:
         if self.linear and packed is not UNREAD and followed(tensors) and not transforming():
             shapes = self.bound.dense_shapes
             if all(operand.shape == shape for operand, shape in zip(dense, shapes, strict=True)):
-                return apply(self.leaf.around(self, patterns[0], values[0], packed, given), tensors)
+                return apply(self.innermost.around(self, patterns[0], values[0], packed, given), tensors)
         return self.run(patterns, values, dense, packed, given)
 
     def straight(
@@ -196,7 +196,9 @@ class Contraction:
         """The result of operands of a kind that has been called before; None of others, or where autograd follows."""
         known = self._direct.known and (packed is not None or not self.pull.values)
         return (
-            self._direct(packed or (), values, dense) if known and (given is None or self.leaf.guard is None) else None
+            self._direct(packed or (), values, dense)
+            if known and (given is None or self.innermost.guard is None)
+            else None
         )
 
     def run(
@@ -207,23 +209,23 @@ class Contraction:
         packed: Values | None = None,
         given: Tensors | None = None,
     ) -> Tensor:
-        """The result of operands that are as the einsum was compiled for, by the leaf and the rewrites around it."""
+        """The result of operands that are as the einsum was compiled for, by what runs and the rewrites around it."""
         pull = self.pull
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
             return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
         as_given = values, dense
         if self.rewrites:
-            beside = bool(packed) and self.leaf.guard is None and not followed([*values, *dense])
+            beside = bool(packed) and self.innermost.guard is None and not followed([*values, *dense])
             given = given or [*(() if pull.values else [v for v in values if v is not None]), *dense]
             values, dense = pull(values, dense, beside)
         if not self._as_given:
             patterns = [patterns[one] if isinstance(one, int) else one for one in self._inner]
-        result = self.leaf.result(patterns, values, dense, packed, given)
+        result = self.innermost.result(patterns, values, dense, packed, given)
         for push in self._pushes:
             result = push(result)
         if (packed is not None or not pull.values) and self._direct.left and self._holds is None:
-            self._direct.learn(self.leaf, pull, self._pushes, *as_given)
+            self._direct.learn(self.innermost, pull, self._pushes, *as_given)
         return result
 
     def instead(self, why: str, dtype: torch.dtype | None = None, **changes: object) -> Contraction:
@@ -255,7 +257,7 @@ class Contraction:
             )
         if torch.autograd._profiler_enabled():
             # A range of torch's profiler, and of NVTX under `torch.autograd.profiler.emit_nvtx`.
-            with record_function(f'sparsetc "{self.equation}" {self.leaf.plan.name}'):
+            with record_function(f'sparsetc "{self.equation}" {self.innermost.plan.name}'):
                 result = self.result(patterns, values, dense, packed, checked=checked)
         else:
             result = self.result(patterns, values, dense, packed, checked=checked)

@@ -52,19 +52,19 @@ class Direct:
                 return run(packed, tensors)
         return None
 
-    def learn(self, leaf: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> None:
-        """Find a way to the result of operands of this kind, which the leaf has run once."""
+    def learn(self, innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> None:
+        """Find a way to the result of operands of this kind, which the innermost einsum has run once."""
         tensors = [*values, *dense] if values[0] is not None else dense
         watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
         if (
             watched
-            or getattr(leaf, "trials", None) is not None
+            or getattr(innermost, "trials", None) is not None
             or followed(tensors)
             or any(type(t) not in PLAIN or captured(t) for t in tensors)
         ):
             return
         self.left -= 1
-        run = in_place(leaf, pull, pushes, values, dense) if getattr(leaf, "straight", False) else None
+        run = in_place(innermost, pull, pushes, values, dense) if getattr(innermost, "straight", False) else None
         if run is not None:
             self.known.append((same_kind(tensors), len(tensors), any(t.requires_grad for t in tensors), run))
 
@@ -79,17 +79,17 @@ def same_kind(tensors: Tensors) -> Callable[..., bool]:
     return guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
-def in_place(leaf: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> Run | None:
+def in_place(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> Run | None:
     """Return a run of the programs on values and dense operands as they lie; None where a call is more than that."""
-    executable, zeroed = leaf.executable, leaf.arrays.zeroed
+    executable, zeroed = innermost.executable, innermost.arrays.zeroed
     tensors = [*values, *dense]
     sources = pull.sources(len(tensors))
     if sources is None or executable.copies > 1:
         return None
-    tables = leaf.tables(pull(values, dense, bool(pull.values))[1], contiguous=not leaf.covers)
+    tables = innermost.tables(pull(values, dense, bool(pull.values))[1], contiguous=not innermost.covers)
     rows = result = executable.empty(torch.device("meta"))
     try:
-        for change in (leaf.of_rows, *pushes):
+        for change in (innermost.of_rows, *pushes):
             result = change(result)
     except RuntimeError:  # a copy by indices, which do not lie there
         return None
@@ -103,12 +103,12 @@ def in_place(leaf: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], de
         views.append(None if alike else (read.shape, read.stride()))
     as_rows, *as_tables = views
     index = zeroed if zeroed is not None and zeroed.numel() else None
-    guard, make = leaf.guard, room_of(result, leaf.device)
+    guard, make = innermost.guard, room_of(result, innermost.device)
     if backend != "torch":  # given addresses
         as_rows, as_tables = None if index is None else as_rows, []
-    _, call, _ = executable.bind(leaf.arrays, (), tensors)
+    _, call, _ = executable.bind(innermost.arrays, (), tensors)
     zeroes = zeroed is None and executable.zeroes
-    ones = None if pull.values else leaf.packed_values(None)
+    ones = None if pull.values else innermost.packed_values(None)
 
     def run(packed: Values, tensors: Tensors) -> Tensor | None:
         read = [tensors[n] for n in sources]

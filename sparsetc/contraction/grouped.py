@@ -84,19 +84,29 @@ class Grouped:
         """Return (rows, elements of a row) of the result."""
         rows, matrices = dense if self.first else dense[::-1]
         each, shared, wide = self.sizes
-        rows = rows.permute(self.orders[0]).reshape(self.rows.count, each * shared)
-        matrices = matrices.permute(self.orders[1]).reshape(self.groups.count, shared, wide)
+        rows = _arranged(rows, self.orders[0], (self.rows.count, each * shared))
+        matrices = _arranged(matrices, self.orders[1], (self.groups.count, shared, wide))
         groups = self.groups.entries(coords)
         assert groups is not None
         order, begins = groups.by_row
         of = self.rows.entries(coords, order)
         to = of if self.rows == self.kept else self.kept.entries(coords, order)
-        taken = sums(None, rows, None, of).view(-1, shared)
-        products = _products(taken, matrices, begins[1:] if each == 1 else begins[1:] * each).view(-1, each * wide)
+        taken, ends = sums(None, rows, None, of), begins[1:]
+        if each == 1:
+            products = _products(taken, matrices, ends)
+        else:
+            products = _products(taken.view(-1, shared), matrices, ends * each).view(-1, each * wide)
         weights = values.index_select(0, order)
         if to is None:
             return weights.unsqueeze(0) @ products
         return sums(weights, products, to, None)
+
+
+def _arranged(operand: Tensor, order: Ints, shape: Ints) -> Tensor:
+    """Return an operand in an order and a shape; itself where it has them, as each view takes the time of a launch."""
+    if [*order] != sorted(order):
+        operand = operand.permute(order)
+    return operand if operand.shape == shape else operand.reshape(shape)
 
 
 def _products(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class Kernel(Inspectable):
         self.contraction = contraction
         self.operands = tuple(operands)
         self.drop_zeros = drop_zeros
-        self.inner = (contraction.leaf,)
+        self.inner = (contraction.innermost,)
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
@@ -114,10 +114,15 @@ class Kernel(Inspectable):
 
         It is differentiable, and kept while values stay as they are, if these do not learn.
         """
-        leaf, precision = self.contraction.leaf, self.contraction.settings.precision
-        if not leaf.whole or leaf.trials is not None or transforming() or torch.is_autocast_enabled(leaf.device.type):
+        innermost, precision = self.contraction.innermost, self.contraction.settings.precision
+        if (
+            not innermost.whole
+            or innermost.trials is not None
+            or transforming()
+            or torch.is_autocast_enabled(innermost.device.type)
+        ):
             return None
-        if leaf.dtype is torch.float32 and precision != torch.get_float32_matmul_precision():
+        if innermost.dtype is torch.float32 and precision != torch.get_float32_matmul_precision():
             return None
         (values,) = self._values
         if torch.is_grad_enabled() and values.requires_grad:
@@ -300,7 +305,7 @@ class Kernel(Inspectable):
     @property
     def plan(self) -> Plan:
         """The plan that it runs by; given as ``plan=``, it makes the same of the same operands."""
-        return self.contraction.leaf.plan  # type: ignore[no-any-return]
+        return self.contraction.innermost.plan  # type: ignore[no-any-return]
 
     @property
     def operand(self) -> SparseTensor:
@@ -331,7 +336,7 @@ class Kernel(Inspectable):
 
     def ptx(self, target: str = "sm_90") -> str:
         """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
-        return self.contraction.leaf.ptx(target)  # type: ignore[no-any-return]
+        return self.contraction.innermost.ptx(target)  # type: ignore[no-any-return]
 
     @property
     def cost(self) -> SymbolicCost:

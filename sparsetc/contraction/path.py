@@ -201,7 +201,7 @@ class Link:
             return [StepReport(self.equation, "dense", "made a dense tensor")]
         if self.contraction is None:
             return [StepReport(self.equation, "torch.einsum", "dense operands")]
-        return self.contraction.leaf.reports()  # type: ignore[no-any-return]
+        return self.contraction.innermost.reports()  # type: ignore[no-any-return]
 
 
 class Path(Inspectable):
@@ -237,7 +237,7 @@ class Path(Inspectable):
         terms = [self._term(operand, p) for p, operand in enumerate(operands)]
         self.order = self._order_of(terms) if order is None else order
         last = self._compiled(terms).operand
-        self.inner = [link.contraction.leaf for link in self.links if link.contraction is not None]
+        self.inner = [link.contraction.innermost for link in self.links if link.contraction is not None]
         self._reader = next((link for link in self.links if self._single and link.patterns is None), None)
         guard = Guard(finite)
         looks = self._guarded and self._single
@@ -432,7 +432,7 @@ class Path(Inspectable):
     def plan(self) -> Plan:
         """The plan of each link, named after the first of two sparse operands where dense modes are coordinates."""
         contractions = (link.contraction for link in self.links)
-        steps = tuple(None if c is None else c.leaf.plan for c in contractions)  # None: torch's own product
+        steps = tuple(None if c is None else c.innermost.plan for c in contractions)  # None: torch's own product
         if self._single:
             return Plan(STEPS.name, steps=steps, path=self.order, reason=self._reason)
         pairs = [step.plan for step in self.steps if step.plan.pairs and self._expanded]

@@ -247,14 +247,14 @@ class Preparation:
         return BoundPart(program, packed, PartArrays.of(program, packed, slot))
 
     def _verify_axes(self, plan: Plan) -> None:
-        """Raise `PlanError` where a schedule has blocks or pieces of a letter that no dense operand alone has.
+        """Raise `PlanError` where a schedule has blocks or vectors of a letter that no dense operand alone has.
 
         A letter that is summed before kernels run, or is broadcast, is one of the einsum as written.
         """
         e, written = self.bound.einsum, self.written
         axes = distinct(outside((*written.indices, *e.indices), e.sparse_indices))
         for number, part in enumerate(plan.parts):
-            for letter, _ in (*part.schedule.blocks, *part.schedule.pieces):
+            for letter, _ in (*part.schedule.blocks, *part.schedule.vectors):
                 if letter not in axes:
                     dense_letters = ", ".join(axes) or "none"
                     raise PlanError(

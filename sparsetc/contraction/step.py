@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
+from sparsetc.contraction.compiled_step import CompiledStep
 from sparsetc.contraction.contraction import Contraction, compiled
-from sparsetc.contraction.leaf import Leaf
 from sparsetc.contraction.operands import Patterns, Tensors, repeated_dims, stand_ins
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -36,8 +36,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import captured
 
 
-class Step(Leaf):
-    """A leaf with gradients, tangents and batches, which are contractions of the same sparse pattern."""
+class Step(CompiledStep):
+    """A compiled step with gradients, tangents and batches, which are contractions of the same sparse pattern."""
 
     @cached_property
     def derived(self) -> Options:
@@ -70,7 +70,7 @@ class Step(Leaf):
         return self.of_rows(apply(at, tensors))
 
     def around(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> WholeFunction:
-        """Return a contraction that has no other leaf as a function for autograd, in place of the step."""
+        """Return a contraction that has no other innermost as a function for autograd, in place of the step."""
         return WholeFunction(self, pattern, values is None, packed, given, whole)
 
     def batched(self, size: int, which: Sequence[bool]) -> Contraction:
@@ -182,7 +182,7 @@ class StepFunction(Multilinear):
 
     @property
     def _raw(self) -> tuple[Einsum, Pattern, Tensor | None]:
-        """The einsum that gradients are made of, its pattern, and the order that its values are of the step's in."""
+        """The einsum of gradients, its pattern, and the order in which it takes the step's values (None: the same)."""
         step = self.step
         return step.raw, *((step.slotted, step.by_slot) if step.output.sparse else (self.pattern, None))
 
@@ -230,7 +230,7 @@ class StepFunction(Multilinear):
 
 @dataclass(frozen=True)
 class WholeFunction(StepFunction):
-    """A contraction whose one leaf is a step as such a function: of the values and dense operands of its calls.
+    """A contraction whose one innermost is a step as such a function: of the values and dense operands of its calls.
 
     Its gradients are einsums of these, which are rewritten by themselves; what is converted and put back is no part of
     torch's graph.

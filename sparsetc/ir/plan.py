@@ -145,11 +145,11 @@ class Schedule(Record):
             a dot takes them as they are loaded. Steps over blocks of fibers take `Storage.lanes`.
         unroll: unroll factor of the main loop, in which every lane has a nonzero and nothing is masked.
         masked_unroll: unroll factor of the masked loop that follows: 1 for long fibers, more for short rows.
-        pieces: for one dense axis of the output at most: powers of two whose sum is its block, to pad less: 16 + 8 for
+        vectors: for one dense axis of the output at most: powers of two whose sum is its block, to pad less: 16 + 8 for
             24.
         slowest_axes: dense axes whose block number is the slowest dimension of the grid: all items run for one block
             before the next, so that the rows they gather stay in the L2 cache. For other axes, the blocks of one item
-            follow one another.
+            follow one another. Native loops take one such axis, of the result.
         rounded: dense operands, by their names in trees, that are rounded to bfloat16 once a call: a gathered row is
             half the bytes. Only float32 at precision bf16 is, for Triton; products outside of dots, and all sums, are
             of float32.
@@ -181,7 +181,7 @@ class Schedule(Record):
     lanes: int = bounded(1, "the number of lanes", 0, power=True)
     unroll: int = bounded(1, "unroll", 1, MOST_STEPS)
     masked_unroll: int = bounded(1, "masked_unroll", 1, MOST_STEPS)
-    pieces: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    vectors: tuple[tuple[str, tuple[int, ...]], ...] = ()
     slowest_axes: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
     copies: int = bounded(1, "the number of copies", power=True)
@@ -202,9 +202,9 @@ class Schedule(Record):
         return replace(self, tree=None, tile_sizes=(), tile_loops=(), ruled=()) if self.is_ruled else self
 
     def block(self, axis: str) -> int:
-        """Return the number of elements of a dense axis in a program: its block, or the sum of its pieces."""
+        """Return the number of elements of a dense axis in a program: its block, or the sum of its vectors."""
         try:
-            return (dict(self.blocks) | {c: sum(own) for c, own in self.pieces})[axis]
+            return (dict(self.blocks) | {c: sum(own) for c, own in self.vectors})[axis]
         except KeyError:
             raise PlanError(f"the schedule has no block for axis {axis!r}; it has {dict(self.blocks)}") from None
 
@@ -448,7 +448,11 @@ def verify(plan: Plan) -> None:
         declared = [(record, f) for record in (storage, schedule) for f in fields(record) if f.metadata]
         for size, what, least, most, power in (
             *[(block, f"the block of axis {axis}", 1, inf, True) for axis, block in schedule.blocks],
-            *[(piece, f"a piece of axis {axis}", 1, inf, True) for axis, pieces in schedule.pieces for piece in pieces],
+            *[
+                (length, f"a vector of axis {axis}", 1, inf, True)
+                for axis, lengths in schedule.vectors
+                for length in lengths
+            ],
             *[(getattr(record, f.name), *f.metadata["allowed"]) for record, f in declared],
         ):
             if power and (size < least or size & (size - 1)):
@@ -458,12 +462,14 @@ def verify(plan: Plan) -> None:
                 raise PlanError(f"{where}: {what} must be {bound}, found {size}")
         tree = schedule.by_rule().tree
         dots = schedule.dot if tree is None else tree.dots
-        if len(schedule.pieces) > 1 or (schedule.pieces and dots):
-            raise PlanError(f"{where}: one axis at most is taken in pieces, where nothing is contracted by dots")
+        if len(schedule.vectors) > 1 or (schedule.vectors and dots):
+            raise PlanError(
+                f"{where}: one axis at most is taken in several vectors, where nothing is contracted by dots"
+            )
         if schedule.rounded and schedule.precision != ROUNDED:
             raise PlanError(f"{where}: operands are rounded at precision {ROUNDED}, not at {schedule.precision}")
         for axis in schedule.slowest_axes:
-            if axis not in dict((*schedule.blocks, *schedule.pieces)) or schedule.slowest_axes.count(axis) > 1:
+            if axis not in dict((*schedule.blocks, *schedule.vectors)) or schedule.slowest_axes.count(axis) > 1:
                 raise PlanError(f"{where}: slowest_axes names axes that have a block, each once, found {axis!r}")
     if plan.fused and len({p.schedule.warps for p in plan.parts}) > 1:
         raise PlanError(f"plan {plan.name!r}: the parts of one fused launch must agree on the number of warps")

@@ -215,8 +215,7 @@ def in_panels(candidate: Candidate, problem: Problem) -> Candidate:
     """Return native loops in panels of the result's longest axis, where rows are expected to stay in a cache so."""
     sizes, e, counts = problem.bound.by_index, problem.bound.einsum, problem.counts
     letter = max(among(e.output, e.axes), key=sizes.__getitem__, default="")
-    cuts = [nbytes // problem.itemsize for nbytes in PANELS]
-    cuts = [columns for columns in cuts if letter and 2 * columns <= sizes[letter]]
+    cuts = [n // problem.itemsize for n in PANELS if letter and 2 * n <= sizes[letter] * problem.itemsize]
     if not cuts or not all(cost.native and cost.turn is None for cost in candidate.costs):
         return candidate
     expected = []
@@ -316,6 +315,8 @@ def describe(plan: Plan, problem: Problem) -> str:
     for p in plan.parts:
         levels = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
         how = " native" if p.schedule.native else ""
+        for axis in p.schedule.slowest_axes if how else ():
+            how += f", {p.schedule.block(axis)} {axis} at a time"
         if p.schedule.dot and problem.backend == "triton":
             how = f" {p.schedule.precision}"
         sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)

@@ -173,12 +173,10 @@ class Counts:
 
         def count() -> tuple[tuple[int, float], ...]:
             rows, begin = self.row(first), max(0, self.nnz - WINDOW) // 2
-            seen = self.row(mode)[begin : begin + WINDOW]
-            if first:
-                ends = torch.bincount(rows).cumsum(0)
-                low, high = torch.searchsorted(ends, ends.new_tensor([begin, begin + WINDOW])).tolist()
-                inside = torch.nonzero((rows >= low) & (rows <= high)).flatten()
-                seen = self.row(mode)[inside[torch.argsort(rows[inside], stable=True)]]
+            ends = torch.bincount(rows).cumsum(0)
+            low, high = torch.searchsorted(ends, ends.new_tensor([begin, begin + WINDOW])).tolist()
+            inside = torch.nonzero((rows >= low) & (rows <= high)).flatten()
+            seen = self.row(mode)[inside[torch.argsort(rows[inside], stable=True)]][:WINDOW]
             places = torch.arange(len(seen), device=seen.device)
             first_seen = torch.full((self.shape[mode],), len(seen), device=seen.device)
             first_seen.scatter_reduce_(0, seen, places, "amin")

@@ -81,16 +81,16 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     most = {c: 128 if c in output else 512 for c in padded}
     block = {c: n if c in whole else min(n, most[c]) for c, n in padded.items()}
     block = fit(block, outside(block, whole), 512)
-    pieces = _pieces(problem, {c: block[c] for c in output})
-    width = prod((block | {c: sum(sizes) for c, sizes in pieces}).values())
+    vectors = _vectors(problem, {c: block[c] for c in output})
+    width = prod((block | {c: sum(sizes) for c, sizes in vectors}).values())
     unroll = 4 if width <= 64 else 2
     if width == 1:
         unroll = 8
     warps = rules["row_warps"] if rows else 1
     most_lanes = rules["warp_lanes"] * warps if width > 1 else 128
     lanes = max(4, min(most_lanes, warps * rules["warp_elements"] // (2 if rows else 1) // width))
-    lanes = 1 << lanes.bit_length() - 1  # a width in pieces is no power of two
-    return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, pieces=pieces)
+    lanes = 1 << lanes.bit_length() - 1  # a width in vectors is no power of two
+    return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, vectors=vectors)
 
 
 def of_entries(problem: Problem) -> bool:
@@ -268,16 +268,16 @@ def _of_entries(problem: Problem, padded: dict[str, int], own: Names) -> Schedul
     return Schedule(warps, tuple(block.items()), True, problem.precision_as_loaded, stages=stages, lanes=0)
 
 
-def _pieces(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, Ints], ...]:
-    """Return the pieces of the axis that its block pads most, if by a fifth or more; of other axes none."""
-    by_axis, least = {}, problem.rules["least_piece"]
+def _vectors(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, Ints], ...]:
+    """Return the vectors of the axis that its block pads most, if by a fifth or more; of other axes none."""
+    by_axis, least = {}, problem.rules["least_vector"]
     for c, most in block.items():
         size = problem.bound.by_index[c]
         programs = max(1, -(-size // most))
         padded = least * -(-size // (programs * least))
-        pieces = tuple([1 << n for n in reversed(range(padded.bit_length())) if padded >> n & 1])
-        if 1 < len(pieces) <= problem.rules["most_pieces"] and 5 * most >= 6 * padded:
-            by_axis[c] = pieces
+        vectors = tuple([1 << n for n in reversed(range(padded.bit_length())) if padded >> n & 1])
+        if 1 < len(vectors) <= problem.rules["most_vectors"] and 5 * most >= 6 * padded:
+            by_axis[c] = vectors
     return tuple(sorted(by_axis.items(), key=lambda axis: -block[axis[0]] / sum(axis[1]))[:1])
 
 

@@ -305,9 +305,9 @@ def _runs(pattern: Pattern, index: Tensor, values: Tensor) -> tuple[Tensor, Tens
     values.
     """
     coords, size = pattern.coords, pattern.shape[0]
-    row = coords[0]
     few = SEARCHED * index.numel()
-    if size > (max(few, len(row)) if row.is_cuda else few):
+    if size > (max(few, coords.shape[1]) if coords.is_cuda else few):
+        row = coords[0]
         first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
         return _enumerated(None, first, end - first, coords, values)
     return _enumerated(index, *_rows(pattern), coords, values)

@@ -92,7 +92,7 @@ def neighbours(plan: Plan, threads: int) -> Iterator[Plan]:
         *(
             lambda own, by, a=axis: {  # type: ignore[misc]
                 "blocks": tuple([(c, _shifted(n, by) if c == a else n) for c, n in own.blocks]),
-                "pieces": (),
+                "vectors": (),
             }
             for axis in blocks
         ),

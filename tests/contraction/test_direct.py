@@ -109,7 +109,7 @@ def test_a_call_is_found_again(plan: str, monkeypatch: pytest.MonkeyPatch) -> No
     x, b = matrix(), torch.randn(7, 3, dtype=torch.float64)
     kernel = stc.compile("ij,jr->ir", x, b, plan=plan, backend="numba" if plan != "dense" else "torch")
     first = kernel(b)
-    monkeypatch.setattr(type(kernel.contraction.leaf), "result", None)
+    monkeypatch.setattr(type(kernel.contraction.innermost), "result", None)
     assert torch.equal(kernel(b), first)
     monkeypatch.undo()
     for _ in range(2 * direct.KINDS):

@@ -555,7 +555,7 @@ def test_rows_without_nonzeros_are_items_of_nothing(rows: int) -> None:
     stored = torch.randperm(rows, generator=g)[: rows - rows // 4].sort().values
     coords = torch.stack([stored, torch.randint(0, 50, (len(stored),), generator=g)])
     x, b = stc.SparseTensor(coords, torch.rand(len(stored), generator=g), (rows, 50)), torch.rand(50, 16, generator=g)
-    leaf = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton").contraction.leaf
+    leaf = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton").contraction.innermost
     arrays = leaf.parts[0].packed.arrays
     assert leaf.arrays.zeroed.numel() == 0
     assert torch.equal((arrays["item_word"].long() & 0xFFFF).sort().values, torch.arange(rows))

@@ -97,7 +97,7 @@ def test_ones_that_are_not_kept_are_no_operand_of_a_guard(monkeypatch: pytest.Mo
         seen.extend(arguments[-1])
         return torch.zeros(())
 
-    monkeypatch.setattr(type(contraction.leaf), "result", result)
+    monkeypatch.setattr(type(contraction.innermost), "result", result)
     contraction.result([pattern], [None], tables)
     assert [table.shape for table in seen] == [(2, 128, 1024), (2, 64, 128)]
 

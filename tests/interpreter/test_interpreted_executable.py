@@ -49,6 +49,6 @@ def test_rows_without_nonzeros_are_stored_by_items_of_nothing() -> None:
     x = torch.rand(20, 9, generator=g) * (torch.rand(20, 1, generator=g) < 0.7)
     b, sparse = torch.rand(9, 4, generator=g), stc.SparseTensor.from_dense(x)
     k = stc.compile("ij,jr->ir", sparse, b, plan="coo", backend="triton")
-    assert k.contraction.leaf.parts[0].packed.items == 20
+    assert k.contraction.innermost.parts[0].packed.items == 20
     torch.testing.assert_close(k(b), x @ b)
     torch.testing.assert_close(stc.einsum("ij,ir->jr", sparse, torch.ones(20, 4)), x.T @ torch.ones(20, 4))

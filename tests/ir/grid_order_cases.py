@@ -43,14 +43,14 @@ class Case:
         }
 
 
-def explicit(format: str, levels: str, precision: str = "", pieces: tuple[int, ...] = (), **blocks: int) -> PlanOf:
-    """A plan of one part, whose items take few nonzeros; pieces are of r."""
+def explicit(format: str, levels: str, precision: str = "", vectors: tuple[int, ...] = (), **blocks: int) -> PlanOf:
+    """A plan of one part, whose items take few nonzeros; vectors are of r."""
 
     def plan(problem: Problem) -> stc.plans.Plan:
         made = explicit_plan(format, levels, blocks, lanes=4, max_item_nnz=8, precision=precision)
         (part,) = made.parts
-        own = (("r", pieces),) if pieces else ()
-        return replace(made, parts=(replace(part, schedule=replace(part.schedule, pieces=own)),))
+        own = (("r", vectors),) if vectors else ()
+        return replace(made, parts=(replace(part, schedule=replace(part.schedule, vectors=own)),))
 
     return plan
 
@@ -95,7 +95,7 @@ CASES: dict[str, Case] = {
     "rows": Case(MTTKRP, R, explicit("fiber", "|0|12", r=16), "r", ONE),
     "fused": Case(MTTKRP, R, two(fused=True), "r", ONE),
     "apart": Case(MTTKRP, R, two(fused=False), "r", ONE),
-    "pieces": Case(SPMM, {"r": 72}, explicit("coo", "0||1", pieces=(16, 8), r=32), "r", ONE),
+    "two vectors": Case(SPMM, {"r": 72}, explicit("coo", "0||1", vectors=(16, 8), r=32), "r", ONE),
     "chunks": Case("ijk,ijkr->r", R, explicit("coo", "||012", r=32), "r", CHUNKS),
     "chunks, summed over the grid": Case("ijk,ir,jr,kr->ijk", R, explicit("coo", "||012", r=32), "r", CHUNKS),
     "both": Case(CHAIN, RS, explicit("coo", "0||12", "ieee", r=16, s=16), "rs", TWO),

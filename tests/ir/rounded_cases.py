@@ -55,15 +55,15 @@ class Case:
         ]
 
 
-def explicit(format: str, levels: str, precision: str = "", pieces: tuple[int, ...] = (), **blocks: int) -> PlanOf:
-    """A plan of one part, whose items take few nonzeros; pieces are of r."""
+def explicit(format: str, levels: str, precision: str = "", vectors: tuple[int, ...] = (), **blocks: int) -> PlanOf:
+    """A plan of one part, whose items take few nonzeros; vectors are of r."""
 
     def plan(problem: Problem) -> stc.plans.Plan:
         lanes = 16 if precision else 4
         made = explicit_plan(format, levels, blocks, lanes=lanes, max_item_nnz=8, unroll=2, precision=precision)
         (part,) = made.parts
-        own = (("r", pieces),) if pieces else ()
-        return replace(made, parts=(replace(part, schedule=replace(part.schedule, pieces=own)),))
+        own = (("r", vectors),) if vectors else ()
+        return replace(made, parts=(replace(part, schedule=replace(part.schedule, vectors=own)),))
 
     return plan
 
@@ -85,7 +85,7 @@ SCALAR: dict[str, Case] = {
     "rows": Case(MTTKRP, {}, explicit("fiber", "|0|12", r=8), ("B", "C")),
     "fiber": Case(MTTKRP, {}, explicit("fiber", "0|1|2", r=8), ("C",)),
     "one of the item": Case(MTTKRP, {}, explicit("coo", "01||2", r=8), ("B",)),
-    "pieces": Case(SPMM, {"r": 72}, explicit("coo", "0||1", pieces=(16, 8), r=32), ("B",)),
+    "two vectors": Case(SPMM, {"r": 72}, explicit("coo", "0||1", vectors=(16, 8), r=32), ("B",)),
     "sampled": Case("ijk,ir,jr,kr->ijk", {}, explicit("coo", "||012", r=8), ("C", "D")),
     "summed": Case("ij,ij->", {}, explicit("coo", "||01"), ("B",)),
     "vectors": Case("ijk,j,k->i", {}, explicit("coo", "0||12"), ("B", "C")),

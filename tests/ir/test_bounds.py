@@ -108,19 +108,19 @@ def test_blocks_are_halved_until_they_fit(
 
 
 @pytest.mark.parametrize(
-    ("rank", "programs", "pieces"),
+    ("rank", "programs", "vectors"),
     [
         *((rank, 1, ()) for rank in (0, 1, 8, 15, 16, 31, 32, 60, 64, 120, 128)),
         *((17, 1, (16, 8)), (24, 1, (16, 8)), (40, 1, (32, 8)), (48, 1, (32, 16)), (80, 1, (64, 16))),
         *((96, 1, (64, 32)), (100, 1, (64, 32, 8)), (129, 2, (64, 8)), (200, 2, (64, 32, 8)), (256, 2, ())),
     ],
 )
-def test_a_rank_is_cut_where_padding_would_cost_more(rank: int, programs: int, pieces: tuple[int, ...]) -> None:
+def test_a_rank_is_cut_where_padding_would_cost_more(rank: int, programs: int, vectors: tuple[int, ...]) -> None:
     """What is taken covers the rank, and what may pass its end is told from what may not."""
     x, b = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (4, 3)), torch.ones(3, rank)
     kernel = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton")
     (axis,) = kernel.programs[0].axes
-    assert (axis.programs, axis.pieces) == (programs, pieces)
+    assert (axis.programs, axis.lengths) == (programs, vectors)
     assert sum(length for _, length, _ in axis.vectors) == axis.block
     assert axis.block * programs >= axis.size
     for first, length, ragged in axis.vectors:
@@ -130,11 +130,11 @@ def test_a_rank_is_cut_where_padding_would_cost_more(rank: int, programs: int, p
 def test_pieces_are_checked() -> None:
     x, b = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (4, 3)), torch.ones(3, 48)
     plan = stc.compile("ij,jr->ir", x, b, plan="coo", backend="triton").plan
-    for pieces, what in (
-        ((("r", (32, 15)),), "a piece of axis r must be a power of two"),
+    for vectors, what in (
+        ((("r", (32, 15)),), "a vector of axis r must be a power of two"),
         ((("r", (32, 16)), ("s", (8,))), "one axis"),
     ):
         (part,) = plan.parts
-        given = replace(plan, parts=(replace(part, schedule=replace(part.schedule, pieces=pieces)),))
+        given = replace(plan, parts=(replace(part, schedule=replace(part.schedule, vectors=vectors)),))
         with pytest.raises(stc.PlanError, match=what):
             stc.compile("ij,jr->ir", x, b, plan=given, backend="triton")

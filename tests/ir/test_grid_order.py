@@ -98,7 +98,7 @@ def test_an_axis_without_a_block_has_no_place_on_the_grid() -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize(
-    ("name", "target"), dealt(["coo", "fused", "pieces", "both", "chunks", "positions over the grid"])
+    ("name", "target"), dealt(["coo", "fused", "two vectors", "both", "chunks", "positions over the grid"])
 )
 def test_compiles_for(name: str, target: str) -> None:
     text = compiled(name).ptx(target)

@@ -79,7 +79,7 @@ def test_what_the_programs_mean(name: str) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize(("name", "target"), dealt(["coo", "fiber", "pieces", "fused, the second", *DOTS]))
+@pytest.mark.parametrize(("name", "target"), dealt(["coo", "fiber", "two vectors", "fused, the second", *DOTS]))
 def test_compiles_for(name: str, target: str) -> None:
     text = CASES[name].compiled().ptx(target)
     assert (f".target {target}" if target in CUDA else target) in text

@@ -300,8 +300,8 @@ def gradient_plans(x: stc.SparseTensor, plan: str) -> list[str]:
     kernels = {k for k in x.pattern.cache.values() if hasattr(k, "steps")}
     (kernel,) = [k for k in kernels if k.bound.einsum.text == "ij,jr->ir"]
     (gradient,) = kernels - {kernel}
-    (batched,) = kernel.leaf._others.values()
-    return [gradient.leaf.plan.name, batched.leaf.plan.name]
+    (batched,) = kernel.innermost._others.values()
+    return [gradient.innermost.plan.name, batched.innermost.plan.name]
 
 
 def test_gradients_take_a_shared_plan_where_it_applies() -> None:

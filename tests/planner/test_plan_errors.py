@@ -154,7 +154,7 @@ def test_the_mode_that_was_forgotten_is_named(storage: Storage, says: str) -> No
     [
         (Schedule(blocks=(("r", 2), ("q", 4)), dot=False), "q"),
         (Schedule(blocks=(("r", 2), ("j", 4)), dot=False), "j"),
-        (Schedule(blocks=(("r", 2),), pieces=(("s", (2, 1)),), dot=False), "s"),
+        (Schedule(blocks=(("r", 2),), vectors=(("s", (2, 1)),), dot=False), "s"),
     ],
 )
 def test_blocks_of_what_is_no_dense_axis(schedule: Schedule, letter: str) -> None:

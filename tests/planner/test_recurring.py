@@ -51,9 +51,9 @@ def runs(seed: int, nodes: int = 1000, edges: int = 6000) -> stc.SparseTensor:
 
 
 def planned(x: stc.SparseTensor, **settings: Any) -> Any:
-    """The leaf of the contraction that `einsum` takes."""
+    """What runs of the contraction that `einsum` takes."""
     b = torch.empty(x.shape[1], 64)
-    return compiled("ij,jr->ir", (x, b), of_call({"backend": "triton", **settings}), "auto").leaf
+    return compiled("ij,jr->ir", (x, b), of_call({"backend": "triton", **settings}), "auto").innermost
 
 
 def test_a_choice_is_repeated_and_looked_at_again(counted: list[Any]) -> None:
@@ -127,6 +127,6 @@ def test_whether_steps_are_faster_is_asked_once_a_kind(monkeypatch: pytest.Monke
         last = torch.randint(0, 40, (1600,), generator=torch.Generator().manual_seed(seed))
         x = stc.SparseTensor(torch.stack([ends // 40, ends % 40, last]), torch.ones(1600), (40, 40, 40))
         operands = x, torch.empty(40, 8), torch.empty(40, 8), torch.empty(40, 8)
-        leaves.append(compiled("ijk,ir,js,kt->rst", operands, asked, "auto").leaf)
+        leaves.append(compiled("ijk,ir,js,kt->rst", operands, asked, "auto").innermost)
     assert len(searches) == AGREED
     assert len({(type(leaf), leaf.plan.name, leaf.plan.path) for leaf in leaves}) == 1

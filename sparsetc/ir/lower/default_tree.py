@@ -141,16 +141,16 @@ def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
 def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -> Tree | None:
     """Sum the lanes by a matrix product; or the lanes and dense axes together, of blocks that nonzeros gather."""
     lanes = inner.view.beside[LEAF]
-    if len(lanes) * inner.view.lanes >= MIN_DOT and (halves := _matrix_halves(inner, schedule, factors, frozenset())):
-        return dot(product(halves[0]), product(halves[1]), (LANES,))
+    if len(lanes) * inner.view.lanes >= MIN_DOT and (sides := _matrix_sides(inner, schedule, factors, frozenset())):
+        return dot(product(sides[0]), product(sides[1]), (LANES,))
     if not inner.summed:
         return None
     names = {name for tree in factors for name in tree.factors}
     beside = {a for o in inner.operands if o.name not in names for a in o.axes}
-    halves = _matrix_halves(inner, schedule, factors, frozenset(inner.summed) - beside)
-    if halves is None:
+    sides = _matrix_sides(inner, schedule, factors, frozenset(inner.summed) - beside)
+    if sides is None:
         return None
-    left, right = map(product, halves)
+    left, right = map(product, sides)
     over = [c for c in outside(inner.summed, beside) if c in _dense(inner, left) & _dense(inner, right)]
     if not lanes:
         left, right = _as_loaded(inner, schedule, left, right, over)
@@ -177,7 +177,7 @@ def _as_loaded(inner: Inner, schedule: Schedule, left: Tree, right: Tree, over: 
     return tuple(sorted((left, right), key=place))  # type: ignore[return-value]
 
 
-def _matrix_halves(
+def _matrix_sides(
     inner: Inner, schedule: Schedule, factors: Sequence[Tree], summed: frozenset[str]
 ) -> tuple[list[Tree], list[Tree]] | None:
     """Two sets of factors with no dense axis in common but some that are summed, each with enough of its own."""

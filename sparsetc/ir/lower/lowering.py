@@ -115,9 +115,9 @@ class Lowering:
     def _dense(self, letter: str) -> ir.DenseAxis:
         """A dense axis as the schedule takes it: one of a single block is not slowest, whatever the schedule says."""
         size, block = self.inner.sizes[letter], self.schedule.block(letter)
-        pieces = dict(self.schedule.pieces).get(letter, ())
+        lengths = dict(self.schedule.vectors).get(letter, ())
         return ir.DenseAxis(
-            letter, size, block, pieces=pieces, slowest=letter in self.schedule.slowest_axes and size > block
+            letter, size, block, lengths=lengths, slowest=letter in self.schedule.slowest_axes and size > block
         )
 
     def contract(self) -> Tile:
@@ -440,7 +440,7 @@ class WholeLowering(Lowering):
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         super().__init__(inner, schedule)
         cut = [a.letter for a in self.dense if schedule.native and a.slowest and a.letter in inner.output_axes][:1]
-        whole = (replace(a, block=a.size, pieces=(), slowest=False) for a in self.dense)
+        whole = (replace(a, block=a.size, lengths=(), slowest=False) for a in self.dense)
         self.dense = tuple([a if a.letter in cut else own for a, own in zip(self.dense, whole, strict=True)])
         self.positions = tuple([replace(a, block=a.size) for a in self.positions])
         self.around, self.tile_sizes = self.view.loops, dict(inner.sides)

@@ -34,7 +34,7 @@ class DenseAxis:
 
     Attributes:
         fold: the letters that an axis of a pair of tiles is a fold of, and how many positions of each, row-major.
-        pieces: powers of two that add up to the block, where a program takes it in several vectors; empty for one.
+        lengths: powers of two that add up to the block, where a program takes it in several vectors; empty for one.
         slowest: whether all items run for one block before the next, and not all blocks of one item.
     """
 
@@ -42,7 +42,7 @@ class DenseAxis:
     size: int
     block: int
     fold: NamedInts = ()
-    pieces: Ints = ()
+    lengths: Ints = ()
     slowest: bool = False
 
     @cached_property
@@ -58,11 +58,11 @@ class DenseAxis:
     @cached_property
     def vectors(self) -> tuple[tuple[int, int, bool], ...]:
         """Return the vectors of a program along the axis: first place in the block, length, if it may pass the end."""
-        if not self.pieces:
+        if not self.lengths:
             return ((0, self.block, self.ragged),)
-        ends = list(accumulate(self.pieces))
+        ends = list(accumulate(self.lengths))
         last = (self.programs - 1) * self.block
-        return tuple((end - n, n, last + end > self.size) for n, end in zip(self.pieces, ends, strict=True))
+        return tuple((end - n, n, last + end > self.size) for n, end in zip(self.lengths, ends, strict=True))
 
 
 @dataclass(frozen=True)

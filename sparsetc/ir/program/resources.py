@@ -181,7 +181,8 @@ class GatherTerm:
         missed = moved * (1 - profile.l2_bytes / held) if held > profile.l2_bytes else min(moved, whole)
         if len(self.letters) == 1 and self.letters[0] in (known := dict(statistics.misses)):
             pairs = known[self.letters[0]]
-            far = moved * missing(pairs, profile.l1_bytes // (size * self.table_width))
+            near = int(profile.constants.get("panel_cache", profile.l1_bytes))
+            far = moved * missing(pairs, near // (size * self.table_width))
             missed = moved * missing(pairs, profile.l2_bytes // (size * self.held_width)) if pairs else missed
         return far * self.passes ** -profile.constants["slab_power"], missed
 

@@ -44,7 +44,7 @@ def _axis(a: ir.DenseAxis) -> str:
     letters = f" ({' '.join(f'{c}:{n}' for c, n in a.fold)})" if len(a.fold) > 1 else ""
     slowest = ", slowest on the grid" if a.slowest else ""
     blocks = f" in blocks of {a.block}{slowest}" if a.programs > 1 and not a.fold else ""
-    return f"{a.letter} = {a.size}{letters}{blocks}" + (f" as {' + '.join(map(str, a.pieces))}" if a.pieces else "")
+    return f"{a.letter} = {a.size}{letters}{blocks}" + (f" as {' + '.join(map(str, a.lengths))}" if a.lengths else "")
 
 
 def line(p: ir.TileProgram, s: ir.Statement) -> str:

@@ -1,6 +1,6 @@
 """A contraction of one sparse operand with dense ones, outside autograd: planned, packed and generated once.
 
-In: a `Request` as rules leave it. Out: `Leaf`, a function from values and dense operands to rows of the result.
+In: a `Request` as rules leave it. Out: `CompiledStep`, a function from values and dense operands to rows of the result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed
 _numbers = itertools.count()
 
 
-class Leaf(Preparation, Inspectable):
+class CompiledStep(Preparation, Inspectable):
     """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x.
 
     Attributes:
@@ -89,7 +89,7 @@ class Leaf(Preparation, Inspectable):
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
 
-    def take(self, choice: Choice, ready: Leaf | None = None) -> None:
+    def take(self, choice: Choice, ready: CompiledStep | None = None) -> None:
         """Pack and generate by a choice, or as a step does that was made by it, and run so from here on."""
         self.prepared: Prepared = self.prepare(choice.plan) if ready is None else ready.prepared
         plan, self.filled, self.parts, self.executable, self.arrays = self.prepared
@@ -118,7 +118,7 @@ class Leaf(Preparation, Inspectable):
             self._empty or self.arrays.second or self.ordered or (self.guard and self.guard.instead != "coo")
         )
 
-    def under(self, plan: Plan, cache: Cache) -> Leaf:
+    def under(self, plan: Plan, cache: Cache) -> CompiledStep:
         """The step by another plan; what is packed for it is kept in a cache of its own."""
         other, counts = copy(self), self.problem.counts
         other.problem = replace(self.problem, counts=counts.cached_in(cache))
@@ -263,14 +263,14 @@ class Leaf(Preparation, Inspectable):
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
 
-    def instead(self, why: str, changes: dict[str, object]) -> Leaf:
+    def instead(self, why: str, changes: dict[str, object]) -> CompiledStep:
         """The step of the same einsum with other settings, to take in place of this one; made when first asked for."""
-        other: Leaf | None = self._others.get(why)
+        other: CompiledStep | None = self._others.get(why)
         if other is None:
             with lasting():
                 settings = with_settings(self.settings, changes)
                 operands = stand_ins(self.bound, [self.operand])
-                other = Leaf(Request(self.bound, operands, settings, self.form, written=self.written))
+                other = CompiledStep(Request(self.bound, operands, settings, self.form, written=self.written))
             self._others[why] = other
         return other
 
