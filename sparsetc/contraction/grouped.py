@@ -2,7 +2,7 @@
 
 In: an einsum of a sparse operand and two dense ones that share letters which neither the sparse operand nor the result
 has, and entries in any order. Out: its result, differentiable. In ``te,ti,eio->to`` an entry multiplies row t of one
-operand by matrix e of the other. EntryRows are sorted by matrix, their rows are gathered and multiplied a group at a
+operand by matrix e of the other. Entries are sorted by matrix, their rows are gathered and multiplied a group at a
 time, and the products are added up by row of the result, in float32 where operands have 16 bits.
 """
 
@@ -20,7 +20,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Ints, Names, among, outside
 
 OF_A_GROUP = 8
-"""EntryRows a group from which a product of matrices beats multiplying one entry after the other..."""
+"""Entries a group from which a product of matrices beats multiplying one entry after the other..."""
 OF_A_MATRIX = 1 << 10
 """...and elements of a matrix."""
 

@@ -351,13 +351,19 @@ def _enumerated(
     return torch.stack(taken), values.index_select(0, entries)
 
 
-def _on_gpu(kinds: Tensor, *arguments: Any) -> None:
+def _on_gpu(
+    kinds: Tensor, first: Tensor, ends: Tensor, coords: Tensor, values: Tensor, width: int, *taken: Any
+) -> None:
     """Do as `loops.runs`."""
-    from sparsetc.tensor.run_kernels import runs  # imports triton
+    from sparsetc.tensor import run_kernels  # imports triton
 
-    if len(kinds):
+    entries, (order, count) = coords.shape[1], taken[0].shape
+    if count:
+        wide = min(run_kernels.WIDEST, 1 << (width - 1).bit_length())
+        grid = (-(-count // run_kernels.BLOCK.value),)
+        given = kinds, first, ends, coords, values, len(kinds), width, *taken, order, entries, count
         with on_gpu(kinds.device):
-            runs[(len(kinds),)](kinds, *arguments, *arguments[2].shape, arguments[5].shape[1])
+            run_kernels.runs[grid](*given, WIDE=wide)
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:

@@ -11,7 +11,7 @@ from sparsetc.tensor.indexing import _on_gpu
 
 @pytest.mark.parametrize("order", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int64], ids=str)
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("width", [1, 3, 40])
 def test_runs_are_copied_as_by_the_loop(width: int, dtype: torch.dtype, order: int) -> None:
     g = torch.Generator().manual_seed(0)
     times = torch.tensor([3, 0, 300, 1, 128])

@@ -17,4 +17,4 @@ def test_the_kernel_compiles(target: str) -> None:
 
     arrays = dict.fromkeys(("kinds", "first", "ends", "coords", "taken"), "*i64")
     for bits in ("i8", "i16", "i32", "i64"):
-        compiled(runs, arrays | dict.fromkeys(("values", "taken_values"), f"*{bits}"), {}, target, 4)
+        compiled(runs, arrays | dict.fromkeys(("values", "taken_values"), f"*{bits}"), {"WIDE": 8}, target, 4)
