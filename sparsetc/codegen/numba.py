@@ -74,7 +74,7 @@ PANEL = "every_{}"
 
 
 def panels(program: TileProgram, axis: DenseAxis, firsts: range) -> list[str]:
-    """Return the lines that run all items for each panel of an axis: what the caches hold of tables is read there."""
+    """Return lines for each panel of an axis: all items, which read tables as wide as a cache holds."""
     axes = tuple([axis if a.letter == axis.letter else a for a in program.axes])
     panel = replace(program, axes=axes)
     operands = tuple([replace(o, width=panel.elements(o.axes)) for o in program.operands])

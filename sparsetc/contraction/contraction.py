@@ -209,7 +209,7 @@ class Contraction:
         packed: Values | None = None,
         given: Tensors | None = None,
     ) -> Tensor:
-        """The result of operands that are as the einsum was compiled for, by what runs and the rewrites around it."""
+        """Run the innermost einsum and the rewrites around it, of operands as the einsum was compiled for."""
         pull = self.pull
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}

@@ -288,7 +288,7 @@ def _entries(r: Request) -> Rewrite | None:
         return None
     like = r.like
     ones = SparseTensor._make(pattern, like.expand(pattern.nnz))
-    # Those of 1 at each nonzero say nothing where other terms have their letters.
+    # Values of 1 at each nonzero say nothing where other terms have their letters.
     read = [
         n for n, x in enumerate(sparse) if not (x.pattern.ones and {*tables[n]} <= {c for t in e.tables for c in t})
     ]
@@ -299,7 +299,11 @@ def _entries(r: Request) -> Rewrite | None:
     operands: list[SparseTensor | Tensor] = [ones, *(o for o in r.operands if not isinstance(o, SparseTensor)), *values]
     inner = Bound.of(einsum, sizes)
     request = replace(r, bound=inner, operands=operands, form="sparse" if on_pattern else "dense", in_blocks=False)
-    take: list[Take] = [((), None), *(((p,), None) for p in (*e.dense, *(e.sparse[n] for n in read)))]
+    take: list[Take] = [((), None), *(((p,), None) for p in e.dense)]
+    take += [
+        ((), partial(torch.ones_like, values[at])) if sparse[n].pattern.ones else ((e.sparse[n],), None)
+        for at, n in enumerate(read)
+    ]
     put: Put | None = (lambda patterns, other, empty: (patterns[0], None)) if on_own_rows else None
     return Rewrite(f"entries numbered {', '.join(numbers)}", request, take, put)
 

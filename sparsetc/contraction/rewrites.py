@@ -224,7 +224,7 @@ class Pull:
             inner = list[int | None]()
             for sources, change in rewrite.take:
                 read = tuple(n for n in map(numbers.__getitem__, sources) if n is not None)
-                if change is not None and read:
+                if change is not None and (read or not sources):  # of no operand a change makes a tensor
                     steps.append((change, read))
                     read = (count + len(steps) - 1,)
                 inner.append(read[0] if read else None)

@@ -166,12 +166,12 @@ class Walk:
 
     @property
     def keeps(self) -> tuple[int, float]:
-        """The hash of 32 bits from which a pair is kept, and what its weight is multiplied by."""
+        """The least hash of 32 bits of a pair that is kept, and the factor of its weight."""
         share = self.dropout
         return min(int(share * 2**32), 2**32 - 1), 1 / (1 - share) if share < 1 else 0.0
 
     def read(self, arguments: Iterable[Argument]) -> set[str]:
-        """Return the names of what these outputs of the map depend on, and of what places are found by."""
+        """Return the names of inputs of these outputs of the map, and of places."""
         read = self.function.inputs(arguments) | {vector for _, vector, _ in self.stored if vector}
         return read.union(*(self.places[name].reads for name in read & self.places.keys()))
 

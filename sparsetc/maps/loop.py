@@ -71,7 +71,7 @@ class Loop(Text):
         self.body(part=True)
 
     def body(self, part: bool) -> None:
-        """What is computed of a tile."""
+        """Compute and accumulate a tile."""
         if part:
             self.put("met = ((word[:, None] >> lane_col[None, :]) & 1) != 0")
         names = self.scores() | self.loaded_vectors(part) | {KEEP: KEEP}

@@ -31,7 +31,7 @@ def runs(
     count,
     WIDE: tl.constexpr,
 ):
-    """Copy a block of the entries that are taken, whose runs it finds: a long run is the work of many programs.
+    """Copy a block of the entries to take, after a search for their runs: a long run is the work of many programs.
 
     Of `entries` that are given, `count` are taken, and a value has `width` elements.
     """

@@ -107,8 +107,7 @@ DAMAGED = (SparsetcError, ValueError, TypeError, AttributeError, LookupError, Ar
 
 def candidate_of(line: Line) -> Candidate:
     """Return the candidate of a line, with its expected sizes. Raise one of `DAMAGED` if there is none."""
-    pairs = "runs", "near"
-    expected = [Statistics(**s | {name: tuple(map(tuple, s.get(name, ()))) for name in pairs}) for s in line.expected]
+    expected = [Statistics(**{name: _as_tuples(value) for name, value in sizes.items()}) for sizes in line.expected]
     plan = plan_of(line.plan)
     if not isinstance(plan, Plan):
         raise ValueError("no plan")
@@ -116,6 +115,10 @@ def candidate_of(line: Line) -> Candidate:
     if any(misfit(sizes) or min(sizes.chain, *sizes.symbols, *dict(sizes.runs).values()) < 0 for sizes in expected):
         raise ValueError("sizes that no part has")
     return Candidate(plan, tuple(expected), line.name, line.predicted)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def skeleton(plan: Plan) -> Plan:
