@@ -173,8 +173,8 @@ class Counts:
 
         def count() -> tuple[tuple[int, float], ...]:
             rows, begin = self.row(first), max(0, self.nnz - WINDOW) // 2
-            ends = torch.bincount(rows).cumsum(0)
-            low, high = torch.searchsorted(ends, ends.new_tensor([begin, begin + WINDOW])).tolist()
+            end = min(begin + WINDOW, self.nnz)
+            low, high = (rows.kthvalue(max(1, place)).values for place in (begin + 1, end)) if self.nnz else (0, 0)
             inside = torch.nonzero((rows >= low) & (rows <= high)).flatten()
             seen = self.row(mode)[inside[torch.argsort(rows[inside], stable=True)]][:WINDOW]
             places = torch.arange(len(seen), device=seen.device)
