@@ -160,7 +160,8 @@ def pairing(step: Pair) -> None:
 
 def symbolic(step: Pair) -> None:
     """The pattern of the result."""
-    pattern_of(step.join, JOINS[step.choice.plan.name].run(step.problem, step.choice.plan).places())
+    places = JOINS[step.choice.plan.name].run(step.problem, step.choice.plan).places()
+    pattern_of(step.join, places, step.bound.output_shape)
 
 
 def pair_of(kernel: Kernel) -> Pair:
