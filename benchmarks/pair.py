@@ -160,7 +160,7 @@ def pairing(step: Pair) -> None:
 
 def symbolic(step: Pair) -> None:
     """The pattern of the result."""
-    places = JOINS[step.choice.plan.name].run(step.problem, step.choice.plan).places()
+    places = JOINS[step.choice.plan.name](step.problem, step.choice.plan).places()
     pattern_of(step.join, places, step.bound.output_shape)
 
 
