@@ -204,6 +204,7 @@ class StepFunction(Multilinear):
         if not sampled or values is None:
             return result
         gradient_taken(values)  # those that were packed here are of the call before
+        result = result.reshape(values.shape)  # blocks of one position each have no sides in a result
         return result if order is None else torch.empty_like(result).index_copy(0, order, result)
 
     def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors, form: str) -> Contraction:

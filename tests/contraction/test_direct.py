@@ -159,7 +159,7 @@ def test_a_layer_multiplies_what_it_did_before() -> None:
     check()
 
 
-@pytest.mark.parametrize("blocksize", [None, (2, 2)])
+@pytest.mark.parametrize("blocksize", [None, (2, 2), (1, 1)])
 def test_a_contraction_of_one_step_is_one_node_of_the_graph(blocksize: tuple[int, int] | None) -> None:
     """Nothing is converted or put back between the operands and its node, and its gradients are of the operands."""
     torch.manual_seed(0)
