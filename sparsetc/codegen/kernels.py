@@ -1,7 +1,11 @@
-"""Kernels that are written by hand: copies in another order of modes, and float32 values as two float16 halves.
+"""Kernels that are written by hand: copies in another order of modes, sums of rows, float32 values as float16 halves.
 
-`codegen.transpose` and `codegen.split_float16` launch them. A copy is of matrices of which rows are contiguous, to
-matrices of which columns are.
+`codegen.transpose`, `contraction.entries` and `codegen.split_float16` launch them, by `launch.by_hand`. A copy is of
+matrices of which rows are contiguous, to matrices of which columns are.
+
+Of sums, in: for each entry a row of a table and a weight; and a row of the result, or where the entries of each row
+begin. Out: sums, of entries in any order by atomics. A program takes one piece of work, and then the one that is as
+many further as there are programs, so that one kernel serves all patterns.
 
 Of halves, in: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile
 is in; `inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves and the verdict. One launch
@@ -23,6 +27,7 @@ import sparsetc.codegen as shared
 from sparsetc.ir.nest import values as rules
 
 ROWS, COLUMNS = tl.constexpr(shared.ROWS), tl.constexpr(shared.COLUMNS)
+ENTRIES, WIDE, WHOLE = (tl.constexpr(n) for n in (shared.ENTRIES, shared.WIDE, shared.WHOLE))
 LOOKED, TOP = tl.constexpr(shared.LOOKED), tl.constexpr(rules.TOP)
 BLOCK, GROUP = tl.constexpr(shared.BLOCK), tl.constexpr(shared.GROUP)
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
@@ -50,6 +55,36 @@ def transpose(source, source_matrix, source_row, result_matrix, result_row, rows
     tile = tl.load(source + matrix * source_matrix + row * source_row + column, mask=inside)
     at = result + matrix * result_matrix + column * result_row + row
     tl.store(at, tile, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "width"])
+def add_rows(row, column, weights, table, count, width, out):
+    """Add each weight times its row of a table to a row of `out`, a block of entries at a time."""
+    for first in range(tl.program_id(0) * ENTRIES, count, tl.num_programs(0) * ENTRIES):
+        n = first + tl.arange(0, ENTRIES)
+        inside = n < count
+        to = tl.load(row + n, mask=inside, other=0) * width
+        at = tl.load(column + n, mask=inside, other=0) * width
+        x = tl.load(weights + n, mask=inside, other=0)
+        for begin in range(0, width, WIDE):
+            c = begin + tl.arange(0, WIDE)
+            mask = inside[:, None] & (c < width)[None, :]
+            terms = x[:, None] * tl.load(table + at[:, None] + c[None, :], mask=mask, other=0)
+            tl.atomic_add(out + to[:, None] + c[None, :], terms, mask=mask, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sum_rows(begins, at, weights, table, rows, width, out):
+    """Write the sum of each row's entries, which follow one another, made in float32."""
+    blocks = tl.cdiv(width, WHOLE)
+    for item in range(tl.program_id(0), rows * blocks, tl.num_programs(0)):
+        row = (item // blocks).to(tl.int64)
+        c = item % blocks * WHOLE + tl.arange(0, WHOLE)
+        total = tl.zeros([WHOLE], tl.float32)
+        for n in range(tl.load(begins + row), tl.load(begins + row + 1)):
+            terms = tl.load(table + tl.load(at + n) * width + c, mask=c < width, other=0)
+            total += tl.load(weights + n).to(tl.float32) * terms.to(tl.float32)
+        tl.store(out + row * width + c, total, mask=c < width)
 
 
 @triton.jit

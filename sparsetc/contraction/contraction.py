@@ -183,31 +183,23 @@ class Contraction:
             return found
         if not checked:
             dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-        tensors = [t for t in (*values, *dense) if t is not None]
-        if self.linear and packed is not UNREAD and followed(tensors) and not transforming():
+        if self.linear and packed is not UNREAD and followed([*values, *dense]) and not transforming():
             shapes = self.bound.dense_shapes
             if all(operand.shape == shape for operand, shape in zip(dense, shapes, strict=True)):
-                return apply(self.innermost.around(self, patterns[0], values[0], packed, given), tensors)
+                function = self.innermost.around(self, patterns[0], values[0], packed, given)
+                return apply(function, [*dense] if function.ones else [*values, *dense])
         return self.run(patterns, values, dense, packed, given)
 
     def straight(
         self, values: Sequence[Any], dense: Tensors, packed: Values | None, given: Tensors | None
     ) -> Tensor | None:
         """The result of operands of a kind that has been called before; None of others, or where autograd follows."""
-        known = self._direct.known and (packed is not None or not self.pull.values)
-        return (
-            self._direct(packed or (), values, dense)
-            if known and (given is None or self.innermost.guard is None)
-            else None
-        )
+        if (packed is None and self.pull.values) or (given is not None and self.innermost.guard is not None):
+            return None
+        return self._direct(packed or (), values, dense)
 
     def run(
-        self,
-        patterns: Patterns,
-        values: Sequence[Any],
-        dense: Tensors,
-        packed: Values | None = None,
-        given: Tensors | None = None,
+        self, patterns: Patterns, values: Sequence[Any], dense: Tensors, packed: Values | None, given: Tensors | None
     ) -> Tensor:
         """Run the innermost einsum and the rewrites around it, of operands as the einsum was compiled for."""
         pull = self.pull

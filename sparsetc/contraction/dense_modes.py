@@ -288,10 +288,9 @@ def _entries(r: Request) -> Rewrite | None:
         return None
     like = r.like
     ones = SparseTensor._make(pattern, like.expand(pattern.nnz))
+    elsewhere = {c for t in e.tables for c in t}
     # Values of 1 at each nonzero say nothing where other terms have their letters.
-    read = [
-        n for n, x in enumerate(sparse) if not (x.pattern.ones and {*tables[n]} <= {c for t in e.tables for c in t})
-    ]
+    read = [n for n, x in enumerate(sparse) if not x.pattern.ones or {*tables[n]} - elsewhere]
     values = [like.expand(sparse[n]._values.shape) for n in read]
     inputs = ((*numbers, *letters), *e.tables, *((numbers[n], *tables[n]) for n in read))
     einsum = Einsum(inputs, (*numbers, *letters, *output) if on_own_rows else output, (0,), e.text)
@@ -300,10 +299,8 @@ def _entries(r: Request) -> Rewrite | None:
     inner = Bound.of(einsum, sizes)
     request = replace(r, bound=inner, operands=operands, form="sparse" if on_pattern else "dense", in_blocks=False)
     take: list[Take] = [((), None), *(((p,), None) for p in e.dense)]
-    take += [
-        ((), partial(torch.ones_like, values[at])) if sparse[n].pattern.ones else ((e.sparse[n],), None)
-        for at, n in enumerate(read)
-    ]
+    for n, stand_in in zip(read, values, strict=True):
+        take.append(((), partial(torch.ones_like, stand_in)) if sparse[n].pattern.ones else ((e.sparse[n],), None))
     put: Put | None = (lambda patterns, other, empty: (patterns[0], None)) if on_own_rows else None
     return Rewrite(f"entries numbered {', '.join(numbers)}", request, take, put)
 

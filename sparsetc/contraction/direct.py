@@ -43,7 +43,7 @@ class Direct:
 
     def __call__(self, packed: Values, values: Sequence[Any], dense: Tensors) -> Tensor | None:
         """Return the result of operands of a kind that is known; None of others, and where autograd follows it."""
-        if forward_ad._current_level >= 0:
+        if not self.known or forward_ad._current_level >= 0:
             return None
         tensors = [*values, *dense]
         present = tensors if values[0] is not None else dense

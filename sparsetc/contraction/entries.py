@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import FUSED, launch_of
+from sparsetc.codegen.launch import FUSED, by_hand, launch_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Ints, Names, among
 from sparsetc.support.compiled import native
@@ -150,9 +150,7 @@ def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
 @lru_cache(maxsize=256)
 def _launch(dtype: torch.dtype, width: int) -> Callable[[list[Any]], None]:
     """Return a launch of a kernel for rows of a width, to which Triton may specialise it."""
-    from sparsetc.codegen import scatter_kernels
-
-    kernel = scatter_kernels.add_rows if dtype == accumulator(dtype) else scatter_kernels.sum_rows
+    kernel = by_hand("add_rows" if dtype == accumulator(dtype) else "sum_rows")
     return launch_of(kernel, PROGRAMS, (0, 1, 2, 3, 6), {"num_warps": 4, **FUSED})
 
 

@@ -192,15 +192,16 @@ class StepFunction(Multilinear):
         sampled = operand in e.sparse
         einsum, sources = gradient(e, operand)
         conjugate = torch.conj_physical if self.step.dtype.is_complex else lambda t: t
-        given = None if values is None or sampled else conjugate(picked(values, order))
+        weights = None if values is None or sampled else conjugate(picked(values, order))
         others = outside(sources, e.sparse)
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
-        if given is None and (self.step.problem.backend == "triton" or len(self._values_shape) > 1):
+        if weights is None and (self.step.problem.backend == "triton" or len(self._values_shape) > 1):
             pattern = pattern.of_ones
-        made = self._compiled(operand, einsum, pattern, operands, "sparse" if sampled else "dense")
+        contraction = self._compiled(operand, einsum, pattern, operands, "sparse" if sampled else "dense")
         # Values that an earlier call packed are taken again, except within a CUDA graph.
-        again = given is None or captured(given) or followed([given, *operands])
-        result = made.result([pattern], [given], operands, None if again else made.packed([given]))  # type: ignore[list-item]
+        repacked = weights is None or captured(weights) or followed([weights, *operands])
+        packed = None if repacked else contraction.packed([weights])  # type: ignore[list-item]
+        result = contraction.result([pattern], [weights], operands, packed)
         if not sampled or values is None:
             return result
         gradient_taken(values)  # those that were packed here are of the call before
@@ -242,9 +243,9 @@ class WholeFunction(StepFunction):
     def rows(self, tensors: Tensors) -> Tensor:
         """The result, outside autograd."""
         values, dense = self._split(tensors)
-        given = [values], dense, self.packed, self.given
-        found = self.whole.straight(*given)
-        return self.whole.run([self.pattern], *given) if found is None else found
+        operands = [values], dense, self.packed, self.given
+        result = self.whole.straight(*operands)
+        return self.whole.run([self.pattern], *operands) if result is None else result
 
     def of_any(self) -> WholeFunction:
         """The function without packed values."""

@@ -138,7 +138,7 @@ ROW_FORMS = {
     1 << n: Sides(1, 8, warps, 1, True, max(min(OF_WARP * warps >> n + 3, MOST_LINES), 1))
     for n, warps in enumerate([1] * 7 + [2] * 2)
 }
-"""By row size: sides of windows of one row (GAT of 4 x 16 and 4 x 32, R-MAT graphs and 9 entries a row, H200: 4 lines
+"""Sides of windows of one row, by row size (GAT of 4 x 16 and 4 x 32, R-MAT graphs and 9 entries a row, H200: 4 lines
 of 8 columns took .53 to .77 of the time of one of 32 or 16, 4 of 16 columns .66 to .87)."""
 SMALLEST = 64
 """Row size that smaller ones are taken for."""

@@ -170,9 +170,10 @@ class Printer(Loop):
         self.put(f"at = slot * {'(tl.num_programs(0) // item_count)' if self.dots else 'parts'} + part")
         kept = {"top_slots": (0, "top"), "sum_slots": (0, "total")} if self.walk.online else {}
         kept |= {f"{name}_slots": (size, f"{name}_sum") for name, size in self.results.items()}
+        at = "at" if self.dots else "lines"
         for array, (size, value) in kept.items():
-            masked = "" if self.dots else f", mask={'in_slot[:, None]' if size else 'in_slot'}"
-            self.put(f"tl.store({self.slot_address(array, size, 'at' if self.dots else 'lines')}, {value}{masked})")
+            mask = f", mask=in_slot{'[:, None]' if size else ''}"
+            self.put(f"tl.store({self.slot_address(array, size, at)}, {value}{'' if self.dots else mask})")
 
     def combined(self) -> None:
         """Add up the slots of a window, as many at once as registers hold: one by one each would wait for memory."""

@@ -146,7 +146,7 @@ class Lru(Generic[K, V]):
 
 
 Cache = Lru[Any, Any]
-"""What is kept of any kinds."""
+"""A cache of keys and things of any kind."""
 
 
 def given_to(function: Callable[..., Any], cache: Cache | None) -> dict[str, Any]:

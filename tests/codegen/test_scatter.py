@@ -13,7 +13,7 @@ from test_decomposition_aot import compiled
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_kernels_compile(target: str) -> None:
     pytest.importorskip("triton")
-    from sparsetc.codegen.scatter_kernels import add_rows, sum_rows
+    from sparsetc.codegen.kernels import add_rows, sum_rows
 
     for word in ("fp32", "fp64"):
         numbers = dict.fromkeys(("row", "column"), "*i64") | dict.fromkeys(("weights", "table", "out"), f"*{word}")
