@@ -13,7 +13,7 @@ there. Long sums are made in pieces of `LONG` terms (`tensor.sums`): ``total_bef
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -132,8 +132,6 @@ class NumbaPrinter(Writer, Lines):
         _, self.as_output, self.vector, self.stores_vectors = max(layouts, key=lambda layout: layout[0])
 
     # -- coordinates ------------------------------------------------------------------------------------------------
-    bits = Writer.plain_bits
-
     def position(self, axis: str) -> str:
         return {"nonzero": self.nonzero, "fiber": "block", "lane": "0"}.get(axis, axis)
 
@@ -159,10 +157,9 @@ class NumbaPrinter(Writer, Lines):
             self.body(self.p.body)
         return [*self.local, *self.out]
 
-    def row(self, letters: Sequence[str], strides: Sequence[int]) -> str:
+    def row(self, strides: Iterable[tuple[str, int]]) -> str:
         """The sum of coordinates times strides."""
-        each = zip(letters, strides, strict=True)
-        return " + ".join(f"{self.coordinates[c]} * {n}" if n != 1 else self.coordinates[c] for c, n in each)
+        return " + ".join(f"{self.coordinates[c]} * {n}" if n != 1 else self.coordinates[c] for c, n in strides)
 
     # -- statements -------------------------------------------------------------------------------------------------
     def body(self, statements: Sequence[ir.Statement]) -> None:
@@ -171,14 +168,11 @@ class NumbaPrinter(Writer, Lines):
 
     def loop(self, s: ir.Loop) -> None:
         """A loop over nonzeros, fibers or tiles; what it sums is put aside after every `LONG` terms."""
-        name = s.axis.name
-        begin = "start"
-        end = "stop"
+        name = "n" if s.axis.name == "nonzero" else s.axis.name
+        begin, end = "start", "stop"
         if isinstance(s.axis, Fibers):
-            self.put("first, last = load(block_ptr, block), load(block_ptr, block + 1)")
             begin, end = "first", "last"
-        if name == "nonzero":
-            name = "n"
+            self.put("first, last = load(block_ptr, block), load(block_ptr, block + 1)")
         sums = [inner.out for inner in s.body if isinstance(inner, ir.Product) and inner.accumulate]
         if not sums:
             with self.block(f"for {name} in range({begin}, {end}):"):
@@ -238,7 +232,7 @@ class NumbaPrinter(Writer, Lines):
         """Print the address of rows of a dense operand, or the load of one number."""
         o, decodes = self.tables[s.operand.name], self.decodes
         along = tuple(dict.fromkeys(side for c in o.rows for side in decodes[c].along))
-        begin = self.row(o.rows, o.row_strides)
+        begin = self.row(zip(o.rows, o.row_strides, strict=True))
         strides = self.p.strided(o.axes)
         if s.out.level == LEAF and not along and o.nrows * o.width > FAR:
             self.prefetch(o)
@@ -263,7 +257,7 @@ class NumbaPrinter(Writer, Lines):
         self.put(f"ahead = min(n + {AHEAD}, {words[0]}.size - 1)")
         self.nonzero = "ahead"
         self.coordinates = before | {s.letter: f"({s.coordinate.text(self)})" for s in decodes}
-        begin = self.variable("far", self.row(o.rows, o.row_strides))
+        begin = self.variable("far", self.row(zip(o.rows, o.row_strides, strict=True)))
         for n in range(0, min(o.width, LINES * LINE), LINE):
             self.put(f"prefetch({o.name}, {begin}{f' + {n}' if n else ''})")
         self.nonzero, self.coordinates = "n", before
@@ -328,7 +322,7 @@ class NumbaPrinter(Writer, Lines):
         sides = tuple(c for c in p.read_along(key.letters) if c in p.along) if key.letters else ()
         conditions: list[str] = []
         if key.kind == "row":
-            begin = self.row(key.letters, [n * self.width for n in key.strides])
+            begin = self.row((c, n * self.width) for c, n in zip(key.letters, key.strides, strict=True))
             ends = [(c, self.decodes[c]) for c in key.letters]
             conditions += [f"{self.uncut[c]} < {decode.end}" for c, decode in ends if decode.along and decode.end]
         else:
@@ -339,14 +333,14 @@ class NumbaPrinter(Writer, Lines):
                 conditions.append(f"load({key.array}, {place}) >= 0")
             begin = f"load({key.array}, {place})" if key.kind == "slot" else place
             begin += f" * {self.width}" if self.width != 1 else ""
-        begin = " + ".join(filter(None, (begin, self.row([c for c, _ in first], [n for _, n in first]))))
+        begin = " + ".join(filter(None, (begin, self.row(first))))
         if not sides and len(pieces(p.width)) > 1 and begin:
             begin = self.variable("to", begin)
         out = Factor(p.output, self.strides, begin, sides)
         self.nest(out, "=" if s.owned else "+=", self.factors[s.source.name], (*sides, *s.axes), conditions)
 
     def nest(
-        self, out: Factor, sign: str, factors: Sequence[Factor], kept: Sequence[str], conditions: Sequence[str] = ()
+        self, out: Factor, sign: str, factors: Sequence[Factor], kept: Names, conditions: Sequence[str] = ()
     ) -> None:
         vector = self.vector if self.stores_vectors or out.name != self.p.output else ""
         Nest(self, self.p, vector, out, sign, kept).write(factors, conditions)

@@ -15,7 +15,7 @@ from sparsetc.codegen import Lines
 from sparsetc.ir.program import names
 from sparsetc.ir.program.cost import REGISTERS
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.support import NamedInts
+from sparsetc.support import NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 LENGTHS = (16, 8, 4, 2, 1)
@@ -75,7 +75,7 @@ class Factor:
     name: str
     strides: NamedInts = ()
     begin: str = ""
-    along: tuple[str, ...] = ()
+    along: Names = ()
     in_array: bool = True
 
     @cached_property
@@ -121,9 +121,7 @@ class Nest:
         rows: the positions of neighbours along the last outer axis whose sums are made together; mostly one, at none.
     """
 
-    def __init__(
-        self, lines: Lines, program: TileProgram, vector: str, out: Factor, sign: str, kept: Sequence[str]
-    ) -> None:
+    def __init__(self, lines: Lines, program: TileProgram, vector: str, out: Factor, sign: str, kept: Names) -> None:
         self.lines = lines
         self.p = program
         self.out = out

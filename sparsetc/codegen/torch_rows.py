@@ -9,7 +9,7 @@ operand whose weighted sums one call of torch makes are never gathered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -91,8 +91,6 @@ class TorchPrinter(Writer, Lines):
         return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"
 
     # -- coordinates; those along a side are columns beside one another ----------------------------------------------
-    bits = Writer.plain_bits
-
     def position(self, axis: str) -> str:
         if axis == "lane":
             return f"torch.zeros(1, dtype=torch.int64, device={self.device})"  # these programs have one
@@ -114,11 +112,11 @@ class TorchPrinter(Writer, Lines):
         return self.spread(f"{lookup.array}[{RANGES[level]}]", level, self.level) + self.column
 
     # -- what is laid out over rows, sides and axes -------------------------------------------------------------------
-    def sided(self, letters: Iterable[str]) -> Names:
+    def sided(self, letters: Names) -> Names:
         """The sides along which the coordinates of these letters vary, once each."""
         return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
 
-    def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
+    def over(self, name: str, letter: str, level: int, letters: Names, dense: int = 0) -> str:
         """Return a letter's coordinates laid out over rows of a level, then sides, then `dense` axes of size 1."""
         text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
         along = self.decodes[letter].along
@@ -132,7 +130,7 @@ class TorchPrinter(Writer, Lines):
             text = f"({text}) * {extent} + {name}" if text else name
         return self.flat(text, operand.rows)
 
-    def flat(self, text: str, letters: Sequence[str], then: str = "") -> str:
+    def flat(self, text: str, letters: Names, then: str = "") -> str:
         """Return numbers over rows and sides as one flat tensor, after the call `then`."""
         if not self.sided(letters):
             return text
@@ -142,7 +140,7 @@ class TorchPrinter(Writer, Lines):
         """An operand as rows."""
         return f"{operand.name}.view(-1, {operand.width})"
 
-    def shape(self, axes: Iterable[str]) -> str:
+    def shape(self, axes: Names) -> str:
         return ", ".join(str(self.p.axis(a).size) for a in axes)
 
     # -- factors ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.operands import tables
 from sparsetc.ir.program.text import comments
-from sparsetc.support import among
+from sparsetc.support import Names, among
 
 
 def signature(head: str, args: list[str], tail: str) -> list[str]:
@@ -116,7 +116,7 @@ def addresses(printer: TritonPrinter, s: ir.Gather) -> Iterator[tuple[str, str]]
     columns = o.strides[len(o.rows) :]
     if s.out.folded:
         by_axis = dict(zip(o.axes, columns, strict=True) if columns else printer.p.strided(o.axes))
-        terms, mask = values.place(printer, s.out, by_axis, list(map(values.flat, sides_of(s.out))))
+        terms, mask = values.place(printer, s.out, by_axis, tuple(map(values.flat, sides_of(s.out))))
         rows = printer.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
         yield " + ".join([*rows, *terms]), mask
         return
@@ -246,7 +246,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
         printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
 
 
-def slots(printer: TritonPrinter, key: ir.Key, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
+def slots(printer: TritonPrinter, key: ir.Key, axes: Names, cast: str) -> tuple[list[str], list[str]]:
     """Return terms and conditions of the slots of a sparse output, stored for each kept position; -1 is no slot."""
     p, places = printer.p, among(axes, key.letters)
     # A loop's number may be a plain one, so that a sum widens it.

@@ -11,7 +11,7 @@ word has bits for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain
 from math import prod
 
@@ -115,9 +115,7 @@ def _place(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[list[str],
     return place(printer, s.out, {c: stored.stride(c) for c in stored.letters}, ("across", "along"))
 
 
-def place(
-    printer: TritonPrinter, tile: Tile, strides: Mapping[str, int], called: Sequence[str]
-) -> tuple[list[str], str]:
+def place(printer: TritonPrinter, tile: Tile, strides: Mapping[str, int], called: Names) -> tuple[list[str], str]:
     """Return the terms of the positions of a tile that is loaded whole, and the condition for their existence.
 
     Args:
@@ -141,7 +139,7 @@ def place(
     return [t for t in terms if t], all_of(conditions)
 
 
-def flat(letters: Sequence[str]) -> str:
+def flat(letters: Names) -> str:
     """The name of the numbers of positions along several axes."""
     return f"at_{''.join(letters)}"
 

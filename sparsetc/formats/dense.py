@@ -110,7 +110,7 @@ def at_positions(shape: Ints, storage: Storage, position: Expression) -> Nest:
     return runs(leaf=tuple([Computed(m, parsed(text, position)) for m, text in enumerate(texts)]))
 
 
-def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
+def _strides(shape: Ints, storage: Storage) -> dict[int, int]:
     """Return the stride of each mode, outermost first; an empty mode counts as size 1."""
     sequence = storage.sequence or tuple(range(len(shape)))
     return dict(zip(sequence, row_major([max(1, shape[m]) for m in sequence]), strict=True))

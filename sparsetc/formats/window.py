@@ -17,7 +17,6 @@ A zero position is multiplied like any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -173,12 +172,12 @@ def _filled(size: int, places: Tensor, coordinates: Tensor, none: int) -> Tensor
     return lists.scatter_(0, places.long(), coordinates.to(kind))
 
 
-def _arrays(name: str, modes: Sequence[int]) -> list[tuple[str, int]]:
+def _arrays(name: str, modes: Ints) -> list[tuple[str, int]]:
     """The arrays of coordinates of each mode, and the mode."""
     return [(f"{name}_{number}" if number else name, mode) for number, mode in enumerate(modes)]
 
 
-def _listed(name: str, modes: Sequence[int], side: int) -> tuple[Listed, ...]:
+def _listed(name: str, modes: Ints, side: int) -> tuple[Listed, ...]:
     """Return the coordinates listed along one side; the rows' first mode or the columns' last carries the others."""
     carrier = modes[0] if name == "rows" else modes[-1]
     return tuple(

@@ -134,14 +134,8 @@ def splits(problem: Problem, name: str, part: Part, threshold: int | None = None
     counts = problem.counts
 
     def count() -> tuple[Tensor, ...]:
-        return tuple(
-            [
-                n.cpu()
-                for n in populations(problem.counts.coords, problem.counts.shape, part.storage, problem.counts.cache)[
-                    1:
-                ]
-            ]
-        )
+        _, *numbers = populations(counts.coords, counts.shape, part.storage, counts.cache)
+        return tuple([n.cpu() for n in numbers])
 
     # Whatever the width of a tile, a window has these columns.
     grouping = tuple([(name, size) for name, size in part.storage.params if name != "width"])

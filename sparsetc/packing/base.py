@@ -92,7 +92,9 @@ class Packed:
             places, numbers = self.scattered
             of_part = picked(values, numbers)
             return values.new_zeros(self.stored).scatter_(0, places, of_part)
-        return (after_zero(values) if self.padded else values).index_select(0, self.gathered)
+        if self.padded:  # which reads a zero
+            values = torch.nn.functional.pad(values, (1, 0))
+        return values.index_select(0, self.gathered)
 
     @property
     def in_order(self) -> bool:
@@ -138,11 +140,6 @@ class Packed:
         if full is None or steps == 1:
             return self
         return replace(self, arrays=self.arrays | {"block_full": full // steps * steps})
-
-
-def after_zero(values: Tensor) -> Tensor:
-    """Return (n + 1,) values behind a zero, which padding reads."""
-    return torch.nn.functional.pad(values, (1, 0))
 
 
 @runtime_checkable

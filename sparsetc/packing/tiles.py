@@ -5,7 +5,6 @@ In: coordinates, a storage and its view. Out: a part of `dense_tile` or `bitmap_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from math import prod
@@ -156,7 +155,7 @@ def refuse_duplicates() -> NoReturn:
     )
 
 
-def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: Tensor) -> Tensor:
+def slots_along(packed: Packed, modes: Ints, level: int, slot: Tensor) -> Tensor:
     """(items or tiles * kept positions,) the output slot of every kept position; -1 where it has no nonzero.
 
     Args:

@@ -14,6 +14,8 @@ Ints = tuple[int, ...]
 """Sizes, positions or numbers of modes, of any number."""
 Names = tuple[str, ...]
 """Letters of an einsum, or other names."""
+Letters = Iterable[str]
+"""Letters of an einsum, in any collection of them."""
 NamedInts = tuple[tuple[str, int], ...]
 """Numbers by letter or name, as what is hashed has them."""
 
@@ -63,6 +65,6 @@ def row_major(sizes: Sequence[int]) -> list[int]:
     return [prod(sizes[n + 1 :]) for n in range(len(sizes))]
 
 
-def volume(sizes: Mapping[Any, int] | Sequence[int], axes: Iterable[Any]) -> int:
+def volume(sizes: Mapping[Any, int] | Ints, axes: Iterable[Any]) -> int:
     """Return the product of the sizes of some axes."""
     return prod(map(sizes.__getitem__, axes))

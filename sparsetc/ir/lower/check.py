@@ -7,7 +7,7 @@ that names the node and the fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
@@ -15,7 +15,7 @@ from sparsetc.ir.lower.inner import Inner
 from sparsetc.ir.nest.axes import ITEM, Axis
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.tile import LANES
-from sparsetc.support import among
+from sparsetc.support import Names, among
 
 
 def home(around: Sequence[Axis], over: Collection[str]) -> int:
@@ -28,9 +28,7 @@ def home(around: Sequence[Axis], over: Collection[str]) -> int:
     return level
 
 
-def order_of_sums(
-    over: Iterable[str], looped: Collection[str], beside: Collection[str]
-) -> list[tuple[list[str], list[str]]]:
+def order_of_sums(over: Names, looped: Collection[str], beside: Collection[str]) -> list[tuple[list[str], list[str]]]:
     """(axes in registers, loops) that are summed together, one after the other.
 
     What lies in registers is summed before the loops that are named with it or behind it, and after those before it.

@@ -30,7 +30,7 @@ from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, Scale, Statement, Tile, Value, place
-from sparsetc.support import Names, among, outside, volume
+from sparsetc.support import Letters, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
 
@@ -289,14 +289,14 @@ class Lowering:
         level = max([t.level for t in factors])
         return self.make(Product(Tile(self.called(name), tuple(axes), level), tuple(factors)))
 
-    def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Iterable[str]) -> Tile:
+    def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Names) -> Tile:
         """Make the matrix product of two sides; its rows and columns are the unsummed axes of each side."""
         rows, columns = self._free(left, set(over)), self._free(right, set(over))
         level = max([t.level for t in (*left, *right)])
         out = Tile(self.called(name), (*rows, *columns), level, folded=len(rows))
         return self.make(Product(out, tuple(left), tuple(right)))
 
-    def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
+    def sum(self, name: str, tile: Tile, over: Letters) -> Tile:
         """Return a tile summed over these axes; the tile itself if it has none of them."""
         axes = outside(tile.axes, {*over})
         return self.make(Reduce(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
@@ -395,7 +395,7 @@ class Lowering:
             return "result" if node == self.last else "scaled"
         return next((name for dot, name in zip(self.dots, "wv", strict=False) if node in dot.parts), "term")
 
-    def _loops(self, over: Iterable[str]) -> list[Axis]:
+    def _loops(self, over: Letters) -> list[Axis]:
         return [axis for axis in self.around if axis.name in over]
 
     def _over(self, node: Tree) -> Names:

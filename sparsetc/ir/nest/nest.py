@@ -116,7 +116,7 @@ class Nest:
         """The arrays that are made again when values change and the pattern does not."""
         return () if self.pairs else self.values.packed
 
-    def stored_shape(self, shape: Sequence[int]) -> Ints:
+    def stored_shape(self, shape: Ints) -> Ints:
         """Return the number of tiles along each mode; without tiles, the shape."""
         return tuple([-(-n // self.side(mode)) for mode, n in enumerate(shape)])
 

@@ -6,7 +6,7 @@ order of dense axes; `Stored`, which says from which arrays values are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -127,7 +127,7 @@ class Stored:
         return self.values.strides[self.letters.index(letter)]
 
 
-def stored_of(view: Nest, letters: Sequence[str]) -> Stored:
+def stored_of(view: Nest, letters: Names) -> Stored:
     """The one sparse operand of a view, by the letters of its modes."""
     values, sided = view.values, view.sided
     if len(sided) < len(values.sides):  # the other modes ride along these, and have one position

@@ -24,7 +24,7 @@ from sparsetc.device.profile import DeviceProfile
 from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16, ROUNDED
 from sparsetc.ir.program import tile as ir
-from sparsetc.support import NamedInts, Names
+from sparsetc.support import Letters, NamedInts, Names
 from sparsetc.support.lru import cached_property
 
 SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
@@ -378,10 +378,10 @@ class Resources:
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for coordinates in levels for c in coordinates} != {*key.letters}
 
-    def _cells(self, axes: Iterable[str]) -> int:
+    def _cells(self, axes: Letters) -> int:
         """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""
         return prod([a.block if self.sides else min(a.size, a.block) for a in self.p.axes if a.letter in axes])
 
-    def _passes(self, axes: Iterable[str]) -> int:
+    def _passes(self, axes: Letters) -> int:
         """Return the passes of the grid over all items for the blocks of axes."""
         return prod([a.programs for a in self.p.axes if a.slowest and a.letter in axes])

@@ -6,8 +6,6 @@ docstring: what it computes, how the operand is stored, what a call costs. Who h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sparsetc.ir.nest.axes import ITEM
 from sparsetc.ir.nest.coordinates import Readable
 from sparsetc.ir.nest.nest import PAIRED, Nest
@@ -16,7 +14,7 @@ from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import Stored, stored_of
-from sparsetc.support import among, outside
+from sparsetc.support import Names, among, outside
 
 LEGEND = "N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value."
 """The symbols of costs."""
@@ -177,7 +175,7 @@ def stored_tiles(operand: Stored) -> str:
     return tiles.describe(operand.array, order)
 
 
-def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
+def sketch(view: Nest, letters: Names) -> list[str]:
     """Return a line for each array, with the bits of its words, most significant first."""
     lines = []
     for axis, coordinates in zip(view.positions, view.levels, strict=True):
