@@ -7,16 +7,15 @@ Numbers of 16 bits are sorted by row and added up in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import FUSED, by_hand, launch_of
+from sparsetc.codegen.launch import launch_by_hand
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Ints, Names, among
 from sparsetc.support.compiled import native
@@ -28,8 +27,6 @@ from sparsetc.tensor.sums import accumulator, add_rows
 
 NARROW = torch.uint8, torch.int16, torch.int32, torch.int64
 """Types of rows that are sorted: a GPU sorts by one byte after another."""
-PROGRAMS = 2048
-"""Programs that add rows on a GPU, whatever there is to add."""
 
 
 @dataclass(frozen=True)
@@ -142,16 +139,10 @@ def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
             at, weights = order if of is None else of.row.index_select(0, order), weights.index_select(0, order)
         out = table.new_empty(len(begins) - 1, width)
         arguments = [begins, at, weights, table, len(out), width, out]
+    kernel = "add_rows" if table.dtype == accumulator(table.dtype) else "sum_rows"
     with on_gpu(out.device):  # Triton launches on the current device
-        _launch(out.dtype, width)(arguments)
+        launch_by_hand(kernel, (0, 1, 2, 3, 6), width)(arguments)
     return out
-
-
-@lru_cache(maxsize=256)
-def _launch(dtype: torch.dtype, width: int) -> Callable[[list[Any]], None]:
-    """Return a launch of a kernel for rows of a width, to which Triton may specialise it."""
-    kernel = by_hand("add_rows" if dtype == accumulator(dtype) else "sum_rows")
-    return launch_of(kernel, PROGRAMS, (0, 1, 2, 3, 6), {"num_warps": 4, **FUSED})
 
 
 def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:
