@@ -3,8 +3,8 @@
 `codegen.transpose`, `contraction.entries`, `tensor.readings` and `codegen.split_float16` launch them. A copy is of
 matrices of which rows are contiguous, to matrices of which columns are.
 
-Of sums, in: for each entry a row of a table and a weight; and a row of the result, or where the entries of each row
-begin. Out: sums, of entries in any order by atomics. A program takes one piece of work, and then the one that is as
+Of sums, in: for each entry a row of a table and a weight; and a row of the result, or a chain of the entries of each
+row. Out: sums, by atomics or row by row. A program takes one piece of work, and then the one that is as
 many further as there are programs, so that one kernel serves all patterns.
 
 Of halves, in: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile
@@ -87,17 +87,30 @@ def read_entries(coords, outside, order, count, size_0, size_1, size_2, size_3, 
             tl.store(outside + tl.zeros_like(n), 1, mask=(at < 0) | (at >= size))
 
 
+@triton.jit(do_not_specialize=["count"])
+def chain(row, count, head, after):
+    """Make a chain of the entries of each row: `head` is one, or -1, and `after` the next one, of the last itself."""
+    for first in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        n = (first + tl.arange(0, BLOCK)).to(tl.int64)
+        inside = n < count
+        other = tl.atomic_xchg(head + tl.load(row + n, mask=inside, other=0), n, mask=inside, sem="relaxed")
+        tl.store(after + n, tl.where(other < 0, n, other), mask=inside)
+
+
 @triton.jit(do_not_specialize=["rows"])
-def sum_rows(begins, at, weights, table, rows, width, out):
-    """Write the sum of each row's entries, which follow one another, made in float32."""
+def sum_rows(head, after, at, weights, table, rows, width, out):
+    """Write the sum of each row's entries, which are a chain, made in float32."""
     blocks = tl.cdiv(width, WHOLE)
     for item in range(tl.program_id(0), rows * blocks, tl.num_programs(0)):
         row = (item // blocks).to(tl.int64)
         c = item % blocks * WHOLE + tl.arange(0, WHOLE)
         total = tl.zeros([WHOLE], tl.float32)
-        for n in range(tl.load(begins + row), tl.load(begins + row + 1)):
+        n = tl.load(head + row)
+        while n >= 0:
             terms = tl.load(table + tl.load(at + n) * width + c, mask=c < width, other=0)
             total += tl.load(weights + n).to(tl.float32) * terms.to(tl.float32)
+            following = tl.load(after + n)
+            n = tl.where(following == n, -1, following)
         tl.store(out + row * width + c, total, mask=c < width)
 
 

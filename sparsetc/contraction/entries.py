@@ -2,7 +2,7 @@
 
 In: for each entry, or pair of coordinates, a row of a table, a row of the result and a weight. Out: the result. Loops
 and kernels are made once for all patterns: a native loop on a CPU, a kernel of Triton's that adds by atomics on a GPU.
-Numbers of 16 bits are sorted by row and added up in float32.
+Numbers of 16 bits are added up in float32 by a kernel that goes from one entry of a row to the next.
 """
 
 from __future__ import annotations
@@ -62,13 +62,19 @@ class EntryRows:
         self.row = row
         self.count = count
 
-    @cached_property
-    def by_row(self) -> tuple[Tensor, Tensor]:
-        """The entries in the order of their rows, and (rows + 1,) int32 where each row begins."""
+    def sorted(self) -> tuple[Tensor, Tensor]:
+        """Return the entries in the order of their rows, and (rows,) int32 where each row ends."""
         narrow = next(dtype for dtype in NARROW if self.count <= torch.iinfo(dtype).max)
         ascending, order = torch.sort(self.row.to(narrow), stable=True)
-        numbers = torch.arange(self.count + 1, dtype=narrow, device=ascending.device)
-        return order, torch.searchsorted(ascending, numbers, out_int32=True)
+        numbers = torch.arange(self.count, dtype=narrow, device=ascending.device)
+        return order, torch.searchsorted(ascending, numbers, out_int32=True, right=True)
+
+    @cached_property
+    def chains(self) -> tuple[Tensor, Tensor]:
+        """(rows,) an entry of each row, -1 of none, and (entries,) the next one of its row, of the last itself."""
+        head, after = torch.full((self.count,), -1, device=self.row.device), torch.empty_like(self.row)
+        _launch("chain", (0, 2, 3), [self.row, len(after), head, after])
+        return head, after
 
 
 def sums(weights: Tensor | None, table: Tensor, to: EntryRows | None, of: EntryRows | None) -> Tensor:
@@ -126,23 +132,23 @@ def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
 
 
 def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
-    """Compute `sums` by a kernel that serves all patterns: by atomics, or of 16 bits by rows."""
-    count, width = len(weights), table.shape[1]
+    """Compute `sums` by a kernel that serves all patterns: by atomics, or of 16 bits row by row."""
+    width = table.shape[1]
     if table.dtype == accumulator(table.dtype):
         out = table.new_zeros(to.count, width)
-        arguments = [to.row, of.row, weights, table, count, width, out]
-    else:
-        if to is None:
-            at, begins = of.row, torch.arange(count + 1, dtype=torch.int32, device=table.device)
-        else:
-            order, begins = to.by_row
-            at, weights = order if of is None else of.row.index_select(0, order), weights.index_select(0, order)
-        out = table.new_empty(len(begins) - 1, width)
-        arguments = [begins, at, weights, table, len(out), width, out]
-    kernel = "add_rows" if table.dtype == accumulator(table.dtype) else "sum_rows"
-    with on_gpu(out.device):  # Triton launches on the current device
-        launch_by_hand(kernel, (0, 1, 2, 3, 6), width)(arguments)
+        _launch("add_rows", (0, 1, 2, 3, 6), [to.row, of.row, weights, table, len(weights), width, out])
+        return out
+    numbers: Any = None if to is not None and of is not None else torch.arange(len(weights), device=table.device)
+    head, after = (numbers, numbers) if to is None else to.chains
+    at = numbers if of is None else of.row
+    out = table.new_empty(len(head), width)
+    _launch("sum_rows", (0, 1, 2, 3, 4, 7), [head, after, at, weights, table, len(head), width, out], width)
     return out
+
+
+def _launch(name: str, varied: Ints, arguments: list[Any], kind: object = None) -> None:
+    with on_gpu(arguments[0].device):  # Triton launches on the current device
+        launch_by_hand(name, varied, kind)(arguments)
 
 
 def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:
