@@ -7,8 +7,9 @@ Numbers of 16 bits are added up in float32 by a kernel that goes from one entry 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -22,8 +23,8 @@ from sparsetc.support.compiled import native
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, picked
-from sparsetc.tensor.pattern import followed
-from sparsetc.tensor.sums import accumulator, add_rows
+from sparsetc.tensor.pattern import followed, lasting
+from sparsetc.tensor.sums import accumulator, add_rows, captured
 
 NARROW = torch.uint8, torch.int16, torch.int32, torch.int64
 """Types of rows that are sorted: a GPU sorts by one byte after another."""
@@ -66,7 +67,7 @@ class EntryRows:
         """Return the entries in the order of their rows, and (rows,) int32 where each row ends."""
         narrow = next(dtype for dtype in NARROW if self.count <= torch.iinfo(dtype).max)
         ascending, order = torch.sort(self.row.to(narrow), stable=True)
-        numbers = torch.arange(self.count, dtype=narrow, device=ascending.device)
+        numbers = constant(torch.arange, self.count, narrow, ascending)
         return order, torch.searchsorted(ascending, numbers, out_int32=True, right=True)
 
     @cached_property
@@ -75,6 +76,18 @@ class EntryRows:
         head, after = torch.full((self.count,), -1, device=self.row.device), torch.empty_like(self.row)
         _launch("chain", (0, 2, 3), [self.row, len(after), head, after])
         return head, after
+
+
+def constant(make: Callable[..., Tensor], count: int, dtype: torch.dtype, like: Tensor) -> Tensor:
+    """Return `torch.arange` or `torch.ones` of a length, on a device; one that is kept, but for a graph's memory."""
+    of = _constant.__wrapped__ if captured(like) else _constant
+    return of(make, count, dtype, like.device)
+
+
+@lru_cache(maxsize=16)
+def _constant(make: Callable[..., Tensor], count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with lasting():
+        return make(count, dtype=dtype, device=device)
 
 
 def sums(weights: Tensor | None, table: Tensor, to: EntryRows | None, of: EntryRows | None) -> Tensor:
@@ -114,7 +127,7 @@ def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
     if to is None and (weights is None or wide or not (floats and table.is_cuda)):
         return _rows(table, of) if weights is None else _rows(table, of) * weights.unsqueeze(1)
     if weights is None:
-        weights = table.new_ones(len(to.row))
+        weights = constant(torch.ones, len(to.row), table.dtype, table)
     if floats and table.is_cuda and not (wide and of is None):
         return _by_kernel(weights, table.contiguous(), to, of)
     if not table.is_cuda and wide and not table.is_complex():
@@ -138,7 +151,9 @@ def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
         out = table.new_zeros(to.count, width)
         _launch("add_rows", (0, 1, 2, 3, 6), [to.row, of.row, weights, table, len(weights), width, out])
         return out
-    numbers: Any = None if to is not None and of is not None else torch.arange(len(weights), device=table.device)
+    numbers: Any = (
+        None if to is not None and of is not None else constant(torch.arange, len(weights), torch.int64, table)
+    )
     head, after = (numbers, numbers) if to is None else to.chains
     at = numbers if of is None else of.row
     out = table.new_empty(len(head), width)

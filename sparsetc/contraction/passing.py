@@ -86,8 +86,10 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     recipe = Recipe.of(text, tuple([tuple(o.shape) for o in operands]), *sparse, form)
     if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.gathered > ELEMENTS:
         return None
-    as_torch = settings.effective_precision() == torch.get_float32_matmul_precision()
-    if not (comes_and_goes if recipe.matrices is None else as_torch and recipe.pays(count, dtype)):
+    if recipe.matrices is not None:
+        comes_and_goes = recipe.pays(count, dtype)
+        comes_and_goes &= settings.effective_precision() == torch.get_float32_matmul_precision()
+    if not comes_and_goes:
         return None
     uses.count += 1
     with without_autocast(device):
@@ -278,7 +280,7 @@ class Recipe:
         result = sums(values, rows, to, last)
         if to is None:
             result = result.sum(0, dtype=wide)
-        result = result.view((*self.kept.sizes, *self.free))
+        result = _shaped(result, (*self.kept.sizes, *self.free))
         if self.order is not None:
             result = result.permute(self.order).contiguous()
         return result if result.dtype == dtype else result.to(dtype)
