@@ -20,7 +20,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.dtypes import computable
 from sparsetc.tensor.duplicates import coalesced
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.readings import Unsorted, passing, read_together, reading, version_of
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
@@ -210,7 +210,7 @@ def constructed(
     Of coordinates that are in no order, and that may be used once and no more, these are `Unsorted`.
     """
     vals, coords = as_values(values), _without_subclass(coords)
-    comes_again = type(coords) is Tensor and not transforming()
+    comes_again, recorded = type(coords) is Tensor and not transforming(), followed([vals])
     with lasting():
         raw = as_coords(coords, vals)
         blocks = _as_blocks(shape, raw.shape[0], tuple(vals.shape[1:])) if in_blocks else None
@@ -218,7 +218,7 @@ def constructed(
         if coalesce and check and comes_again:
             kind = torch.sparse_coo if blocks is None else blocks
             loose = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and blocks is None
-            if loose and raw is coords and (entries := read_together(sizes, raw, vals)):
+            if loose and not recorded and raw is coords and (entries := read_together(sizes, raw, vals)):
                 return entries
             coordinates = reading(kind, sizes, [coords], [coords.untyped_storage()], _as_int64, blocks)
             loose = loose and coordinates.unsorted
