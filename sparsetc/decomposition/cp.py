@@ -15,8 +15,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import Equations, Sweep
-from sparsetc.decomposition.completion import Observed, observed
+from sparsetc.decomposition.als import NAME, Equations, Observed, Sweep, observed
 from sparsetc.decomposition.initial import STARTS, cp_factors
 from sparsetc.decomposition.linear import Update, hals, least_squares, least_squares_by_row, normalized
 from sparsetc.decomposition.loop import Rows, column, convergence_test, iterate, undisturbed
@@ -24,8 +23,6 @@ from sparsetc.decomposition.models import CP
 from sparsetc.options import Settings
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
-
-NAME = "cp_als"
 
 
 @entry_point
@@ -106,7 +103,7 @@ def cp_als(
         return x._cp_als(wanted, settings)
     sparse = checks.tensor(x, NAME, single=mask is not None, whole=mask is None)
     wanted = wanted.checked(sparse.order)
-    entries = sparse if mask is None else observed(sparse, mask, NAME)
+    entries = sparse if mask is None else observed(sparse, mask)
     factors = start(entries, wanted)
     equations = (Equations if mask is None else Observed)(entries, factors, wanted.free, **settings)
     update = least_squares if mask is None else least_squares_by_row

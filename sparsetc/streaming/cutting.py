@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen.launch import PartArrays
-from sparsetc.contraction.operands import resolved
 from sparsetc.errors import EquationError, IOFormatError, PlanError, TransformError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant
@@ -29,6 +28,7 @@ from sparsetc.support.lru import cached_property
 from sparsetc.support.progress import At
 from sparsetc.support.records import Record
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 

@@ -20,6 +20,7 @@ from sparsetc.support.compiled import native, room
 from sparsetc.support.entry import entry_point, on_gpu
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
+from sparsetc.tensor.dtypes import WORDS
 from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.pattern import Labels, Pattern, followed, once, transforming
 
@@ -27,8 +28,6 @@ SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search; on a GPU only
 if it has fewer entries than rows."""
 WHOLE = slice(None)
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-"""Types of so many bytes by which values of any type are moved; of more bytes there are several, of 8 each."""
 Taken = tuple[Pattern, Tensor | None]
 """A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
 
@@ -341,7 +340,8 @@ def _enumerated(
         moved = values.contiguous() if plain else torch.arange(len(values), device=first.device)
         new_coords = room(first.device, first.dtype, len(coords), count)
         new_values = room(first.device, moved.dtype, count, *moved.shape[1:])
-        bits = [flat.view(BITS.get(moved.itemsize, torch.int64)).flatten() for flat in (moved, new_values)]
+        word = WORDS[min(8, moved.itemsize)]  # values of any type are moved as integers, larger ones as several
+        bits = [flat.view(word).flatten() for flat in (moved, new_values)]
         width = max(1, moved.itemsize // 8) * (width if plain else 1)
         kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
         copy_runs(kinds, first, ends, coords, bits[0], width, new_coords, bits[1])

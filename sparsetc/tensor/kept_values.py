@@ -21,12 +21,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsetc.support.lru import Lru
+from sparsetc.tensor.dtypes import WORDS, real_numbers
 from sparsetc.tensor.sums import captured
 
 KEPT = 16
 """Things kept for one tensor of values. Not measured: the storages of four modes, each with those of its gradients."""
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by the number of their bytes."""
 
 
 @dataclass
@@ -110,6 +109,5 @@ def _changes(values: Tensor) -> tuple[int, int]:
 
 def _bits(values: Tensor) -> np.ndarray:
     """Return values on a CPU as an ndarray of integers, which tells NaN from NaN and 0 from -0; of the same memory."""
-    real = values.detach().resolve_conj().resolve_neg()
-    real = torch.view_as_real(real) if real.is_complex() else real
+    real = real_numbers(values)
     return real.view(WORDS[real.element_size()]).numpy()

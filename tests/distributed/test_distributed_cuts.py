@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.distributed import cut, sources
+from sparsetc.distributed import cut
+from sparsetc.distributed import shard as sources
 from sparsetc.distributed.ranks import Ranks
 from sparsetc.tensor import checksum
 
