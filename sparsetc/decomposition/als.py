@@ -24,8 +24,6 @@ from sparsetc.tensor.elementwise import is_strided, where_holds
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-NAME = "cp_als"
-
 
 class Equations:
     """The normal equations of a CP model, over factors that are changed in place.
@@ -188,25 +186,25 @@ def observed(x: SparseTensor, mask: Any) -> SparseTensor:
     """
     entries = x if isinstance(mask, str) and mask == "observed" else _on_mask(x, mask)
     if entries.nnz == 0:
-        raise FormatError(f"{NAME}: the mask has no observed entry")
-    checks.check_values(entries.values, NAME)
+        raise FormatError("the mask has no observed entry")
+    checks.check_values(entries.values)
     return entries
 
 
 def _on_mask(x: SparseTensor, mask: Any) -> SparseTensor:
     """Return the tensor on the positions at which a mask is not 0."""
-    where = as_dense(mask, f"{NAME}: mask")
+    where = as_dense(mask, "mask")
     sparse = SparseTensor.from_dense(where) if is_strided(where) else SparseTensor.coerce(where)
     if sparse is None:
         raise DecompositionError(
-            f'{NAME}: mask must be "observed", or a sparse or dense tensor of x\'s shape, found {mask!r:.80}'
+            f'mask must be "observed", or a sparse or dense tensor of x\'s shape, found {mask!r:.80}'
         )
     if sparse.shape != x.shape:
-        raise ShapeError(f"{NAME}: mask must have x's shape {x.shape}, found {sparse.shape}")
+        raise ShapeError(f"mask must have x's shape {x.shape}, found {sparse.shape}")
     if sparse.device != x.device:
-        raise DeviceError(f"{NAME}: mask is on {sparse.device}, x is on {x.device}; move one of them with .to()")
+        raise DeviceError(f"mask is on {sparse.device}, x is on {x.device}; move one of them with .to()")
     if bool(sparse.values.isnan().any()):
-        raise FormatError(f"{NAME}: the mask has NaN; it must be 0 where an entry is not known, as ~x.isnan() is")
+        raise FormatError("the mask has NaN; it must be 0 where an entry is not known, as ~x.isnan() is")
     known = sparse.expand_dense().drop()
     zeros: Any = known.with_values(torch.zeros_like(known.values, dtype=x.dtype))
     return zeros + where_holds(x, known, True)  # type: ignore[no-any-return]

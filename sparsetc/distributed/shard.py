@@ -134,10 +134,6 @@ class Sharded:
         kernel, dense = self._compiled(args, called=True, **settings)
         return kernel._called(dense)
 
-    def _compile(self, args: tuple[Any, ...], **settings: Any) -> Any:
-        """`sparsetc.compile` of arguments with this operand among them; collective."""
-        return self._compiled(args, **settings)[0]
-
 
 @entry_point
 def shard(
@@ -173,9 +169,10 @@ def shard(
     ranks = Ranks(mesh)
     modes = tuple(along) if isinstance(along, Iterable) and not isinstance(along, str) else along
     same = {"along": modes, "scattered": scattered}
-    source = agreed(ranks, "shard", lambda: source_of(x, modes, ranks, device, scattered), same, lambda it: it.said)
-    cut = chosen(source.nonzeros[0], source.shape, source.modes, ranks)
-    coords, values = exchanged(source.nonzeros, cut, ranks)
+    source = agreed(ranks, "shard", lambda: source_of(x, modes, ranks, device, scattered), same, lambda it: it[-1])
+    shape, cut_modes, nonzeros, _ = source
+    cut = chosen(nonzeros[0], shape, cut_modes, ranks)
+    coords, values = exchanged(nonzeros, cut, ranks)
 
     def share() -> SparseTensor:
         ranges = cut.ranges(ranks.rank)
@@ -192,24 +189,12 @@ Nonzeros = tuple[Tensor, Tensor]
 """(sparse order, n) coordinates and (n, *dense sizes) values."""
 
 
-@dataclass(frozen=True)
-class ShardSource:
-    """Nonzeros to be cut, of which each rank has others.
-
-    Attributes:
-        shape: sizes of the whole tensor, dense modes last.
-        modes: those that may be cut.
-        nonzeros: this rank's, on the device where shares will be.
-        said: what must be the same on every rank.
-    """
-
-    shape: Ints
-    modes: Ints
-    nonzeros: Nonzeros
-    said: dict[str, Any]
+Source = tuple[Ints, Ints, Nonzeros, dict[str, Any]]
+"""Sizes of the whole tensor, dense modes last; the modes that may be cut; this rank's nonzeros, on the device where
+shares will be; and what must be the same on every rank."""
 
 
-def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | None, scattered: bool) -> ShardSource:
+def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | None, scattered: bool) -> Source:
     """A source of what a user gave.
 
     Raises:
@@ -229,7 +214,7 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
         check(x.path, "this rank's part", (last - first) * x.row_bytes)
         coords, values = x.block(first, last)
         said = {"shape": x.shape, "dtype": x.dtype, "device": to.type, "nnz": x.nnz, "checksum": x.crc}
-        return ShardSource(x.shape, modes, (coords.to(to), values.to(to)), said)
+        return x.shape, modes, (coords.to(to), values.to(to)), said
     sparse = SparseTensor.coerce(x)
     if sparse is None:
         raise DtypeError(f"shard: x must be sparse, a PackedFile or a path, found {type(x).__name__}")
@@ -244,7 +229,7 @@ def source_of(x: Any, along: Any, ranks: Ranks, device: torch.device | str | Non
         said |= {"nnz": sparse.nnz, "the bits of coordinates": bits(coords), "the bits of values": bits(values)}
         part = slice(*shares((0, sparse.nnz), ranks.size)[ranks.rank])
         coords, values = coords[:, part], values[part]
-    return ShardSource(sparse.shape, modes, (coords, values), said)
+    return sparse.shape, modes, (coords, values), said
 
 
 def modes_to_cut(along: Any, shape: Ints, sparse_order: int) -> Ints:

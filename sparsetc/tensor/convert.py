@@ -271,11 +271,11 @@ def from_dense(cls: type[Sparse], tensor: Any, *, mask: Any = None, blocksize: S
         memory.check(f"a tensor {tuple(strided.shape)} padded to blocks of {blocks.sides}", nbytes, strided.device)
         strided = blocks.cut_out(strided if mask is None else strided.masked_fill(chosen == 0, 0))
     with lasting():
-        places = chosen.detach() != 0
+        taken = chosen.detach() != 0
         if blocks is not None:
-            places = blocks.cut_out(places).flatten(len(blocks.sides)).any(-1)
-        coords = torch.nonzero(places).T.contiguous()
-    return cls._make(Pattern(coords, tuple(places.shape), True, blocks), strided[tuple(coords)])
+            taken = blocks.cut_out(taken).flatten(len(blocks.sides)).any(-1)
+        coords = torch.nonzero(taken).T.contiguous()
+    return cls._make(Pattern(coords, tuple(taken.shape), True, blocks), strided[tuple(coords)])
 
 
 def from_scipy(cls: type[Sparse], matrix: Any) -> Sparse:

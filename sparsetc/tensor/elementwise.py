@@ -109,7 +109,7 @@ def where_holds(x: Any, condition: Any, wanted: bool) -> Any:
     if is_sparse(condition):
         if condition.shape != x.shape:
             raise ShapeError(f"where: the condition has shape {condition.shape}, an operand {x.shape}")
-        return only(x, places(condition._pattern, x._pattern)[1] == wanted)
+        return only(x, lookup(condition._pattern, x._pattern)[1] == wanted)
     return only(x, (at_entries(condition, x, "where: a condition") != 0) == wanted)
 
 
@@ -138,7 +138,7 @@ def applied(apply: Function, values: Tensor, other: Any) -> Tensor:
 
 
 def _with_dense(x: Any, other: Tensor, apply: Function) -> Any:
-    """Apply a function to the entries of x and a dense tensor's elements at their places, broadcast."""
+    """Apply a function to the entries of x and a dense tensor's elements at their coordinates, broadcast."""
     if not other.ndim:
         return x.map(lambda values: applied(apply, values, other))
     if other.device != x.device:
@@ -213,7 +213,7 @@ def broadcast(first: Ints, second: Ints, name: str) -> Ints:
     """Return the shape that two shapes broadcast to, by torch's rules. Raise `ShapeError` if they do not fit."""
     order = max(len(first), len(second))
     pairs = list(zip(*((1,) * (order - len(shape)) + tuple(shape) for shape in (first, second)), strict=True))
-    if any(n != m and 1 not in (n, m) for n, m in pairs):
+    if any(n != m and 1 not in (n, m) for n, m in pairs):  # torch.broadcast_shapes imports sympy, which takes .4 s
         raise ShapeError(f"{name}: shapes {first} and {second} cannot be broadcast to one")
     return tuple(m if n == 1 else n for n, m in pairs)
 
@@ -232,7 +232,7 @@ def intersection(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entri
             count = merge(*_ranks(x, y), left, right)
             left, right = left[:count], right[:count]
         else:
-            here, there = places(x, y)
+            here, there = lookup(x, y)
             right = there.nonzero()[:, 0]
             left = here[right]
         later = Later(partial(torch.index_select, x.coords, 1, left), len(left), x.device)
@@ -242,37 +242,35 @@ def intersection(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entri
 
 
 def union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
-    """Return the pattern of entries of either, and the places in it of x's and y's (None for all in order)."""
+    """Return the pattern of entries of either, and the numbers in it of x's and y's entries (None for all in order)."""
     if x is y:
         return x, None, None
 
     def made() -> tuple[Pattern, Entries, Entries]:
-        merge, interleave = (native(loop, x.device, x.nnz + y.nnz) for loop in (loops.union, loops.interleave))
-        if merge and interleave:
+        if merge := native(loops.union, x.device, x.nnz + y.nnz):
             left, right = x.coords.new_empty(x.nnz), x.coords.new_empty(y.nnz)
             count = merge(*_ranks(x, y), left, right)
-            of_x, of_y = x.coords, y.coords
+        else:
+            here, there = lookup(x, y)
+            added = ~there  # an entry comes behind those of x before it, and those of y before it that x has not
+            right = here + added.cumsum(0) - added.to(torch.int64)
+            before = here.new_zeros(x.nnz + 1).index_add_(0, here, added.to(torch.int64)).cumsum(0)
+            left = torch.arange(x.nnz, device=x.device) + before[:-1]
+            count = x.nnz + int(before[-1])
+        rows = [*zip(x.coords, y.coords, strict=True)]
 
-            def make() -> Tensor:
-                coords = of_x.new_empty(len(of_x), count)
-                interleave(left, right, of_x, of_y, coords)
-                return coords
+        def make() -> Tensor:
+            coords = left.new_empty(len(rows), count)
+            for row, (of_x, of_y) in zip(coords, rows, strict=True):  # scatter_ along rows is twice as fast
+                row.scatter_(0, right, of_y).scatter_(0, left, of_x)
+            return coords
 
-            return x.like(Later(make, count, x.device), True), left, right
-        here, there = places(x, y)
-        added = ~there  # an entry comes behind those of x before it, and those of y before it that x has not
-        right = here + added.cumsum(0) - added.to(torch.int64)
-        before = here.new_zeros(x.nnz + 1).index_add_(0, here, added.to(torch.int64)).cumsum(0)
-        left = torch.arange(x.nnz, device=x.device) + before[:-1]
-        coords = x.coords.new_empty(x.order, x.nnz + int(before[-1]))
-        for row, of_x, of_y in zip(coords, x.coords, y.coords, strict=True):  # scatter_ along rows is twice as fast
-            row.scatter_(0, right, of_y).scatter_(0, left, of_x)
-        return x.like(coords, True), left, right
+        return x.like(Later(make, count, x.device), True), left, right
 
     return x._again(("union", y.number), made)
 
 
-def places(x: Pattern, y: Pattern) -> tuple[Entries, Tensor]:
+def lookup(x: Pattern, y: Pattern) -> tuple[Entries, Tensor]:
     """For each entry of y, return the first entry of x that is not before it, and True if the two are equal."""
     of_x, of_y = _ranks(x, y)
     here = _before(of_x, of_y)
@@ -296,5 +294,5 @@ def _before(of_x: Tensor, of_y: Tensor) -> Entries:
     if of_x.is_cuda or MERGED * len(of_y) < len(of_x):
         return torch.searchsorted(of_x, of_y)
     order = np.argsort(np.concatenate((of_y.numpy(), of_x.numpy())), kind="stable")
-    places = np.flatnonzero(order < len(of_y))
-    return torch.from_numpy(places - np.arange(len(of_y)))
+    positions = np.flatnonzero(order < len(of_y))
+    return torch.from_numpy(positions - np.arange(len(of_y)))

@@ -34,7 +34,7 @@ Taken = tuple[Pattern, Tensor | None]
 
 def sorted_pattern(rows: Tensor, shape: tuple[int, ...], entries: Tensor | None) -> Taken:
     """Sort unique coordinates into a coalesced pattern; return it, and the entries in its order."""
-    if not crd.is_sorted_unique(crd.sort_keys(rows, shape)):
+    if not crd.is_coalesced(rows, shape):
         order = crd.lexsort(rows, shape)
         rows, entries = rows[:, order], order if entries is None else entries[order]
     return Pattern(rows.contiguous(), shape, True), entries
@@ -50,8 +50,6 @@ def indexed(x: Any, keys: list[Any]) -> Any:
     for key in keys:
         if mode >= x.sparse_order:
             left.index_dense(key, mode)
-        elif key is None:
-            left.insert_mode()
         else:
             left.index(key, mode)
         mode += key is not None
@@ -94,29 +92,20 @@ class _EntriesLeft:
         self.copied = self.whole = False
         self.axis = 1
 
-    def insert_mode(self) -> None:
-        """Add a mode of size 1."""
-        self.rows.append(torch.zeros_like(crd.picked(self.coords[0], self.kept)))
-        self.shape.append(1)
-        self.whole = False
-
     def index_dense(self, key: Any, mode: int) -> None:
         """Index a dense mode; None adds one."""
-        if isinstance(key, int):
-            self.values = self.values.select(self.axis, key)
-            return
-        if key is None:
-            self.values = self.values.unsqueeze(self.axis)
-        elif isinstance(key, Tensor) or key != WHOLE:
-            if isinstance(key, slice):
-                key = torch.tensor(
-                    range(*key.indices(self.x.shape[mode])), dtype=torch.int64, device=self.values.device
-                )
-            self.values = self.values.index_select(self.axis, key)
-        self.axis += 1
+        if isinstance(key, slice) and key != WHOLE:  # of which torch takes none with a step below 0
+            key = torch.tensor(range(*key.indices(self.x.shape[mode])), dtype=torch.int64, device=self.values.device)
+        self.values = self.values[tuple([WHOLE] * self.axis + [key])]
+        self.axis += not isinstance(key, int)
 
     def index(self, key: Any, mode: int) -> None:
-        """Index a mode with coordinates."""
+        """Index a mode with coordinates; None adds one, of size 1."""
+        if key is None:
+            self.rows.append(torch.zeros_like(crd.picked(self.coords[0], self.kept)))
+            self.shape.append(1)
+            self.whole = False
+            return
         size, first = self.x.shape[mode], not mode and not self.rows
         if first:
             key, size = self._index_first(key, size)

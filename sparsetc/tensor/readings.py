@@ -59,7 +59,7 @@ class Reading:
     def unsorted(self) -> bool:
         """True if the pattern is still to be made and may need a sort; a GPU is not waited for."""
         single = self.blocks is None and "_sorted" not in vars(self)
-        return single and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
+        return single and (self.coords.is_cuda or not crd.is_coalesced(self.coords, self.sizes))
 
     @property
     def pattern(self) -> Pattern:
@@ -108,8 +108,8 @@ def reading(
         coords_of: makes (order, n) int64 coordinates of copies of the arrays.
         blocks: those that the coordinates are of, which `kind` must tell apart.
     """
-    places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
-    key = (kind, shape, places, *map(id, memory))
+    layouts = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
+    key = (kind, shape, layouts, *map(id, memory))
     kept = readings.get(key)
     if kept is not None:
         if kept.serves(indices):

@@ -123,8 +123,6 @@ class Reductions:
     Errors are `ShapeError` for modes that there are not, and `DtypeError` for values of which there is no such thing.
     """
 
-    __slots__ = ()
-
     def sum(
         self,
         dim: Dims = None,
@@ -155,7 +153,7 @@ class Reductions:
             >>> stc.full((2, 3), 1.0).sum(0)
             tensor([2., 2., 2.])
         """
-        return _reduced(self, "sum", *_named(dim, keepdim, numpys), output, dtype=dtype)
+        return _reduced(self, "sum", dim, keepdim, numpys, output, dtype=dtype)
 
     def mean(
         self,
@@ -182,7 +180,7 @@ class Reductions:
             >>> x.mean(1), x.mean(1, entries=True)
             (tensor([1., 0.]), tensor([2., 0.]))
         """
-        return _reduced(self, "mean", *_named(dim, keepdim, numpys), output, entries, dtype)
+        return _reduced(self, "mean", dim, keepdim, numpys, output, entries, dtype)
 
     def amax(
         self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
@@ -193,7 +191,7 @@ class Reductions:
             >>> (-stc.eye(2)).amax(1), (-stc.eye(2)).amax(1, entries=True)
             (tensor([0., 0.]), tensor([-1., -1.]))
         """
-        return _reduced(self, "amax", *_named(dim, keepdim, numpys), output, entries)
+        return _reduced(self, "amax", dim, keepdim, numpys, output, entries)
 
     def amin(
         self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
@@ -204,7 +202,7 @@ class Reductions:
             >>> stc.eye(2).amin(1), stc.eye(2).amin(1, entries=True)
             (tensor([0., 0.]), tensor([1., 1.]))
         """
-        return _reduced(self, "amin", *_named(dim, keepdim, numpys), output, entries)
+        return _reduced(self, "amin", dim, keepdim, numpys, output, entries)
 
     def prod(
         self,
@@ -222,7 +220,7 @@ class Reductions:
             >>> stc.full((2, 2), 3.0).prod(1)
             tensor([9., 9.])
         """
-        return _reduced(self, "prod", *_named(dim, keepdim, numpys), output, entries, dtype)
+        return _reduced(self, "prod", dim, keepdim, numpys, output, entries, dtype)
 
     def norm(
         self, p: float | str = 2.0, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any
@@ -241,16 +239,15 @@ class Reductions:
             tensor(4.)
         """
         x: Any = self
-        dim, keepdim = _named(dim, keepdim, numpys)
         check_reduction("norm", x.dtype)
         p = 2.0 if p == "fro" else p  # as torch names it
         if p == float("inf"):
-            return x.abs().amax(dim, keepdim, output=output)
+            return x.abs().amax(dim, keepdim, output=output, **numpys)
         if not isinstance(p, int | float) or not p > 0:
             raise DtypeError(f"norm takes p above 0, inf or 'fro', found {p!r}{': take count_nonzero' * (p == 0)}")
         real = x._values[:0].abs().dtype
         sums = x.map(lambda values: values.abs().to(accumulator(values.abs().dtype)) ** p)
-        sums = sums.sum(dim, keepdim, output=output)
+        sums = sums.sum(dim, keepdim, output=output, **numpys)
 
         def root(powers: Tensor) -> Tensor:
             return _root(powers, p).to(real)
@@ -378,9 +375,17 @@ def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, b
 
 
 def _reduced(
-    x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: bool = False, dtype: torch.dtype | None = None
+    x: Any,
+    kind: str,
+    dim: Dims,
+    keepdim: bool,
+    numpys: Mapping[str, Any],
+    output: str,
+    entries: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """Reduce by one kind; see `Reductions`."""
+    dim, keepdim = _named(dim, keepdim, numpys)
     x = x if dtype is None else x.to(dtype)
     if output not in OUTPUTS:
         raise ShapeError(f"output must be one of {', '.join(OUTPUTS)}, found {output!r:.80}")
