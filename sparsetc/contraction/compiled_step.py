@@ -20,7 +20,7 @@ from sparsetc.codegen.launch import Values
 from sparsetc.codegen.numba import unprinted
 from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
-from sparsetc.contraction.operands import Patterns, Tensors, resolved, stand_ins
+from sparsetc.contraction.operands import Patterns, Tensors, stand_ins
 from sparsetc.contraction.output import arranged
 from sparsetc.contraction.prepare import Preparation, Prepared, in_place
 from sparsetc.contraction.request import Request
@@ -37,6 +37,7 @@ from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Cache, cached_property
 from sparsetc.support.notices import warn_once
+from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed_dtype
