@@ -240,7 +240,7 @@ class Programs:
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _text(
     programs: tuple[TileProgram, ...],
     dtype: torch.dtype,

@@ -178,7 +178,7 @@ def summed(text: str, own: Names, axes: Names) -> str:
     return text
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
     """Find the products that add up rows of an operand where they lie in its table, weighted by the other factors.
 
@@ -194,7 +194,7 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
     return {s: (rows, axes) for s, rows, axes in weights if axes is not None}
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, Names]]:
     """Find the products of a row of one operand with a row of another, weighted and summed when they are stored.
 
@@ -296,7 +296,7 @@ def few(program: TileProgram, arrays: PartArrays, native: bool) -> bool:
     return arrays.stored * (sum(elements(program)) + read) <= (FEW_NATIVE if native else FEW)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
     by_level = Counter({ITEM: 1, LANE: 1, LEAF: 1})

@@ -97,7 +97,7 @@ class ProbeLaunch:
     kernel: Any
     grid: int
     arguments: tuple[Tensor | int, ...]
-    constants: dict[str, int | str]
+    constants: dict[str, Any]
     warps: int = 4
     stages: int = 1
 
@@ -127,7 +127,7 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
     gathers = []
     for block, warps in FORMS:
         grid = sizes.gathered // (block * 8)
-        constants: dict[str, int | str] = {"BLOCK": block, "ROW": ROW, "STEPS": 8}
+        constants = {"BLOCK": block, "ROW": ROW, "STEPS": 8}
         sums = torch.zeros(grid * ROW, device=device)
         gathers.append(ProbeLaunch(kernels.gather, grid, (rows, values, sums), constants, warps))
     yield "l2", 4 * ROW * sizes.gathered, tuple(gathers)
@@ -150,8 +150,8 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
 
     matrix, sums = torch.full((SIDE, DEEP), 0.25, device=device), torch.zeros(sizes.programs * SIDE, device=device)
     for precision in dict.fromkeys(portable(name, machine) for name in default_gpu().dot):
-        constants = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
-        launch = ProbeLaunch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), constants)
+        sides = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
+        launch = ProbeLaunch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), sides)
         yield f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,)
     yield "task_bytes", KEPT_TASK * sizes.tasks, (_tasks(kernels, device, sizes),)
     launches = {name: _pairs(kernels, device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
@@ -167,7 +167,7 @@ def _tasks(kernels: Any, device: torch.device, sizes: ProbeSizes) -> ProbeLaunch
     places = (torch.cumsum(runs, 1, dtype=torch.int32) % sizes.sums).flatten()
     words = torch.randint(0, 256, (sizes.tasks,), dtype=torch.uint8, device=device)
     values, sums = (torch.ones(max(256, sizes.sums), device=device) for _ in range(2))
-    constants: dict[str, int | str] = {"BLOCK": 128, "TABLE": sizes.sums, "STEPS": 16}
+    constants = {"BLOCK": 128, "TABLE": sizes.sums, "STEPS": 16}
     return ProbeLaunch(kernels.tasks, sizes.tasks // (128 * 16), (words, places, values, sums), constants)
 
 
@@ -179,7 +179,7 @@ def _pairs(kernels: Any, device: torch.device, sizes: ProbeSizes, name: str, pre
     numbers = torch.randint(0, sizes.blocks, (sizes.pairs, 2), dtype=torch.int32, device=device)
     grid = sizes.pairs // PAIRS
     out = torch.zeros(grid * BLOCK, dtype=torch.float64 if name == "float64" else torch.float32, device=device)
-    constants: dict[str, int | str] = {"PAIRS": PAIRS, "SIDE": BLOCK, "INNER": INNER, "PRECISION": precision}
+    constants = {"PAIRS": PAIRS, "SIDE": BLOCK, "INNER": INNER, "PRECISION": precision}
     return ProbeLaunch(kernels.pairs, grid, (numbers, left, right, out), constants, stages=2 if name == "f16x3" else 3)
 
 

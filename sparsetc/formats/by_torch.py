@@ -269,7 +269,7 @@ def _cost(problem: Problem, part: Part) -> ProductCost:
     return _cost_of(problem.bound, replace(part, nnz=0), problem.rows, problem.sparse_output, problem.ones)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _cost_of(bound: Bound, part: Part, rows: int, sparse: bool, ones: bool) -> ProductCost:
     """Return the cost of a part, which is the same for every tensor of these sizes."""
     target = Target(sparse=sparse, in_operand_order=True, rows=rows, whole=True, ones=ones)

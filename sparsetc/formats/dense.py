@@ -88,7 +88,7 @@ class Dense:
         return _program(bound, part.storage, part.schedule, target.rows, part.format, number)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _program(bound: Bound, storage: Storage, schedule: Schedule, rows: int, format: str, number: int) -> DenseProduct:
     letters, (_, operands) = bound.einsum.sparse_indices, named_operands(bound)
     shape = bound.extents(letters)

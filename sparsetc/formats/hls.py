@@ -224,7 +224,7 @@ def _least(problem: Problem, best: Best) -> float:
     return float(rates.least(problem, best, tiles.sum() - tiles_below[None], left, 0 * left, launched=False).min())
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _rates(problem: Problem, profile: DeviceProfile) -> Rates:
     """Rates of dense tiles, alone and in a launch with other nonzeros, of any pattern."""
     groups = groups_of(problem.bound, sides_of(problem.shape), problem.floating)

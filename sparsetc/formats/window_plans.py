@@ -91,7 +91,7 @@ def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Par
     return ((seconds, part) for part, seconds in bounds.items())
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Part], Numbers, Rates]:
     """Ways to run each shape of tile of a similarity that makes matrix products: parts, programs, rates."""
     tiles = []

@@ -220,7 +220,7 @@ def pack(coords: Tensor, shape: Ints, format: str, storage: Storage, cache: Cach
     return packed
 
 
-_verify = lru_cache(maxsize=256)(Nest.verify)
+_verify = lru_cache(Nest.verify)
 
 
 def index_dtype(largest: int) -> torch.dtype:

@@ -33,7 +33,7 @@ def sides_named(order: int) -> Names:
     return tuple([f"side_{m}" for m in range(order)])
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def sides_of(shape: Ints, params: NamedInts = ()) -> Ints:
     """Return the sides of tiles: named by parameters (``side_m`` of mode m), else the largest fitting powers of two.
 
@@ -50,7 +50,7 @@ def sides_of(shape: Ints, params: NamedInts = ()) -> Ints:
     return all_sides
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def view_of(shape: Ints, storage: Storage, bitmap: bool) -> Nest:
     """Ranges of tiles that share the item modes' block coordinates.
 

@@ -33,7 +33,7 @@ FACTS = ("backend", "precisions", "halves", "coalesced", "rows", "sparse_output"
 """Attributes of a `Problem` that plans, their costs and their results depend on, beside the einsum and the pattern."""
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def versions() -> str:
     """The software that times depend on."""
     from importlib.metadata import PackageNotFoundError, version
@@ -82,7 +82,7 @@ class Facts:
         return digest(self.equation, _rounded(self.problem), _rounded(self.pattern))
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def shipped() -> bytes:
     """Return the record shipped with the package: the fastest plan of each problem used to fit the rates."""
     return gzip.decompress((resources.files("sparsetc.device") / "profiles" / "tuned.jsonl.gz").read_bytes())

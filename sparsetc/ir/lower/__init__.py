@@ -77,7 +77,7 @@ Fold = NamedInts
 """(letter, positions) of the letters that make an axis, row-major."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def lower_pairs(
     equation: str,
     folds: tuple[Fold, Fold, Fold],

@@ -237,7 +237,7 @@ class TileGroups:
         return Storage(item, rest, max_item_nnz=most, sequence=sequence, contracted=len(self.contracted))
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def groups_of(bound: Bound, sides: Ints, dot: bool = True) -> TileGroups:
     """The division of the sparse operand's letters that takes the fewest multiplications.
 
@@ -251,7 +251,7 @@ def groups_of(bound: Bound, sides: Ints, dot: bool = True) -> TileGroups:
     return _divided(side, sizes, e.output, named_operands(bound)[1], dot, True)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _divided(
     side: NamedInts, sizes: NamedInts, output: Names, operands: tuple[Operand, ...], dot: bool, wide: bool
 ) -> TileGroups:

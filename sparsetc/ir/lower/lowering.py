@@ -21,11 +21,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.contraction_tree import Tree, factor
+from sparsetc.ir.contraction_tree import Tree, factor, order_of_sums
 from sparsetc.ir.equation.einsum import joined
-from sparsetc.ir.lower.check import home, order_of_sums, verify_tree
+from sparsetc.ir.lower.check import verify_tree
 from sparsetc.ir.lower.inner import Inner, X
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop
+from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop, home
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir

@@ -314,7 +314,7 @@ def parsed(formula: str, position: Expression) -> Expression:
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _parsed(formula: str, position: Expression) -> Expression | None:
     if FORMULA.fullmatch(formula):
         with suppress(SyntaxError, ValueError, MemoryError, RecursionError):

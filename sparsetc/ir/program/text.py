@@ -18,6 +18,8 @@ from sparsetc.support import Names, among, outside
 
 LEGEND = "N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value."
 """The symbols of costs."""
+NOTES = {"rounded": "cast to bfloat16", "split": "to be split", "halves": "as float16 halves"}
+"""Notes on an operand, by what is true of it."""
 
 
 def lines(p: ir.TileProgram) -> list[str]:
@@ -47,41 +49,37 @@ def _axis(a: ir.DenseAxis) -> str:
 
 def line(p: ir.TileProgram, s: ir.Statement) -> str:
     """One statement."""
-    if isinstance(s, ir.Loop):
-        return f"loop {s.axis.describe(p.schedule.unroll)}"
-    if isinstance(s, ir.Decode):
-        return f"{ir.Tile(s.name, (*p.view.beside[s.level], *s.along), s.level)} = {_coordinate(p, s)}"
-    if isinstance(s, ir.Value):
-        stored = p.stored(s.operand)
-        tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
-        how, where = ("expand", tile) if stored.name else ("load", "X.values")
-        return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
-    if isinstance(s, ir.Scale):
-        most = f"{s.operand.upper()}.most[item_{s.operand}]" if s.out.axes else p.largest(s)
-        if s.rows:
-            blocks = (f"block of {a.letter}" for o in p.operands if o.name == s.operand for a in p.blocks_of(o))
-            most += f"[{', '.join((*map(names.at, s.rows), *blocks))}]"
-        exponent = f"exponent of {most}"
-        return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
-    if isinstance(s, ir.Gather):
-        how = "gather" if s.operand.rows else "load"
-        how_read = {
-            "cast to bfloat16": s.operand.rounded,
-            "to be split": s.operand.split,
-            "as float16 halves": s.operand.halves,
-        }
-        note = next((f"  # {called}" for called, applies in how_read.items() if applies), "")
-        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]{note}"
-    if isinstance(s, ir.Zero):
-        return f"{s.out} = 0"
-    if isinstance(s, ir.Reduce):
-        return f"{s.out} = sum {', '.join(outside(s.source.axes, s.out.axes))} of {s.source.name}"
-    if isinstance(s, ir.Product):
-        factors = ", ".join(t.name for t in s.inputs)
-        over = ", ".join("the lanes" if a == ir.LANES else a for a in s.contracted)
-        summed = f"sum over {', '.join(s.summed)}" if s.summed else "multiply"
-        how = f"dot over {over}, {p.schedule.precision}" if s.dot else summed
-        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{tile_einsum(s)}" {factors}  # {how}'
+    match s:
+        case ir.Loop():
+            return f"loop {s.axis.describe(p.schedule.unroll)}"
+        case ir.Decode():
+            return f"{ir.Tile(s.name, (*p.view.beside[s.level], *s.along), s.level)} = {_coordinate(p, s)}"
+        case ir.Value():
+            stored = p.stored(s.operand)
+            tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
+            how, where = ("expand", tile) if stored.name else ("load", "X.values")
+            return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
+        case ir.Scale():
+            most = f"{s.operand.upper()}.most[item_{s.operand}]" if s.out.axes else p.largest(s)
+            if s.rows:
+                blocks = (f"block of {a.letter}" for o in p.operands if o.name == s.operand for a in p.blocks_of(o))
+                most += f"[{', '.join((*map(names.at, s.rows), *blocks))}]"
+            exponent = f"exponent of {most}"
+            return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
+        case ir.Gather(operand=o):
+            how = "gather" if o.rows else "load"
+            note = next((f"  # {note}" for made, note in NOTES.items() if getattr(o, made)), "")
+            return f"{s.out} = {how} {o.name}[{', '.join((*map(names.at, o.rows), *o.axes))}]{note}"
+        case ir.Zero():
+            return f"{s.out} = 0"
+        case ir.Reduce():
+            return f"{s.out} = sum {', '.join(outside(s.source.axes, s.out.axes))} of {s.source.name}"
+        case ir.Product():
+            factors = ", ".join(t.name for t in s.inputs)
+            over = ", ".join("the lanes" if a == ir.LANES else a for a in s.contracted)
+            summed = f"sum over {', '.join(s.summed)}" if s.summed else "multiply"
+            how = f"dot over {over}, {p.schedule.precision}" if s.dot else summed
+            return f'{s.out} {"+=" if s.accumulate else "="} einsum "{tile_einsum(s)}" {factors}  # {how}'
     key = s.key
     if key.kind == "row":
         terms = zip(map(names.at, key.letters), key.strides, strict=True)
