@@ -69,9 +69,9 @@ class Step(CompiledStep):
         at = StepFunction(self, patterns[0], len(tensors) == len(expanded), packed, given or dense)
         return self.of_rows(apply(at, tensors))
 
-    def around(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> WholeFunction:
+    def around(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> StepFunction:
         """Return a contraction that has no other innermost as a function for autograd, in place of the step."""
-        return WholeFunction(self, pattern, values is None, packed, given, whole)
+        return StepFunction(self, pattern, values is None, packed, given, whole)
 
     def batched(self, size: int, which: Sequence[bool]) -> Contraction:
         """Return the contraction with one more mode, the batch, in the result and in the dense operands marked.
@@ -139,6 +139,9 @@ class StepFunction(Multilinear):
     Attributes:
         ones: True if values are 1 at each nonzero, and not among the tensors.
         given: the operands of which the dense tensors were made, for the guard.
+        whole: the contraction that has no other innermost, where the tensors are those of its calls. Its gradients are
+            einsums of these, which are rewritten by themselves; what is converted and put back is no part of torch's
+            graph.
     """
 
     step: Step
@@ -146,25 +149,30 @@ class StepFunction(Multilinear):
     ones: bool
     packed: Values | None = None
     given: Tensors | None = None
+    whole: Contraction | None = None
 
     def _split(self, tensors: Tensors) -> tuple[Tensor | None, Tensors]:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])
 
     def rows(self, tensors: Tensors) -> Tensor:
-        """The rows of the step's result, outside autograd."""
+        """The rows of the step's result, or the contraction's result, outside autograd."""
         values, dense = self._split(tensors)
+        if self.whole is not None:
+            operands = [values], dense, self.packed, self.given
+            result = self.whole.straight(*operands)
+            return self.whole.run([self.pattern], *operands) if result is None else result
         if self.packed is UNREAD:
             return tensors[0].new_zeros(()).expand(self.step.executable.shape)
         return self.step.rows(values, dense, self.packed, self.given)
 
     def of_any(self) -> StepFunction:
         """The function without packed values."""
-        return StepFunction(self.step, self.pattern, self.ones)
+        return StepFunction(self.step, self.pattern, self.ones, whole=self.whole)
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
-        """Compute a batch: of dense operands it is one more letter, of values one call follows the other."""
+        """Compute a batch: of a step's dense operands it is one more letter; else one call follows the other."""
         values, dense = self._split(tensors)
-        if not self.ones and dims[0] is not None:
+        if self.whole is not None or (not self.ones and dims[0] is not None):
             return super().batched(tensors, dims, size)
         dense_dims = dims if self.ones else dims[1:]
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
@@ -174,30 +182,42 @@ class StepFunction(Multilinear):
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
-        e, *_ = self._raw
-        if upstream.ndim != len(e.output):
+        if upstream.ndim != len(self._raw.output):
             upstream = self.step.output.letters_apart(upstream)
-        positions = [*(() if self.ones else e.sparse), *e.dense]
+        positions = [*(() if self.ones else self._raw.sparse), *self._raw.dense]
         return [self._gradient(p, tensors, upstream) if w else None for p, w in zip(positions, wanted, strict=True)]
 
     @property
-    def _raw(self) -> tuple[Einsum, Pattern, Tensor | None]:
-        """The einsum that gradients are made of, its pattern, and the order of its values among the step's."""
-        step = self.step
-        return step.raw, *((step.slotted, step.by_slot) if step.output.sparse else (self.pattern, None))
+    def _raw(self) -> Einsum:
+        """The einsum that gradients are made of."""
+        return self.step.raw if self.whole is None else self.whole.bound.einsum
 
     def _gradient(self, operand: int, tensors: Tensors, upstream: Tensor) -> Tensor:
         """Compute the gradient of one operand by a contraction that is kept with the pattern."""
-        (e, pattern, order), (values, dense) = self._raw, self._split(tensors)
+        step, e, (values, dense) = self.step, self._raw, self._split(tensors)
+        pattern, order = self.pattern, None
+        sizes: Sequence[int] = (pattern.nnz,)
+        if self.whole is not None:
+            sizes = self.whole.compiled_for[0][1]
+        elif step.output.sparse:
+            pattern, order = step.slotted, step.by_slot
         sampled = operand in e.sparse
         einsum, sources = gradient(e, operand)
-        conjugate = torch.conj_physical if self.step.dtype.is_complex else lambda t: t
+        conjugate = torch.conj_physical if step.dtype.is_complex else lambda t: t
         weights = None if values is None or sampled else conjugate(picked(values, order))
         others = outside(sources, e.sparse)
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
-        if weights is None and (self.step.problem.backend == "triton" or len(self._values_shape) > 1):
+        if weights is None and (step.problem.backend == "triton" or len(sizes) > 1):
             pattern = pattern.of_ones
-        contraction = self._compiled(operand, einsum, pattern, operands, "sparse" if sampled else "dense")
+        key = "gradient", self.whole and self.whole.key, step.number, operand, *map(repeated_dims, operands)
+        contraction: Contraction | None = pattern.cache.get(key)
+        if contraction is None:
+            x = SparseTensor._make(pattern, torch.zeros((), dtype=step.dtype, device=pattern.device).expand(sizes))
+            rest = iter(operands)
+            compiled_for = [x if p in einsum.sparse else next(rest) for p in range(len(einsum.inputs))]
+            form = "sparse" if sampled else "dense"
+            # Or that of a thread that was first.
+            contraction = pattern.cache.put(key, compiled(str(einsum), compiled_for, step.derived, form))
         # Values that an earlier call packed are taken again, except within a CUDA graph.
         repacked = weights is None or captured(weights) or followed([weights, *operands])
         packed = None if repacked else contraction.packed([weights])  # type: ignore[list-item]
@@ -207,62 +227,3 @@ class StepFunction(Multilinear):
         gradient_taken(values)  # those that were packed here are of the call before
         result = result.reshape(values.shape)  # blocks of one position each have no sides in a result
         return result if order is None else torch.empty_like(result).index_copy(0, order, result)
-
-    def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors, form: str) -> Contraction:
-        """Return the contraction that computes a gradient; it is cached with the pattern."""
-        key = ("gradient", self._key, operand, *map(repeated_dims, dense))
-        of_operand: Contraction | None = pattern.cache.get(key)
-        if of_operand is None:
-            like = torch.zeros((), dtype=self.step.dtype, device=pattern.device)
-            x = SparseTensor._make(pattern, like.expand(self._values_shape))
-            others = iter(dense)
-            operands = [x if p in e.sparse else next(others) for p in range(len(e.inputs))]
-            # Or that of a thread that was first.
-            of_operand = pattern.cache.put(key, compiled(str(e), operands, self.step.derived, form))
-        return of_operand
-
-    @property
-    def _key(self) -> object:
-        return self.step.number
-
-    @property
-    def _values_shape(self) -> Sequence[int]:
-        return (self.pattern.nnz,)
-
-
-@dataclass(frozen=True)
-class WholeFunction(StepFunction):
-    """A contraction whose one innermost is a step as such a function: of the values and dense operands of its calls.
-
-    Its gradients are einsums of these, which are rewritten by themselves; what is converted and put back is no part of
-    torch's graph.
-    """
-
-    whole: Contraction = None  # type: ignore[assignment]
-
-    def rows(self, tensors: Tensors) -> Tensor:
-        """The result, outside autograd."""
-        values, dense = self._split(tensors)
-        operands = [values], dense, self.packed, self.given
-        result = self.whole.straight(*operands)
-        return self.whole.run([self.pattern], *operands) if result is None else result
-
-    def of_any(self) -> WholeFunction:
-        """The function without packed values."""
-        return WholeFunction(self.step, self.pattern, self.ones, whole=self.whole)
-
-    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
-        """Compute a batch, one result after the other."""
-        return Multilinear.batched(self, tensors, dims, size)
-
-    @property
-    def _raw(self) -> tuple[Einsum, Pattern, Tensor | None]:
-        return self.whole.bound.einsum, self.pattern, None
-
-    @property
-    def _key(self) -> object:
-        return self.whole.key
-
-    @property
-    def _values_shape(self) -> Sequence[int]:
-        return self.whole.compiled_for[0][1]
