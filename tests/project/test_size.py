@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 409_683, size.COMPILER: 303_952, size.FILES: 262, size.CLASSES: 325, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 409_579, size.COMPILER: 303_848, size.FILES: 261, size.CLASSES: 324, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
