@@ -86,8 +86,10 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     recipe = Recipe.of(text, tuple([tuple(o.shape) for o in operands]), *sparse, form)
     if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.gathered > ELEMENTS:
         return None
-    as_torch = settings.effective_precision() == torch.get_float32_matmul_precision()
-    if not (comes_and_goes if recipe.matrices is None else as_torch and recipe.pays(count, dtype)):
+    if recipe.matrices is not None:
+        comes_and_goes = recipe.pays(count, dtype)
+        comes_and_goes &= settings.effective_precision() == torch.get_float32_matmul_precision()
+    if not comes_and_goes:
         return None
     uses.count += 1
     with without_autocast(device):
@@ -256,29 +258,29 @@ class Recipe:
         if self.matrices is None and dtype != wide:
             values, dense = values.to(wide), [o.to(wide) for o in dense]
         tables = [table(o) for table, o in zip(self.tables, dense, strict=True)]
-        order: Tensor | None = None
         if self.matrices is None:
             of = [table.modes.entries(coords) for table in self.tables]
             *others, last = of
             if others:
                 gathered = [t if e is None else t.index_select(0, e.row) for t, e in zip(tables, of, strict=True)]
                 tables, last = [reduce(mul, gathered)], None
-            rows = tables[0].reshape(-1, self.width)
+            rows, to = _shaped(tables[0], (len(tables[0]), self.width)), self.kept.entries(coords)
             if last is None:
                 rows = rows.expand(len(values), self.width)
         else:
             groups, last = self.tables[self.matrices].modes.entries(coords), None
             assert groups is not None
-            order, begins = groups.by_row
-            values = values.index_select(0, order)
+            order, ends = groups.sorted()
             n = 1 - self.matrices
-            taken = sums(None, tables[n], None, self.tables[n].modes.entries(coords, order))
-            rows = _shaped(_products(taken, tables[self.matrices], begins), (len(values), self.width))
-        to = self.kept.entries(coords, order)
+            modes = self.tables[n].modes
+            taken = modes.entries(coords, order)
+            rows = _products(sums(None, tables[n], None, taken), tables[self.matrices], ends)
+            rows, values = _shaped(rows, (len(values), self.width)), values.index_select(0, order)
+            to = taken if modes == self.kept else self.kept.entries(coords, order)
         result = sums(values, rows, to, last)
         if to is None:
             result = result.sum(0, dtype=wide)
-        result = result.view((*self.kept.sizes, *self.free))
+        result = _shaped(result, (*self.kept.sizes, *self.free))
         if self.order is not None:
             result = result.permute(self.order).contiguous()
         return result if result.dtype == dtype else result.to(dtype)
@@ -294,9 +296,9 @@ def _shaped(tensor: Tensor, shape: Ints) -> Tensor:
     return tensor if tensor.shape == shape else tensor.reshape(shape)
 
 
-def _products(rows: Tensor, matrices: Tensor, begins: Tensor) -> Tensor:
+def _products(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """Multiply (n, each * shared) rows, sorted by group, by the (shared, wide) matrices of their groups."""
-    size, (_, shared, wide), ends = rows.element_size(), matrices.shape, begins[1:]
+    size, (_, shared, wide) = rows.element_size(), matrices.shape
     if rows.shape[1] != shared:
         ends = ends * (rows.shape[1] // shared)
         rows = rows.view(-1, shared)

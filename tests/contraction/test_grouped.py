@@ -22,9 +22,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     multiply = passing._products
 
-    def noting(rows: torch.Tensor, matrices: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+    def noting(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         counts.append(len(rows))
-        return multiply(rows, matrices, begins)
+        return multiply(rows, matrices, ends)
 
     monkeypatch.setattr(passing, "_products", noting)
     return counts
