@@ -72,6 +72,13 @@ PANEL = "every_{}"
 """The name of a table whose panels are copied, each before it is read."""
 
 
+def copied(program: TileProgram) -> int:
+    """Return how many elements the panels of tables have that each thread copies."""
+    blocks = {a.letter: a.block for a in program.split}
+    tables = [o for o in program.operands if blocks.keys() & {*o.axes}]
+    return sum([o.nrows * prod([blocks.get(c, program.axis(c).size) for c in o.axes]) for o in tables])
+
+
 def panels(program: TileProgram, axis: DenseAxis, firsts: range) -> list[str]:
     """Return lines for each panel of an axis: all items, which read tables as wide as a cache holds."""
     axes = tuple([axis if a.letter == axis.letter else a for a in program.axes])
