@@ -131,8 +131,8 @@ class Table:
 class PackedFile(Table):
     """The nonzeros of an open packed file, in lexicographic order; `sparsetc.open_packed` opens one.
 
-    It may be read by several threads, and is closed by `close` or at the end of a ``with`` block. If a range ends within
-    a row group, that group stays in memory for the next range. A copied or unpickled object opens the file again.
+    It may be read by several threads, and is closed by `close` or at the end of a ``with`` block. If a range ends
+    within a row group, that group stays in memory for the next range. A copy or unpickled object opens the file again.
 
     Raises:
         IOFormatError: a file that is no packed file, is truncated or altered; the message names footer or row group.
