@@ -20,15 +20,9 @@ from typing import Any
 
 from sparsetc.codegen import Lines
 from sparsetc.codegen.numba_nests import Factor, Nest, pieces, zeros
-from sparsetc.ir.nest.axes import ITEM, LEAF, Each, Fibers, Run
-from sparsetc.ir.nest.coordinates import Lookup, Writer
-from sparsetc.ir.nest.values import Bitmap, Ones
-from sparsetc.ir.program import names
+from sparsetc.ir.nest import ITEM, LEAF, Bitmap, Each, Fibers, Lookup, Ones, Run, Writer
+from sparsetc.ir.program import REGISTERS, DenseAxis, Operand, TileProgram, comments, names
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.cost import REGISTERS
-from sparsetc.ir.program.operands import DenseAxis, Operand
-from sparsetc.ir.program.text import comments
-from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Names, among
 from sparsetc.tensor.sums import LONG
 

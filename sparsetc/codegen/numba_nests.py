@@ -12,9 +12,7 @@ from functools import partial
 from typing import Any
 
 from sparsetc.codegen import Lines
-from sparsetc.ir.program import names
-from sparsetc.ir.program.cost import REGISTERS
-from sparsetc.ir.program.tile import TileProgram
+from sparsetc.ir.program import REGISTERS, TileProgram, names
 from sparsetc.support import NamedInts, Names
 from sparsetc.support.lru import cached_property
 

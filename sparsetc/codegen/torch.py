@@ -17,13 +17,9 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, TorchPrinter, rows_of, summed
-from sparsetc.ir.nest.axes import LANE, LEAF
-from sparsetc.ir.nest.values import Bitmap, Ones
-from sparsetc.ir.program import names
+from sparsetc.ir.nest import LANE, LEAF, Bitmap, Ones
+from sparsetc.ir.program import TileProgram, comments, names, tables
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.operands import tables
-from sparsetc.ir.program.text import comments
-from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Names, among
 from sparsetc.tensor.sums import accumulator
 

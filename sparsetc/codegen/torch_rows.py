@@ -19,11 +19,8 @@ from torch import Tensor
 
 from sparsetc.codegen import Lines
 from sparsetc.codegen.launch import PartArrays
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Lookup, Writer
-from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import Operand
-from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram
+from sparsetc.ir.nest import AXIS_LEVEL, ITEM, LANE, LEAF, Lookup, Writer
+from sparsetc.ir.program import Decode, Gather, Operand, Product, Tile, TileProgram, names
 from sparsetc.support import Names, among
 
 ENDS = (("i0", "i1"), ("b0", "b1"), ("n0", "n1"))

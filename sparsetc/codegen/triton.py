@@ -21,13 +21,10 @@ from typing import Any
 from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, all_of, load, placed, sides_of
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.values import BIAS, HEAD, LOW, TOP
+from sparsetc.ir.nest import BIAS, HEAD, ITEM, LOW, TOP
 from sparsetc.ir.plan import F16
-from sparsetc.ir.program import names
+from sparsetc.ir.program import comments, names, tables
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.operands import tables
-from sparsetc.ir.program.text import comments
 from sparsetc.support import Names, among
 
 

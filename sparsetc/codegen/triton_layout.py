@@ -14,8 +14,7 @@ from itertools import chain, groupby
 from math import prod
 
 from sparsetc.codegen import Lines
-from sparsetc.ir.nest.axes import LANE, LEAF
-from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Bits, Lookup, Writer, word_bits
+from sparsetc.ir.nest import AXIS_LEVEL, LANE, LEAF, OPERATORS, Bits, Lookup, Writer, word_bits
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow

@@ -16,11 +16,8 @@ from itertools import chain
 from math import prod
 
 from sparsetc.codegen.triton_layout import TritonPrinter, all_of, load, placed, sides_of
-from sparsetc.ir.nest.axes import LEAF
-from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, Values, Whole
-from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import Stored
-from sparsetc.ir.program.tile import Gather, Loop, Scale, Tile, Value
+from sparsetc.ir.nest import BIAS, HEAD, LEAF, Bitmap, Halves, Ones, Values, Whole
+from sparsetc.ir.program import Gather, Loop, Scale, Stored, Tile, Value, names
 from sparsetc.support import Names, row_major
 
 

@@ -30,19 +30,11 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.dense import DenseProduct, ProductCost, at_positions, setting_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.coordinates import Lookup, Position
-from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest import ITEM, Lookup, Nest, Position
 from sparsetc.ir.plan import DOTS, ROUNDED, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.operands import Operand, named_operands
-from sparsetc.ir.program.resources import ONE, SECTOR, Statistics
-from sparsetc.ir.program.tile import Product, Tile
+from sparsetc.ir.program import ONE, SECTOR, Operand, Product, Statistics, Tile, named_operands
 from sparsetc.packing.base import FORMATS, Packed, index_dtype
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import describe, seconds_of
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import Method, add_plans, register_format
+from sparsetc.planner import Best, Candidate, Method, Problem, add_plans, describe, register_format, seconds_of
 from sparsetc.support import Ints, Names
 from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.sums import accumulator

@@ -25,18 +25,26 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.coordinates import Computed, Expression, Position, parsed
-from sparsetc.ir.nest.nest import Nest, runs
+from sparsetc.ir.nest import ITEM, Computed, Expression, Nest, Position, parsed, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
-from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
-from sparsetc.ir.program.resources import ONE, STORED, Statistics
-from sparsetc.ir.program.tile import Add, Key, Product, Tile, TileProgram
+from sparsetc.ir.program import (
+    ONE,
+    STORED,
+    Add,
+    Cost,
+    DenseAxis,
+    Key,
+    Operand,
+    Product,
+    Statistics,
+    Tile,
+    TileProgram,
+    named_operands,
+    printed_sizes,
+)
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
-from sparsetc.planner.pricing import ROUNDING
-from sparsetc.planner.registry import register_format
+from sparsetc.planner import ROUNDING, register_format
 from sparsetc.support import Ints, Names, among, outside, row_major, volume
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sums import accumulator

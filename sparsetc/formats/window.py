@@ -25,16 +25,13 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.coordinates import Listed
-from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
-from sparsetc.ir.nest.values import Whole
+from sparsetc.ir.nest import Listed, Nest, Whole, tiles, tiles_along
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.partition import register_partition
 from sparsetc.packing.tiles import items_of, placed
-from sparsetc.planner.bounds import different
-from sparsetc.planner.registry import register_format
+from sparsetc.planner import different, register_format
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support import Ints, Names, outside
 from sparsetc.support.lru import Cache

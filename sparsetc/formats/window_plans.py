@@ -20,14 +20,23 @@ from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import rows, short_rows
 from sparsetc.formats.window import populations, tiles_of
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
-from sparsetc.ir.program.operands import MIN_DOT, named_operands
-from sparsetc.ir.program.resources import Statistics
-from sparsetc.planner.bounds import Best, Numbers, Rates, windows_of
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import cheapest, costs, in_order
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import Method, add_plans
-from sparsetc.planner.schedule import fit, padded_axes, programs_of
+from sparsetc.ir.program import MIN_DOT, Statistics, named_operands
+from sparsetc.planner import (
+    Best,
+    Candidate,
+    Method,
+    Numbers,
+    Problem,
+    Rates,
+    add_plans,
+    cheapest,
+    costs,
+    fit,
+    in_order,
+    padded_axes,
+    programs_of,
+    windows_of,
+)
 from sparsetc.support import memory
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.axes import LEVELS
-from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest import LEVELS, Nest
 from sparsetc.ir.plan import Storage
 from sparsetc.support import Ints
 from sparsetc.support.lru import Cache, cached_property, given_to

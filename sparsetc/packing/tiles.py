@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
-from sparsetc.ir.nest.values import Bitmap, Whole
+from sparsetc.ir.nest import ITEM, Bitmap, Nest, Whole, tiles, tiles_along
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers

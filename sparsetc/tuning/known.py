@@ -19,8 +19,7 @@ from sparsetc.device.profile import of_backend, path_of, today
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, verify
 from sparsetc.ir.program.resources import Statistics
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner import Candidate, Counts, Problem
 from sparsetc.support.notices import warn_once
 from sparsetc.support.records import misfit
 from sparsetc.tensor.checksum import bits

@@ -44,8 +44,7 @@ from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.lower.inner import Inner
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP, named_operands, printed_sizes
-from sparsetc.ir.program.tile import LANES, Operand
+from sparsetc.ir.program import LANES, MIN_DOT, WARPGROUP, Operand, named_operands, printed_sizes
 from sparsetc.support import Ints, Letters, NamedInts, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 

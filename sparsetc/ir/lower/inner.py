@@ -12,10 +12,8 @@ from functools import lru_cache
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
-from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.program.operands import named_operands, printed_sizes
-from sparsetc.ir.program.tile import Key, Operand
+from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest
+from sparsetc.ir.program import Key, Operand, named_operands, printed_sizes
 from sparsetc.support import Ints, Letters, NamedInts, Names, among, outside, row_major
 from sparsetc.support.lru import cached_property
 

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.nest.values import Values
+from sparsetc.ir.nest import Nest, Values
 from sparsetc.ir.program.names import most, rounded
 from sparsetc.support import Ints, NamedInts, Names, among, outside, row_major, volume
 from sparsetc.support.lru import cached_property

@@ -6,10 +6,7 @@ docstring: what it computes, how the operand is stored, what a call costs. Who h
 
 from __future__ import annotations
 
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.coordinates import Readable
-from sparsetc.ir.nest.nest import PAIRED, Nest
-from sparsetc.ir.nest.values import HEAD
+from sparsetc.ir.nest import HEAD, ITEM, PAIRED, Nest, Readable
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.cost import cost_of

@@ -28,9 +28,7 @@ from typing import ClassVar, Literal, TypeVar
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.nest.axes import ITEM, LANES, LEVELS, Axis
-from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.nest import PAIRED, Nest
+from sparsetc.ir.nest import ITEM, LANES, LEVELS, PAIRED, Axis, Expression, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import MADE, DenseAxis, DenseTable, Operand, Stored, stored_of, tables
