@@ -27,9 +27,23 @@ from sparsetc.ir.lower.check import verify_tree
 from sparsetc.ir.lower.inner import Inner, X
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop, home
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.program import names
-from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, Scale, Statement, Tile, Value, place
+from sparsetc.ir.program import (
+    LANES,
+    Add,
+    Decode,
+    DenseAxis,
+    Gather,
+    Loop,
+    Product,
+    Reduce,
+    Scale,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+    names,
+    place,
+)
 from sparsetc.support import Letters, Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 
@@ -69,10 +83,7 @@ class Lowering:
         self.unscale: list[Tile] = []
         self.tile_sizes = dict(schedule.tile_sizes)
         self.positions = tuple(
-            [
-                ir.DenseAxis(c, side, self.tile_sizes.get(c, 1), inner.folds.get(c, ()))
-                for c, side in inner.sides.items()
-            ]
+            [DenseAxis(c, side, self.tile_sizes.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
         unrolled, turned = len(inner.stored) == 1, among(schedule.tile_loops, inner.sides)
@@ -83,15 +94,15 @@ class Lowering:
             verify_tree(inner, schedule, self.around)
         self._check_order()
 
-    def program(self, format: str) -> ir.TileProgram:
+    def program(self, format: str) -> TileProgram:
         """The program."""
         inner, schedule = self.inner, self.schedule
         total = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
         copies = 1 if owned or inner.key.kind != "row" else schedule.copies
-        statements = (*self.statements, ir.Add(total, inner.key, inner.output_axes, owned, copies))
-        return ir.TileProgram(
+        statements = (*self.statements, Add(total, inner.key, inner.output_axes, owned, copies))
+        return TileProgram(
             equation=inner.equation,
             number=0,
             format=format,
@@ -101,7 +112,7 @@ class Lowering:
             operands=tuple(self.operand.values()),
             output=inner.output,
             output_axes=inner.output_axes,
-            body=place(statements, list(map(ir.Loop, self.around))),
+            body=place(statements, list(map(Loop, self.around))),
             schedule=schedule,
             slot=inner.key.array,
             rows=inner.target.rows,
@@ -111,11 +122,11 @@ class Lowering:
             strides=inner.target.strides,
         )
 
-    def _dense(self, letter: str) -> ir.DenseAxis:
+    def _dense(self, letter: str) -> DenseAxis:
         """A dense axis as the schedule takes it: one of a single block is not slowest, whatever the schedule says."""
         size, block = self.inner.sizes[letter], self.schedule.block(letter)
         lengths = dict(self.schedule.vectors).get(letter, ())
-        return ir.DenseAxis(
+        return DenseAxis(
             letter, size, block, lengths=lengths, slowest=letter in self.schedule.slowest_axes and size > block
         )
 
@@ -172,21 +183,21 @@ class Lowering:
         return self.make(Scale(Tile(names.unscale(name), (), self.inner.depth(rows)), name, rows=rows))
 
     # -- what is read -----------------------------------------------------------------------------------------------
-    def load(self, factor: str) -> ir.Value | ir.Gather:
+    def load(self, factor: str) -> Value | Gather:
         """Return the statement that reads a factor."""
         return self.value(factor) if factor in self.inner.stored else self.gather(factor)
 
-    def value(self, name: str) -> ir.Value:
+    def value(self, name: str) -> Value:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
         over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes])
         rows = outside(axes, over)
         columns = among(axes, over)
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
-        out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
-        return ir.Value(out, name.lower())
+        out = Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
+        return Value(out, name.lower())
 
-    def gather(self, name: str) -> ir.Gather:
+    def gather(self, name: str) -> Gather:
         """Return the statement that gathers rows of a dense operand: one for each lane if lanes determine them."""
         o = self.operand[name]
         level = self.inner.levels[name]
@@ -198,9 +209,9 @@ class Lowering:
             # A side of a dot is a matrix as it is loaded; what is summed beside the dot lies before what is kept.
             rows = sorted(outside(axes, over), key=lambda c: c not in self.summed)
             axes, folded = (*rows, *among(axes, over)), len(rows)
-        return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
+        return Gather(Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
-    def decodes(self, level: int) -> list[ir.Decode]:
+    def decodes(self, level: int) -> list[Decode]:
         """Return the statements that read the wanted coordinates of one level, those along a tile's side last."""
         view = self.view
         letters = self.inner.letters
@@ -208,10 +219,10 @@ class Lowering:
         for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
             letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
-                reads.append(ir.Decode(letter, view.coordinates[mode], level, tile=placed is not None))
+                reads.append(Decode(letter, view.coordinates[mode], level, tile=placed is not None))
             if placed is not None and letter in self._addressed:
                 size, along = self.inner.sizes[letter], self.inner.along((letter,))
-                reads.append(ir.Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
+                reads.append(Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
         return reads
 
     @cached_property

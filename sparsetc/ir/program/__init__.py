@@ -25,9 +25,11 @@ from sparsetc.ir.program.tile import (
     Product,
     Reduce,
     Scale,
+    Statement,
     Tile,
     TileProgram,
     Value,
     Zero,
+    place,
     tables_of,
 )

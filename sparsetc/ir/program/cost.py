@@ -28,7 +28,6 @@ from math import prod
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS
 from sparsetc.ir.plan import F16, F16X3, ROUNDED
-from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.resources import (
     BY_LEVEL,
     FIBERS,
@@ -41,6 +40,7 @@ from sparsetc.ir.program.resources import (
     GatherTerm,
     Statistics,
 )
+from sparsetc.ir.program.tile import Add, Gather, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value
 from sparsetc.support import Letters
 from sparsetc.support.lru import cached_property
 
@@ -115,7 +115,7 @@ class Cost:
     native = False
     made: Sequence[tuple[str, str, int]] = ()
 
-    def __init__(self, program: ir.TileProgram) -> None:
+    def __init__(self, program: TileProgram) -> None:
         """Count what is stored, then each statement as often as the loops around it turn."""
         self.p = p = program
         self.native = p.schedule.native
@@ -179,40 +179,40 @@ class Cost:
         return nbytes
 
     # -- statements -------------------------------------------------------------------------------------------------
-    def visit(self, body: Iterable[ir.Statement], visits: Count) -> None:
+    def visit(self, body: Iterable[Statement], visits: Count) -> None:
         """Count statements that run `visits` times, and the statements in their loops."""
         for s in body:
             match s:
-                case ir.Loop():
+                case Loop():
                     self.visit(s.body, s.axis.visits(visits, BY_LEVEL, self.programs))
-                case ir.Value():
+                case Value():
                     self._value(s)
-                case ir.Scale() if s.out.axes:
+                case Scale() if s.out.axes:
                     self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
-                case ir.Gather() if s.operand.rows:
+                case Gather() if s.operand.rows:
                     self.gathers = (*self.gathers, self._gathered(s, visits))
                     if self.sides and s.out in self._brought:
                         self.converted += visits * self._cells(s.out.axes)
-                case ir.Product():
+                case Product():
                     self._product(s, visits)
-                case ir.Add():
+                case Add():
                     self._add(s, visits)
 
     @cached_property
-    def _brought(self) -> set[ir.Tile]:
+    def _brought(self) -> set[Tile]:
         """Return the gathered tiles that dots in bfloat16 must cast first."""
-        gathered = {s.out for s in self.p.each(ir.Gather) if not s.operand.rounded}
+        gathered = {s.out for s in self.p.each(Gather) if not s.operand.rounded}
         dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
 
-    def _value(self, s: ir.Value) -> None:
+    def _value(self, s: Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
         stored = self.p.stored(s.operand)
         positions = FIBERS * (stored.values.volume * self.readers)
         self.registers += positions.bytes if stored.name else self.values
         self.expanded += positions * int(stored.values.bitmap)
 
-    def _gathered(self, s: ir.Gather, visits: Count) -> GatherTerm:
+    def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
         o = s.operand
         width = self._cells(s.operand.axes)
@@ -226,7 +226,7 @@ class Cost:
         passes = self._passes(o.axes)
         return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, passes, size)
 
-    def _product(self, s: ir.Product, visits: Count) -> None:
+    def _product(self, s: Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
         if not (s.summed and s.out.folded if self.p.whole else s.dot):
             axes, columns = {a for t in s.inputs for a in t.axes}, {a.letter for a in self.p.axes}
@@ -237,13 +237,13 @@ class Cost:
             return
         self.dot += visits * (2 * prod([a.block for a in self.p.axes if a.letter in {*s.out.axes, *s.summed}]))
         # Of what is not stored in halves, they are made.
-        not_stored = {*s.inputs} - {v.out for v in self.p.each(ir.Value)}
+        not_stored = {*s.inputs} - {v.out for v in self.p.each(Value)}
         self.halved += visits * (int(self.p.view.values.halves) * sum([self._cells(t.axes) for t in not_stored]))
         # What is gathered by lanes is multiplied into the sides.
         if not self.sides and self.p.view.innermost.lanes:
             self.multiply += visits * sum([self._cells(t.axes) for t in s.inputs])
 
-    def _add(self, s: ir.Add, visits: Count) -> None:
+    def _add(self, s: Add, visits: Count) -> None:
         """Rows added to the output, or stored; a block of an item's own is all that the item writes."""
         p = self.p
         self.added_rows = visits * self._cells({*s.source.axes} & {*p.letters} - {*s.axes})
@@ -253,13 +253,13 @@ class Cost:
         self.owned, self.copies = s.owned, s.copies
         if not s.owned and s.key.kind == "row" and s.key.level > ITEM and not self.sides and self._often(s.key):
             self.met = p.rows * s.copies
-        if s.key == ir.Key("position", ITEM):
+        if s.key == Key("position", ITEM):
             self.output = self.added_bytes
         self.sparse = s.key.kind != "row"
         if s.owned and s.key.level == LANE and not self.sides:
             self.lane = p.schedule.warps * WARP / p.view.lanes
 
-    def _often(self, key: ir.Key) -> bool:
+    def _often(self, key: Key) -> bool:
         """True if the additions to one row lie apart: a lane or a nonzero has coordinates that the row lacks."""
         levels = self.p.view.levels[: key.level + 1]
         return {self.p.letters[c.mode] for coordinates in levels for c in coordinates} != {*key.letters}
@@ -338,7 +338,7 @@ class Cost:
         width = int(dense[-1]) or 1
         of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two
         vectors = (self.multiply + self.dot) @ at / 2 * of_row / width
-        sums = [s.out.within for s in self.p.each(ir.Product) if s.accumulate]
+        sums = [s.out.within for s in self.p.each(Product) if s.accumulate]
         kept = max(map(self._cells, sums), default=0) * of_row > REGISTERS * width
         return {
             "call": 1.0,
@@ -476,7 +476,7 @@ class Cost:
 
 
 @lru_cache(maxsize=1024)
-def cost_of(program: ir.TileProgram) -> Cost:
+def cost_of(program: TileProgram) -> Cost:
     """Return the cost of a program; formats that run no tile program give a class of their own."""
     kind: type[Cost] = getattr(program, "priced_by", Cost)
     return kind(program)
