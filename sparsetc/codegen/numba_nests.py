@@ -13,8 +13,7 @@ from typing import Any
 
 from sparsetc.codegen import Lines
 from sparsetc.ir.program import REGISTERS, TileProgram, names
-from sparsetc.support import NamedInts, Names
-from sparsetc.support.lru import cached_property
+from sparsetc.support import NamedInts, Names, cached_property
 
 LENGTHS = (16, 8, 4, 2, 1)
 """Elements of the vectors that are printed; 1 is a number."""

@@ -45,8 +45,7 @@ from sparsetc.ir.program import (
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
 from sparsetc.planner import ROUNDING, register_format
-from sparsetc.support import Ints, Names, among, outside, row_major, volume
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Names, among, cached_property, outside, row_major, volume
 from sparsetc.tensor.sums import accumulator
 
 MOST = 2**40

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparsetc.errors import PlanError
-from sparsetc.support import Letters
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Letters, cached_property
 from sparsetc.support.records import Record
 
 

@@ -8,6 +8,8 @@ from math import prod
 from os import PathLike
 from typing import Any, TypeVar
 
+from sparsetc.support.lru import cached_property as cached_property
+
 FilePath = str | PathLike[str]
 """The path of a file, as `open` takes it."""
 Ints = tuple[int, ...]

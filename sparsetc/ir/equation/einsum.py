@@ -29,8 +29,7 @@ from math import prod
 from string import ascii_letters
 from typing import TypeVar
 
-from sparsetc.support import Ints, Letters, NamedInts, Names, among, outside
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside
 
 N = TypeVar("N")
 T = TypeVar("T")

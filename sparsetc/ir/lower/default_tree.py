@@ -45,8 +45,7 @@ from sparsetc.ir.lower.inner import Inner
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program import LANES, MIN_DOT, WARPGROUP, Operand, named_operands, printed_sizes
-from sparsetc.support import Ints, Letters, NamedInts, Names, among, outside, volume
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside, volume
 
 T = TypeVar("T")
 SAMPLED = 4096

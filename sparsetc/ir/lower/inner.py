@@ -14,8 +14,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program import Key, Operand, named_operands, printed_sizes
-from sparsetc.support import Ints, Letters, NamedInts, Names, among, outside, row_major
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside, row_major
 
 X = "X"
 """The name of stored values in a tree."""

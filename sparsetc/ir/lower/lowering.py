@@ -44,8 +44,7 @@ from sparsetc.ir.program import (
     names,
     place,
 )
-from sparsetc.support import Letters, Names, among, outside, volume
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Letters, Names, among, cached_property, outside, volume
 
 
 class Lowering:

@@ -53,8 +53,7 @@ from sparsetc.ir.nest.coordinates import (
     Position,
 )
 from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
-from sparsetc.support import Ints, Names
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Names, cached_property
 from sparsetc.support.names import check_array
 
 Name = TypeVar("Name")

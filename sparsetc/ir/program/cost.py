@@ -41,8 +41,7 @@ from sparsetc.ir.program.resources import (
     Statistics,
 )
 from sparsetc.ir.program.tile import Add, Gather, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value
-from sparsetc.support import Letters
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Letters, cached_property
 
 VECTOR = 4
 """Elements a thread loads at once of a gathered row."""

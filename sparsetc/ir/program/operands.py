@@ -17,8 +17,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest import Nest, Values
 from sparsetc.ir.program.names import most, rounded
-from sparsetc.support import Ints, NamedInts, Names, among, outside, row_major, volume
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, NamedInts, Names, among, cached_property, outside, row_major, volume
 
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from sparsetc.device.profile import DeviceProfile
-from sparsetc.support import NamedInts, Names
-from sparsetc.support.lru import cached_property
+from sparsetc.support import NamedInts, Names, cached_property
 
 SYMBOLS = ("L*w", "L", "N*w", "N", "P*w", "P", "w", "")
 """Terms of a count, in this order: products of a symbol or 1 and, at even places, the bytes of a value."""

@@ -32,8 +32,7 @@ from sparsetc.ir.nest import ITEM, LANES, LEVELS, PAIRED, Axis, Expression, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import MADE, DenseAxis, DenseTable, Operand, Stored, stored_of, tables
-from sparsetc.support import Ints, Letters, NamedInts, Names, row_major
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Letters, NamedInts, Names, cached_property, row_major
 
 
 @dataclass(frozen=True)
