@@ -315,7 +315,7 @@ class TileProgram:
 
     @cached_property
     def decodes(self) -> dict[str, Decode]:
-        """Return by letter the statement that reads the coordinate which addresses rows."""
+        """Return by letter the statement that reads a coordinate of rows."""
         return {s.letter: s for s in self.each(Decode) if not s.tile}
 
     def read_along(self, letters: Names) -> Names:
