@@ -173,18 +173,6 @@ def arranged(output: Output) -> tuple[Pattern | None, Tensor | None]:
     return arranged_numbers.pattern, arranged_numbers._values
 
 
-def without_zeros(z: SparseTensor) -> SparseTensor:
-    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept."""
-    if not z.values.numel():
-        return z
-    values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
-    kept = torch.nonzero(values != 0).flatten()
-    if kept.numel() == z.nnz:
-        return z
-    pattern = z.pattern.like(z.coords.index_select(1, kept), z.is_coalesced)
-    return SparseTensor._make(pattern, z.values.index_select(0, kept))
-
-
 Result = Tensor | SparseTensor
 
 
