@@ -27,7 +27,7 @@ from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
 from sparsetc.contraction.contraction import Contraction, compiled
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
-from sparsetc.contraction.operands import Patterns, Tensors, repeated_dims, resolved, stand_ins
+from sparsetc.contraction.operands import Patterns, Tensors, repeated_dims, stand_ins
 from sparsetc.contraction.output import arranged
 from sparsetc.contraction.prepare import Preparation, Prepared, in_place
 from sparsetc.contraction.request import Request
@@ -48,6 +48,7 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Cache, cached_property
 from sparsetc.support.notices import warn_once
 from sparsetc.tensor.coords import picked
+from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.kept_values import gradient_taken, kept_with
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor

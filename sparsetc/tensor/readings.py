@@ -64,7 +64,7 @@ class Reading:
         """True if the pattern is still to be made and may need a sort; a GPU is not waited for."""
         if "_sorted" in vars(self):
             return False
-        return self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes))
+        return self.coords.is_cuda or not crd.is_coalesced(self.coords, self.sizes)
 
     @property
     def pattern(self) -> Pattern:
@@ -128,8 +128,8 @@ def reading(
 
 
 def _key(kind: object, shape: Ints, indices: Sequence[Tensor], memory: Sequence[object]) -> tuple[object, ...]:
-    places = [(i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices]
-    return kind, shape, *places, *map(id, memory)
+    layouts = [(i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices]
+    return kind, shape, *layouts, *map(id, memory)
 
 
 def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
