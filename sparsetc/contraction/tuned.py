@@ -37,8 +37,7 @@ from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import JOINS, PLANS
 from sparsetc.support import memory
 from sparsetc.support.lru import Cache
-from sparsetc.support.notices import log_since, warn_once
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar, log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tuning.known import DAMAGED, Facts, Known, digest

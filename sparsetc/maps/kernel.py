@@ -246,6 +246,7 @@ class WalkKernel:
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed, sides.lines)
         self.run = self._cut if self.slots else self.launch
         if self.slots:
+            self.sums = self._sums()
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
             self.combine = self._bound(module.combine, self.source.combine, cut, 1)
 
@@ -279,19 +280,16 @@ class WalkKernel:
             self.run(tensors)
 
     def _cut(self, tensors: Mapping[str, Tensor]) -> None:
-        """Launch, and combine the partial sums of windows that are cut."""
-        whole = {**tensors, **self._slots()}
+        """Launch, and combine the partial sums of windows that are cut, which lie in one allocation."""
+        sums = torch.empty(sum(self.sums.values()), dtype=torch.float32, device=self.device)
+        whole = {**tensors, **dict(zip(self.sums, sums.split(list(self.sums.values())), strict=True))}
         self.launch(whole)
         self.combine(whole)
 
-    def _slots(self) -> dict[str, Tensor]:
-        """Return memory for the partial sums of windows that are cut."""
+    def _sums(self) -> dict[str, int]:
+        """Return how many partial sums each array of windows that are cut has; all begin at multiples of `ALIGNED`."""
         rows, sizes = self.slots * self.parts * self.sides.height, dict(self.layout.sizes)
-        shapes = {
-            name: (padded(self.walk.width(term, sizes), self.sides.height >= LEAST_DOT),) if term else ()
-            for _, term, name in self.walk.accumulated
-        }
-        shapes |= {"top": (), "sum": ()} if self.walk.online else {}
-        return {
-            f"{n}_slots": torch.empty((rows, *s), dtype=torch.float32, device=self.device) for n, s in shapes.items()
-        }
+        widths = {"top": 1, "sum": 1} if self.walk.online else {}
+        for _, term, name in self.walk.accumulated:
+            widths[name] = padded(self.walk.width(term, sizes), self.sides.height >= LEAST_DOT) if term else 1
+        return {f"{name}_slots": -(-rows * width // ALIGNED) * ALIGNED for name, width in widths.items()}

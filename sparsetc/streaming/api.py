@@ -31,7 +31,7 @@ from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
 from sparsetc.streaming.stream import Stream
 from sparsetc.support import FilePath
 from sparsetc.support.entry import entry_point
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor

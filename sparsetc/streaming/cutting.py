@@ -25,7 +25,7 @@ from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant
 from sparsetc.streaming.store import Sink, host_bytes
 from sparsetc.support import NamedInts
 from sparsetc.support.lru import cached_property
-from sparsetc.support.progress import At
+from sparsetc.support.notices import At
 from sparsetc.support.records import Record
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import resolved

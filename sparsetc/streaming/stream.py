@@ -30,7 +30,7 @@ from sparsetc.streaming.contents import Recipe
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.engine import ChunkTimes, Engine
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
-from sparsetc.support import FilePath, notices, progress
+from sparsetc.support import FilePath, notices
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -273,7 +273,7 @@ class Stream:
         if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
         exact = in_order(settings.deterministic and self.compiler.backend == "torch")
-        bar = progress.bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
+        bar = notices.bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
         start = time.perf_counter()
         with without_autocast(self.device), exact, bar as at:
             rows = engine.run(self._store, tables, at)

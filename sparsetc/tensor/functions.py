@@ -345,7 +345,8 @@ for _name in ("softmax", "log_softmax"):
 for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names
     if hasattr(Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
         _call.__doc__ = (
-            _call.__doc__ or f"Return ``torch.{_name}`` of this tensor, as of a dense one: positions without an entry are 0."
+            _call.__doc__
+            or f"Return ``torch.{_name}`` of this tensor, as of a dense one: positions without an entry are 0."
         )
         setattr(Functions, _name, property(_call) if _name in ("real", "imag") else _call)
 Functions.where = lambda x, condition, y=0: FUNCTIONS["where"](condition, x, y)  # type: ignore[attr-defined]
