@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparsetc.codegen import transpose
 from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.numba import copied
 from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.output import KEEP_SPARSE, output_of
@@ -137,6 +138,11 @@ class Preparation:
             )
             for part, p, schedule in zip(chosen, parts, schedules, strict=True)
         )
+        if backend == "torch":
+            nbytes = torch.get_num_threads() * dtype.itemsize * max([copied(p.program) for p in parts])
+            memory.check(
+                f'panels of tables of "{self.problem.equation}"', nbytes, self.device, self.settings.memory_limit
+            )
         executable = self._executable(plan, parts, second is not None)
         arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)
         shares = plan.shares
