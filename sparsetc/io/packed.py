@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -40,8 +39,9 @@ Batch = tuple[Sequence[Tensor], Tensor]
 
 def library() -> Any:
     """The module pyarrow, and in it `pyarrow.parquet`."""
-    required("pyarrow.parquet", '.parquet files need pyarrow: pip install "sparsetc[files]"')
-    return import_module("pyarrow")
+    missing = '.parquet files need pyarrow: pip install "sparsetc[files]"'
+    required("pyarrow.parquet", missing)
+    return required("pyarrow", missing)
 
 
 def write(path: FilePath, x: SparseTensor) -> None:
