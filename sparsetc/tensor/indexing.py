@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
+from sparsetc.support import later
 from sparsetc.support.compiled import native, room
 from sparsetc.support.entry import entry_point, on_gpu
 from sparsetc.tensor import coords as crd
@@ -23,6 +24,7 @@ from sparsetc.tensor import loops
 from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.pattern import Labels, Pattern, followed, once, transforming
 
+launch_by_hand = later("codegen.launch", "launch_by_hand")
 SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search; on a GPU only
 if it has fewer entries than rows."""
@@ -336,34 +338,27 @@ def _enumerated(
     ends = torch.cumsum(lengths, 0)
     count, width = int(ends[-1]) if len(ends) else 0, prod(values.shape[1:])
     on_cpu = native(loops.runs, first.device, len(ends) + count * (len(coords) + width))
-    if copy_runs := _on_gpu if first.is_cuda and not transforming() else on_cpu:
-        plain = not followed([values]) and not values.is_conj()
-        moved = values.contiguous() if plain else torch.arange(len(values), device=first.device)
+    by_kernel = first.is_cuda and not transforming()
+    if by_kernel or on_cpu:
+        kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
         new_coords = room(first.device, first.dtype, len(coords), count)
+    if by_kernel:
+        entries, sizes = torch.empty_like(new_coords[0]), (len(lengths), *coords.shape, count)
+        with on_gpu(first.device):
+            launch = launch_by_hand("runs", (0, 1, 2, 3, 8, 9), max(sizes) > crd.INT32_MAX, "tensor")
+            launch([kinds, first, ends, coords, *sizes, new_coords, entries])
+        return new_coords, values.index_select(0, entries)
+    if on_cpu:
+        plain = not followed([values]) and not values.is_conj()
+        moved = values.contiguous() if plain else torch.arange(len(values))
         new_values = room(first.device, moved.dtype, count, *moved.shape[1:])
         bits = [flat.view(BITS.get(moved.itemsize, torch.int64)).flatten() for flat in (moved, new_values)]
         width = max(1, moved.itemsize // 8) * (width if plain else 1)
-        kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
-        copy_runs(kinds, first, ends, coords, bits[0], width, new_coords, bits[1])
+        on_cpu(kinds, first, ends, coords, bits[0], width, new_coords, bits[1])
         return new_coords, new_values if plain else values.index_select(0, new_values)
     run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
     taken = [run, *(row.index_select(0, entries) for row in coords[1:])]
     return torch.stack(taken), values.index_select(0, entries)
-
-
-def _on_gpu(
-    kinds: Tensor, first: Tensor, ends: Tensor, coords: Tensor, values: Tensor, width: int, *taken: Any
-) -> None:
-    """Do as `loops.runs`."""
-    from sparsetc.tensor import run_kernels  # imports triton
-
-    entries, (order, count) = coords.shape[1], taken[0].shape
-    if count:
-        wide = min(run_kernels.WIDEST, 1 << (width - 1).bit_length())
-        grid = (-(-count // run_kernels.BLOCK.value),)
-        given = kinds, first, ends, coords, values, len(kinds), width, *taken, order, entries, count
-        with on_gpu(kinds.device):
-            run_kernels.runs[grid](*given, WIDE=wide)
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:

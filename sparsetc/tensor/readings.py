@@ -28,7 +28,7 @@ from sparsetc.tensor.dtypes import computable
 from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.pattern import Pattern, Uses, followed, lasting
 
-_launch_by_hand = later("codegen.launch", "launch_by_hand")
+launch_by_hand = later("codegen.launch", "launch_by_hand")
 READINGS = 64
 """Readings kept; each holds coordinates, and whatever is packed of them."""
 
@@ -177,7 +177,7 @@ def _watch(device: torch.device, thread: int) -> tuple[Tensor, torch.cuda.Event,
     The kernel writes to the word, and the host waits for the event, which costs less than to copy a tensor of a GPU.
     """
     word = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=True)
-    return word, torch.cuda.Event(), _launch_by_hand("read_entries", (0, 1, 8, 9, 10))
+    return word, torch.cuda.Event(), launch_by_hand("read", (0, 1, 8, 9, 10), folder="tensor")
 
 
 @dataclass(frozen=True)
