@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from sparsetc.codegen import Lines
@@ -70,6 +71,13 @@ def function(program: TileProgram) -> list[str]:
 
 PANEL = "every_{}"
 """The name of a table whose panels are copied, each before it is read."""
+
+
+def copied(program: TileProgram) -> int:
+    """Return how many elements the panels of tables have that each thread copies."""
+    blocks = {a.letter: a.block for a in program.split}
+    tables = [o for o in program.operands if blocks.keys() & {*o.axes}]
+    return sum([o.nrows * prod([blocks.get(c, program.axis(c).size) for c in o.axes]) for o in tables])
 
 
 def panels(program: TileProgram, axis: DenseAxis, firsts: range) -> list[str]:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from sparsetc.codegen import transpose
 from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.numba import copied
 from sparsetc.codegen.programs import Programs, stored_dtype
-from sparsetc.contraction.operands import Tensors, resolved
+from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.output import KEEP_SPARSE, output_of
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import rewrites_of
@@ -42,6 +43,7 @@ from sparsetc.support import Ints, among, memory, outside
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, of_modes
+from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.sums import accumulator, result_bytes
 
 
@@ -136,6 +138,11 @@ class Preparation:
             )
             for part, p, schedule in zip(chosen, parts, schedules, strict=True)
         )
+        if backend == "torch":
+            nbytes = torch.get_num_threads() * dtype.itemsize * max([copied(p.program) for p in parts])
+            memory.check(
+                f'panels of tables of "{self.problem.equation}"', nbytes, self.device, self.settings.memory_limit
+            )
         executable = self._executable(plan, parts, second is not None)
         arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)
         shares = plan.shares

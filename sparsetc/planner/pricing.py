@@ -13,7 +13,9 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from sparsetc.codegen.numba import unprinted
+import torch
+
+from sparsetc.codegen.numba import copied, unprinted
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -234,7 +236,8 @@ def in_panels(candidate: Candidate, problem: Problem) -> Candidate:
     each = [(plan, tuple(costs(replace(candidate, plan=plan), problem))) for plan in plans]
     plan, best = min(each, key=lambda own: seconds(own[1]))
     share = seconds(best) / seconds(candidate.costs)
-    if GAIN * share > 1:
+    nbytes = torch.get_num_threads() * problem.itemsize * max([copied(cost.p) for cost in best])
+    if GAIN * share > 1 or nbytes > problem.memory:
         return candidate
     return replace(candidate, plan=plan, costs=best, seconds=tuple([share * own for own in candidate.seconds or ()]))
 

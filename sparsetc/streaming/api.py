@@ -108,8 +108,8 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
             held.enter_context(tensor)
         bound = _bound(equation, tensor, dense)
         target = chosen.target([*dense, x])
-        compiler = Compiler(bound, tensor.dtype, settings, chosen.output, target)
         check_form(chosen.output, bound.einsum)
+        compiler = Compiler(bound, tensor.dtype, settings, chosen.output, target)
         _check_order(settings, compiler)
         check_request(requested(settings.plan))  # of which chunks ask, where there are any
         form = compiler.template.output

@@ -73,11 +73,8 @@ class ResultForm:
         if output.pattern is None:
             return output.shaped(rows)
         # A dense result that does not fit on the device, of the rows that have nonzeros.
-        number = torch.zeros(output.pattern.nnz, dtype=torch.long, device="cpu")
-        for n, coords in zip(output.kept_shape, output.pattern.coords, strict=True):
-            number = number * n + coords
         whole = torch.zeros((prod(output.kept_shape), *output.width_shape), dtype=rows.dtype, device="cpu")
-        whole.index_copy_(0, number, rows.cpu())
+        whole.index_copy_(0, output.pattern.places, rows.cpu())
         return replace(output, pattern=None).shaped(whole)
 
     def _sparse(self, rows: Tensor) -> SparseTensor:
@@ -185,7 +182,7 @@ class Stream:
     @property
     def nbytes(self) -> int:
         """The bytes of all chunks, which pass through the device at each call."""
-        return self.cut.nbytes
+        return sum(c.nbytes for c in self.cut.chunks)
 
     @property
     def chunks(self) -> int:

@@ -26,7 +26,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.dtypes import computable
 from sparsetc.tensor.duplicates import Merge, coalesced
-from sparsetc.tensor.pattern import Pattern, Uses, followed, lasting
+from sparsetc.tensor.pattern import Pattern, Uses, lasting
 
 launch_by_hand = later("codegen.launch", "launch_by_hand")
 READINGS = 64
@@ -64,7 +64,7 @@ class Reading:
         """True if the pattern is still to be made and may need a sort; a GPU is not waited for."""
         if "_sorted" in vars(self):
             return False
-        return self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes))
+        return self.coords.is_cuda or not crd.is_coalesced(self.coords, self.sizes)
 
     @property
     def pattern(self) -> Pattern:
@@ -128,8 +128,8 @@ def reading(
 
 
 def _key(kind: object, shape: Ints, indices: Sequence[Tensor], memory: Sequence[object]) -> tuple[object, ...]:
-    places = [(i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices]
-    return kind, shape, *places, *map(id, memory)
+    layouts = [(i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices]
+    return kind, shape, *layouts, *map(id, memory)
 
 
 def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
@@ -148,11 +148,11 @@ READ_TOGETHER = 4
 def read_together(shape: Ints, coords: Tensor, values: Tensor) -> Unsorted | None:
     """Read coordinates and values of entries that come and go by one kernel, which copies both and checks the range.
 
-    None of tensors that it does not serve, and of coordinates that were read before.
+    None of tensors that it does not serve, and of coordinates that were read before. No gradient reaches the values.
     """
     memory = [coords.untyped_storage()]
     key = _key(torch.sparse_coo, shape, [coords], memory)
-    served = coords.is_cuda and coords.numel() <= crd.INT32_MAX and not values.is_complex() and not followed([values])
+    served = coords.is_cuda and coords.numel() <= crd.INT32_MAX and not values.is_complex()
     if not served or len(shape) > READ_TOGETHER or max(shape) > crd.INT32_MAX or readings.get(key) is not None:
         return None
     with on_gpu(coords.device):

@@ -421,6 +421,19 @@ def test_wide_results_are_made_in_panels_where_a_cache_holds_these() -> None:
     assert compiled(banded, 300) == ()
 
 
+def test_panels_count_against_the_memory_limit() -> None:
+    g = torch.Generator().manual_seed(0)
+    coords = torch.stack([torch.randint(0, n, (300_000,), generator=g) for n in (100, 5000)])
+    x, dense = stc.SparseTensor(coords, torch.rand(300_000), (100, 5000)), torch.rand(5000, 300, generator=g)
+    plan = stc.compile("ij,jr->ir", x, dense, plan="coo").plan
+    assert plan.parts[0].schedule.slowest_axes == ("r",)
+    limit = 100 * 300 * 4
+    whole = stc.compile("ij,jr->ir", x, dense, plan="coo", memory_limit=limit)
+    assert whole.plan.parts[0].schedule.slowest_axes == ()
+    with pytest.raises(stc.OutOfMemoryError, match='panels of tables of "ij,jr->ir" would take'):
+        stc.compile("ij,jr->ir", x, dense, plan=plan, memory_limit=limit)
+
+
 def test_sampled_products_of_large_tables_are_made_in_panels() -> None:
     """Rows of one table are gathered in order, those of the other a panel's at a time, which a cache holds."""
     g = torch.Generator().manual_seed(0)
