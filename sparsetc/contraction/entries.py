@@ -52,7 +52,8 @@ class Modes:
         """Return the rows of the entries, which may be put in another order; None without modes."""
         if not self.modes:
             return None
-        key = linear_key([coords[mode] for mode in self.modes], self.sizes)[0]
+        rows = [coords[mode] for mode in self.modes]
+        key = rows[0] if len(rows) == 1 else linear_key(rows, self.sizes)[0]
         return EntryRows(picked(key, order), self.count)
 
 
