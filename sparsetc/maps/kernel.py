@@ -113,7 +113,7 @@ def sides_of(sizes: Sequence[int], dtype: torch.dtype, number: int, width: int, 
 FORMS = {
     (2, 0): {64: Sides(64, 64, 4, 3), 128: Sides(64, 64, 4, 2), 256: Sides(64, 32, 4, 2)},
     (2, 1): {64: Sides(64, 64, 4, 2), 128: Sides(64, 32, 4, 3), 256: Sides(64, 32, 4, 1)},
-    (2, 2): {64: Sides(64, 64, 4, 2), 128: Sides(64, 32, 4, 3), 256: Sides(32, 32, 4, 1)},
+    (2, 2): {64: Sides(64, 64, 4, 2), 128: Sides(64, 32, 4, 3), 256: Sides(32, 32, 4, 2)},
     (4, 0): {64: Sides(64, 32, 4, 3), 128: Sides(32, 32, 8, 1), 256: Sides(16, 32, 8, 1)},
     (4, 1): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1), 256: Sides(16, 32, 8, 1)},
 }
@@ -121,8 +121,8 @@ FORMS[4, 2] = FORMS[4, 1]
 """By bytes of an element, number of the walk, and row size: sides by which few registers or none are spilled on sm_90,
 as its assembler reports (80 in the last; steps take ten times as long), and two programs or three are on a
 multiprocessor (H200, float16, 8 heads, causal, n 2048: of 128 elements 127 us by 3 stages, 129 by 2, 193 by 64 columns
-and 8 warps, which share rows; documents 146 and 184; of 256 elements rows 139 us, 261 by 32 at once; columns 306 us, by
-64 at once, 8 warps and 2 stages 223, for which some cards have too little shared memory)."""
+and 8 warps, which share rows; documents 146 and 184; of 256 elements rows 139 us, 261 by 32 at once; columns 245 us,
+306 by 1 stage, 223 by 64 at once and 8 warps, for which some cards have too little shared memory)."""
 IN_RUNS = {FORMS[2, 1][64]: 3}
 """Stages in place of those of some sides, where full tiles are neighbours (causal masks, 8 x 64, H100: .97 and .91 of
 the time of 2 at n = 4096 and 16384; 1.03 where each tile's number is read)."""
