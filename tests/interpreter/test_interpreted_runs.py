@@ -23,8 +23,7 @@ def test_runs_are_copied_as_by_the_loop(order: int, monkeypatch: pytest.MonkeyPa
     runs = kinds, first, times[kinds].cumsum(0), coords
     sizes = len(kinds), *coords.shape, count
     launch.launch_by_hand("runs", (0, 1, 2, 3, 8, 9), folder="tensor")([*runs, *sizes, *pairs[0]])
-    entries = torch.arange(coords.shape[1])
-    loops.runs(*(t.numpy() for t in (*runs, entries)), 1, *(t.numpy() for t in pairs[1]))
+    loops.runs(*(t.numpy() for t in (*runs, *pairs[1])))
     for one, other in zip(*pairs, strict=True):
         assert torch.equal(one, other)
     launch.launch_by_hand.cache_clear()
