@@ -330,10 +330,9 @@ def compiled(text: str, operands: Operands, settings: Options, form: str, once: 
 
 def kept(text: str, operands: Operands, settings: Options, form: str) -> Contraction | None:
     """Return the contraction cached for these patterns, equation and sizes; None if there is none."""
-    for first in operands:
-        if isinstance(first, SparseTensor):
-            return _found(first._pattern, key_of(text, operands, settings, form)) if first._unsorted is None else None
-    return None
+    first = next(operand for operand in operands if isinstance(operand, SparseTensor))
+    nothing = first._unsorted is not None or first._pattern._cache is None  # as of a pattern that is new
+    return None if nothing else _found(first._pattern, key_of(text, operands, settings, form))
 
 
 def _found(first: Pattern, key: Any) -> Any:

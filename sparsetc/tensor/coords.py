@@ -274,19 +274,18 @@ def linear_key(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor | None
     """
     key = torch.zeros_like(like) if like is not None and not sizes else None
     spread = 1
-    in_place = False
     for row, size in zip(rows, sizes, strict=True):
         if key is None:
             key, spread = row, size
             continue
         if spread * size > INT64_SIZES:
             number, spread = ranked(key, spread)
-            key, in_place = number.long(), True
+            key = number.long()
         if spread * size > INT64_SIZES:
             number, size = ranked(row, size)
             row = number.long()
-        key = key.mul_(size).add_(row) if in_place else torch.add(row, key, alpha=size)
-        spread, in_place = spread * size, True
+        key = torch.add(row, key, alpha=size)
+        spread *= size
     assert key is not None
     return key, spread
 

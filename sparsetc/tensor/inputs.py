@@ -20,7 +20,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.dtypes import computable
 from sparsetc.tensor.duplicates import coalesced
-from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.readings import Unsorted, passing, read_together, reading, version_of
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
@@ -109,8 +109,8 @@ def as_values(values: ArrayLike) -> Tensor:
     return vals
 
 
-def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
-    """Coordinates as a contiguous int64 tensor (sparse order, nnz) on the device of ``values``; range unchecked.
+def as_coords(coords: ArrayLike, values: Tensor | None = None) -> Tensor:
+    """Coordinates as a contiguous int64 tensor (sparse order, nnz), of ``values`` on their device; range unchecked.
 
     The tensor may be the caller's own.
     """
@@ -128,6 +128,7 @@ def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
         raise FormatError(f"coords must be 2-D (sparse order x nnz), found shape {tuple(raw.shape)}")
     if raw.shape[0] == 0:
         raise FormatError("coords must have at least one mode (row); a tensor of order 0 is not sparse")
+    values = raw[0] if values is None else values
     if raw.shape[1] != values.shape[0]:
         hint = "; coords are (order x nnz), so transpose them" if raw.shape[0] == values.shape[0] else ""
         raise FormatError(f"coords have {raw.shape[1]} columns but there are {values.shape[0]} values{hint}")
@@ -198,18 +199,18 @@ def constructed(
 
     Of coordinates that are in no order, and that may be used once and no more, these are `Unsorted`.
     """
+    if coalesce and check and not in_blocks and (entries := read_together(shape, coords, values)):
+        return entries
     vals, coords = as_values(values), _without_subclass(coords)
-    comes_again, recorded = type(coords) is Tensor and not transforming(), followed([vals])
+    comes_again = type(coords) is Tensor and not transforming()
     with lasting():
         raw = as_coords(coords, vals)
         blocks = _as_blocks(shape, raw.shape[0], tuple(vals.shape[1:])) if in_blocks else None
         sizes = as_shape(shape, raw, vals)[: raw.shape[0]] if blocks is None else blocks.grid
         if coalesce and check and comes_again:
             kind = torch.sparse_coo if blocks is None else blocks
-            memory = [coords.untyped_storage()]
             loose = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and blocks is None
-            if loose and not recorded and raw is coords and (entries := read_together(sizes, raw, vals)):
-                return entries
+            memory = [coords.untyped_storage()]
             coordinates = reading(kind, sizes, [coords], memory, lambda own: own[0].long().contiguous(), blocks)
             loose = loose and coordinates.unsorted
             pattern, merge = (None, None) if loose else (coordinates.pattern, coordinates.merge)
