@@ -8,9 +8,9 @@ keeps all modes, a row of dense letters an entry; rows of one result are reduced
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sparsetc.contraction.contraction import parsed
@@ -20,9 +20,10 @@ from sparsetc.contraction.request import Request
 from sparsetc.errors import EquationError
 from sparsetc.options import Options
 from sparsetc.support import among, outside
-from sparsetc.tensor.groups import check_reduction
+from sparsetc.tensor.convert import laid_out
+from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.sums import accumulator, multiplied
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
 
@@ -61,21 +62,28 @@ def reduced(
     dtype = x.dtype
     x = x.expand_dense().to(accumulator(dtype)).coalesce()
     operands = [x if isinstance(o, SparseTensor) else o.to(x.dtype) for o in operands]
-    gone, free = [m for m, c in enumerate(own) if c not in e.output], outside(e.output, own)
+    kept, free = tuple(m for m, c in enumerate(own) if c in e.output), outside(e.output, own)
     letters = (*among(own, e.output), *free)
     places = [letters.index(c) for c in e.output]
+    groups = groups_of(x.pattern, kept)
+
+    def dense(values: Tensor) -> Tensor:
+        """Lay out the values of groups, with 0 in the empty places."""
+        return laid_out(SparseTensor._make(groups.pattern, values)) if kept else values.sum(0, dtype=values.dtype)
 
     def counts() -> Tensor:
         """Count the entries of each group, with a mode of size 1 for each letter of dense operands."""
-        each = x.map(torch.ones_like).sum(gone, output="dense")
-        return each.reshape((*each.shape, *[1] * len(free)))  # type: ignore[no-any-return]
+        each = dense(groups.sizes.to(x.dtype))
+        return each.reshape((*each.shape, *[1] * len(free)))
 
     if reduce == "mean" and not sparse:
-        key = "counts", *gone, tuple(places), x.dtype
+        key = "counts", kept, tuple(places), x.dtype
         each = x.pattern._once(key, lambda: counts().clamp(min=1).permute(places))
         return einsum(text, *operands, output="dense").div(each).to(dtype)  # type: ignore[no-any-return]
     entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
-    result = getattr(entries, reduce)(gone, entries=True, output="sparse" if sparse else "dense")
+    over_groups = partial(reduced_groups, pattern=x.pattern, kept=kept, kind=reduce)
+    values = multiplied(over_groups, x.dtype, entries.values) if reduce == "prod" else over_groups(entries.values)
+    result = SparseTensor._make(groups.pattern, values) if sparse else dense(values)
     if reduce == "prod" and not sparse:
         result = result + (counts() == 0)
     return narrowed(result.permute(places), dtype, f'the result of "{e.text}"')
