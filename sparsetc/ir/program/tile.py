@@ -318,7 +318,7 @@ class TileProgram:
 
     @cached_property
     def decodes(self) -> dict[str, Decode]:
-        """Return by letter the statement that reads the coordinate which addresses rows."""
+        """Return by letter the statement that reads the coordinate of addressed rows."""
         return {s.letter: s for s in self.each(Decode) if not s.tile}
 
     def read_along(self, letters: Iterable[str]) -> Names:
