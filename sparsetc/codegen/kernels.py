@@ -1,6 +1,6 @@
 """Kernels that are written by hand: copies in another order of modes, sums of rows, float32 values as float16 halves.
 
-`codegen.transpose`, `contraction.entries`, `tensor.readings` and `codegen.split_float16` launch them. A copy is of
+`codegen.transpose`, `contraction.entries` and `codegen.split_float16` launch them, by `launch.by_hand`. A copy is of
 matrices of which rows are contiguous, to matrices of which columns are.
 
 Of sums, in: for each entry a row of a table and a weight; and a row of the result, or a chain of the entries of each
@@ -71,20 +71,6 @@ def add_rows(row, column, weights, table, count, width, out):
             mask = inside[:, None] & (c < width)[None, :]
             terms = x[:, None] * tl.load(table + at[:, None] + c[None, :], mask=mask, other=0)
             tl.atomic_add(out + to[:, None] + c[None, :], terms, mask=mask, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["order", "count", "size_0", "size_1", "size_2", "size_3"])
-def read_entries(coords, outside, order, count, size_0, size_1, size_2, size_3, values, own, copy):
-    """Copy (order, count) coordinates and (count,) values; write 1 to `outside` if a coordinate is not in its mode."""
-    for first in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
-        n = first + tl.arange(0, BLOCK)
-        inside = n < count
-        tl.store(copy + n, tl.load(values + n, mask=inside), mask=inside)
-        for mode in range(order):
-            size = tl.where(mode < 2, tl.where(mode == 0, size_0, size_1), tl.where(mode == 2, size_2, size_3))
-            at = tl.load(coords + mode * count + n, mask=inside, other=0)
-            tl.store(own + mode * count + n, at, mask=inside)
-            tl.store(outside + tl.zeros_like(n), 1, mask=(at < 0) | (at >= size))
 
 
 @triton.jit(do_not_specialize=["count"])

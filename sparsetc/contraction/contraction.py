@@ -24,7 +24,7 @@ from sparsetc.contraction.autograd import UNREAD, apply, following
 from sparsetc.contraction.direct import Direct
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
-from sparsetc.contraction.output import Result, without_zeros
+from sparsetc.contraction.output import Result
 from sparsetc.contraction.prepare import in_place
 from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import Pull, put_back
@@ -305,7 +305,7 @@ def wrap(made: Contraction, values: Tensor, patterns: Patterns, drop_zeros: bool
     if pattern is None:
         return values
     result = SparseTensor._make(pattern, values)
-    return without_zeros(result) if drop_zeros else result
+    return result.drop() if drop_zeros else result
 
 
 def compiled(text: str, operands: Operands, settings: Options, form: str, once: bool = False) -> Contraction:
@@ -330,10 +330,9 @@ def compiled(text: str, operands: Operands, settings: Options, form: str, once: 
 
 def kept(text: str, operands: Operands, settings: Options, form: str) -> Contraction | None:
     """Return the contraction cached for these patterns, equation and sizes; None if there is none."""
-    for first in operands:
-        if isinstance(first, SparseTensor):
-            return _found(first._pattern, key_of(text, operands, settings, form)) if first._unsorted is None else None
-    return None
+    first = next(operand for operand in operands if isinstance(operand, SparseTensor))
+    nothing = first._unsorted is not None or first._pattern._cache is None  # as of a pattern that is new
+    return None if nothing else _found(first._pattern, key_of(text, operands, settings, form))
 
 
 def _found(first: Pattern, key: Any) -> Any:

@@ -52,7 +52,8 @@ class Modes:
         """Return the rows of the entries, which may be put in another order; None without modes."""
         if not self.modes:
             return None
-        key = linear_key([coords[mode] for mode in self.modes], self.sizes)[0]
+        rows = [coords[mode] for mode in self.modes]
+        key = rows[0] if len(rows) == 1 else linear_key(rows, self.sizes)[0]
         return EntryRows(picked(key, order), self.count)
 
 
@@ -74,7 +75,7 @@ class EntryRows:
     def chains(self) -> tuple[Tensor, Tensor]:
         """(rows,) an entry of each row, -1 of none, and (entries,) the next one of its row, of the last itself."""
         head, after = torch.full((self.count,), -1, device=self.row.device), torch.empty_like(self.row)
-        _launch("chain", (0, 2, 3), [self.row, len(after), head, after])
+        _launch("chain", (0, 2, 3), [self.row, after.shape[0], head, after])
         return head, after
 
 
@@ -127,12 +128,12 @@ def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
     if to is None and (weights is None or wide or not (floats and table.is_cuda)):
         return _rows(table, of) if weights is None else _rows(table, of) * weights.unsqueeze(1)
     if weights is None:
-        weights = constant(torch.ones, len(to.row), table.dtype, table)
+        weights = constant(torch.ones, to.row.shape[0], table.dtype, table)
     if floats and table.is_cuda and not (wide and of is None):
         return _by_kernel(weights, table.contiguous(), to, of)
     if not table.is_cuda and wide and not table.is_complex():
         kind: Any = {"device": table.device}  # whatever device is the default
-        column = torch.arange(len(to.row), **kind) if of is None else of.row
+        column = torch.arange(to.row.shape[0], **kind) if of is None else of.row
         if add := native(_add_rows, table.device, len(column) * table.shape[1]):
             out = table.new_zeros(to.count, table.shape[1])
             add(to.row, column, weights, table.contiguous(), out)
@@ -149,15 +150,15 @@ def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
     width = table.shape[1]
     if table.dtype == accumulator(table.dtype):
         out = table.new_zeros(to.count, width)
-        _launch("add_rows", (0, 1, 2, 3, 6), [to.row, of.row, weights, table, len(weights), width, out])
+        _launch("add_rows", (0, 1, 2, 3, 6), [to.row, of.row, weights, table, weights.shape[0], width, out])
         return out
     numbers: Any = (
-        None if to is not None and of is not None else constant(torch.arange, len(weights), torch.int64, table)
+        None if to is not None and of is not None else constant(torch.arange, weights.shape[0], torch.int64, table)
     )
     head, after = (numbers, numbers) if to is None else to.chains
     at = numbers if of is None else of.row
-    out = table.new_empty(len(head), width)
-    _launch("sum_rows", (0, 1, 2, 3, 4, 7), [head, after, at, weights, table, len(head), width, out], width)
+    out = table.new_empty(head.shape[0], width)
+    _launch("sum_rows", (0, 1, 2, 3, 4, 7), [head, after, at, weights, table, head.shape[0], width, out], width)
     return out
 
 

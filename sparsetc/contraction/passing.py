@@ -264,9 +264,9 @@ class Recipe:
             if others:
                 gathered = [t if e is None else t.index_select(0, e.row) for t, e in zip(tables, of, strict=True)]
                 tables, last = [reduce(mul, gathered)], None
-            rows, to = _shaped(tables[0], (len(tables[0]), self.width)), self.kept.entries(coords)
+            rows, to = _shaped(tables[0], (tables[0].shape[0], self.width)), self.kept.entries(coords)
             if last is None:
-                rows = rows.expand(len(values), self.width)
+                rows = rows.expand(values.shape[0], self.width)
         else:
             groups, last = self.tables[self.matrices].modes.entries(coords), None
             assert groups is not None
@@ -275,7 +275,7 @@ class Recipe:
             modes = self.tables[n].modes
             taken = modes.entries(coords, order)
             rows = _products(sums(None, tables[n], None, taken), tables[self.matrices], ends)
-            rows, values = _shaped(rows, (len(values), self.width)), values.index_select(0, order)
+            rows, values = _shaped(rows, (values.shape[0], self.width)), values.index_select(0, order)
             to = taken if modes == self.kept else self.kept.entries(coords, order)
         result = sums(values, rows, to, last)
         if to is None:

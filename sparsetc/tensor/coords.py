@@ -354,6 +354,26 @@ def joint_keys(
     return both.rank[: n[0]], both.rank[n[0] :], both.count
 
 
+def meeting(left: Tensor, right: Tensor, keys: int, most: int, ascending: bool = False) -> tuple[Tensor, Tensor] | None:
+    """Find the pairs of equal keys of two sets, as `joint_keys` gives them; wait for the device.
+
+    Returns:
+        The number of the left key of each pair, not falling, and that of the right one, rising where the other stays;
+        None where there are more than `most`. Right keys may be known to be `ascending`.
+    """
+    order = None
+    if not ascending:
+        right, order = torch.sort(narrowed(right, keys), stable=True)
+    begins = torch.searchsorted(right, torch.arange(keys + 1, dtype=right.dtype, device=right.device))
+    first = begins.index_select(0, left)
+    lengths = begins[1:].index_select(0, left).sub_(first)
+    count = int(lengths.sum())
+    if count > most:
+        return None
+    of_left, of_right = in_runs(lengths, count, first)
+    return of_left, of_right if order is None else order.index_select(0, of_right)
+
+
 def decoded(keys: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Coordinates of linear keys, row-major."""
     columns = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,15 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
+from sparsetc.support import later
 from sparsetc.support.compiled import native, room
 from sparsetc.support.entry import entry_point, on_gpu
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
-from sparsetc.tensor.dtypes import WORDS
 from sparsetc.tensor.inputs import as_tensor
-from sparsetc.tensor.pattern import Labels, Pattern, followed, once, transforming
+from sparsetc.tensor.pattern import Labels, Pattern, once, transforming
 
+launch_by_hand = later("codegen.launch", "launch_by_hand")
 SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search; on a GPU only
 if it has fewer entries than rows."""
@@ -323,37 +323,22 @@ def _enumerated(
     """
     lengths = crd.picked(times, kinds)
     ends = torch.cumsum(lengths, 0)
-    count, width = int(ends[-1]) if len(ends) else 0, prod(values.shape[1:])
-    on_cpu = native(loops.runs, first.device, len(ends) + count * (len(coords) + width))
-    if copy_runs := _on_gpu if first.is_cuda and not transforming() else on_cpu:
-        plain = not followed([values]) and not values.is_conj()
-        moved = values.contiguous() if plain else torch.arange(len(values), device=first.device)
-        new_coords = room(first.device, first.dtype, len(coords), count)
-        new_values = room(first.device, moved.dtype, count, *moved.shape[1:])
-        word = WORDS[min(8, moved.itemsize)]  # values of any type are moved as integers, larger ones as several
-        bits = [flat.view(word).flatten() for flat in (moved, new_values)]
-        width = max(1, moved.itemsize // 8) * (width if plain else 1)
-        kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
-        copy_runs(kinds, first, ends, coords, bits[0], width, new_coords, bits[1])
-        return new_coords, new_values if plain else values.index_select(0, new_values)
-    run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
-    taken = [run, *(row.index_select(0, entries) for row in coords[1:])]
-    return torch.stack(taken), values.index_select(0, entries)
-
-
-def _on_gpu(
-    kinds: Tensor, first: Tensor, ends: Tensor, coords: Tensor, values: Tensor, width: int, *taken: Any
-) -> None:
-    """Do as `loops.runs`."""
-    from sparsetc.tensor import run_kernels  # imports triton
-
-    entries, (order, count) = coords.shape[1], taken[0].shape
-    if count:
-        wide = min(run_kernels.WIDEST, 1 << (width - 1).bit_length())
-        grid = (-(-count // run_kernels.BLOCK.value),)
-        given = kinds, first, ends, coords, values, len(kinds), width, *taken, order, entries, count
-        with on_gpu(kinds.device):
-            run_kernels.runs[grid](*given, WIDE=wide)
+    count = int(ends[-1]) if len(ends) else 0
+    on_cpu = native(loops.runs, first.device, len(ends) + count * len(coords))
+    if on_cpu is None and (transforming() or not first.is_cuda):
+        run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
+        taken = torch.stack([run, *(row.index_select(0, entries) for row in coords[1:])])
+        return taken, values.index_select(0, entries)
+    taken, entries = (room(first.device, first.dtype, *size, count) for size in ([len(coords)], []))
+    kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
+    if on_cpu is not None:
+        on_cpu(kinds, first, ends, coords, taken, entries)
+    else:
+        sizes = len(lengths), *coords.shape, count
+        with on_gpu(first.device):
+            launch = launch_by_hand("runs", (0, 1, 2, 3, 8, 9), max(sizes) > crd.INT32_MAX, "tensor")
+            launch([kinds, first, ends, coords, *sizes, taken, entries])
+    return taken, values.index_select(0, entries)
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:

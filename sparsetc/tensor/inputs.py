@@ -20,7 +20,7 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.dtypes import computable
 from sparsetc.tensor.duplicates import coalesced
-from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.readings import Unsorted, passing, read_together, reading, version_of
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
@@ -199,8 +199,10 @@ def constructed(
 
     Of coordinates that are in no order, and that may be used once and no more, these are `Unsorted`.
     """
+    if coalesce and check and not in_blocks and (entries := read_together(shape, coords, values)):
+        return entries
     vals, coords = as_values(values), _without_subclass(coords)
-    comes_again, recorded = type(coords) is Tensor and not transforming(), followed([vals])
+    comes_again = type(coords) is Tensor and not transforming()
     with lasting():
         raw = as_coords(coords, vals)
         blocks = _as_blocks(shape, raw.shape[0], tuple(vals.shape[1:])) if in_blocks else None
@@ -208,8 +210,6 @@ def constructed(
         if coalesce and check and comes_again:
             kind = torch.sparse_coo if blocks is None else blocks
             loose = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and blocks is None
-            if loose and not recorded and raw is coords and (entries := read_together(sizes, raw, vals)):
-                return entries
             memory = [coords.untyped_storage()]
             coordinates = reading(kind, sizes, [coords], memory, lambda own: own[0].long().contiguous(), blocks)
             loose = loose and coordinates.unsorted

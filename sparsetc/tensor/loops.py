@@ -49,25 +49,18 @@ def intersection(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) ->
     return n
 
 
-def runs(
-    kinds: Numbers, first: Numbers, ends: Numbers, coords: Any, values: Any, width: int, taken: Any, taken_values: Any
-) -> None:
-    """Write the coordinates and values of runs of some kinds, run after run; the first coordinate is the run's number.
-
-    A value has `width` elements.
-    """
+def runs(kinds: Numbers, first: Numbers, ends: Numbers, coords: Any, taken: Any, entries: Any) -> None:
+    """Write the coordinates and entries of runs of some kinds, run after run; the first is the number of the run."""
     n = 0
     for run in range(len(kinds)):
         begin = first[kinds[run]]
         end = begin + ends[run] - n
-        number = taken[0, n : ends[run]]  # of parts of arrays, whose positions begin at 0, numba makes vectors
-        for at in range(len(number)):
+        number, entry = taken[0, n : ends[run]], entries[n : ends[run]]
+        for at in range(len(number)):  # of parts of arrays, whose positions begin at 0, numba makes vectors
             number[at] = run
+            entry[at] = begin + at
         for mode in range(1, len(coords)):
             given, new = coords[mode, begin:end], taken[mode, n : ends[run]]
             for at in range(len(new)):
                 new[at] = given[at]
-        given_values, new_values = values[begin * width : end * width], taken_values[n * width : ends[run] * width]
-        for at in range(len(new_values)):
-            new_values[at] = given_values[at]
         n = ends[run]

@@ -26,9 +26,9 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.dtypes import computable
 from sparsetc.tensor.duplicates import Merge, coalesced
-from sparsetc.tensor.pattern import Pattern, Uses, lasting
+from sparsetc.tensor.pattern import Pattern, Uses, followed, lasting
 
-_launch_by_hand = later("codegen.launch", "launch_by_hand")
+launch_by_hand = later("codegen.launch", "launch_by_hand")
 READINGS = 64
 """Readings kept; each holds coordinates, and whatever is packed of them."""
 
@@ -148,36 +148,43 @@ READ_TOGETHER = 4
 def read_together(shape: Ints, coords: Tensor, values: Tensor) -> Unsorted | None:
     """Read coordinates and values of passing entries by one kernel, which copies both and checks the range.
 
-    None of tensors that it does not serve, and of coordinates that were read before. No gradient reaches the values.
+    None of arguments that it does not serve, or that are wrong, and of coordinates that were read before.
     """
-    memory = [coords.untyped_storage()]
-    key = _key(torch.sparse_coo, shape, [coords], memory)
-    served = coords.is_cuda and coords.numel() <= crd.INT32_MAX and not values.is_complex()
-    if not served or len(shape) > READ_TOGETHER or max(shape) > crd.INT32_MAX or readings.get(key) is not None:
+    if not passing or type(coords) is not Tensor or type(values) is not Tensor or coords.is_nested or values.is_nested:
         return None
-    with on_gpu(coords.device):
-        outside, finished, launch = _watch(coords.device, get_ident())
-        sizes = *shape, *[1] * (READ_TOGETHER - len(shape))
-        own, copy = torch.empty_like(coords), torch.empty_like(values)
-        launch([coords, outside, *coords.shape, *sizes, values.contiguous(), own, copy])
-        finished.record()
-        entries = readings.put(key, Reading((own,), _versions([coords]), own, shape, None), memory)
-        finished.synchronize()
-        if outside.item():
-            outside.zero_()
+    device, sizes = values.device, tuple(shape) if isinstance(shape, list | tuple) else ()
+    plain = coords.is_cuda and coords.dtype == torch.int64 and coords.layout == values.layout == torch.strided
+    fits = coords.shape == (len(sizes), *values.shape) and values.ndim == 1 and {*map(type, sizes)} == {int}
+    kind = len(sizes), values.dtype, device
+    if not (plain and fits and len(sizes) <= READ_TOGETHER and coords.device == device and kind in passing):
+        return None
+    traced = followed([values]) or torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack()
+    most = max(*sizes, coords.numel())
+    key = _key(torch.sparse_coo, sizes, [coords], memory := [coords.untyped_storage()])
+    if traced or most > crd.INT32_MAX or min(sizes) < 0 or values.is_complex() or readings.get(key) is not None:
+        return None
+    with on_gpu(device):
+        word, outside, launch = _watch(device, get_ident())
+        own, copy = torch.empty_like(coords, memory_format=torch.contiguous_format), torch.empty_like(values)
+        more = [1] * (READ_TOGETHER - len(sizes))
+        launch([coords.contiguous(), word, *coords.shape, *sizes, *more, values.contiguous(), own, copy])
+        entries = readings.put(key, Reading((own,), _versions([coords]), own, sizes, None), memory)
+        torch.cuda.current_stream().synchronize()
+        if outside[0]:
+            outside[0] = 0
             readings.pop(key)
-            crd.check_range(coords, shape)
+            crd.check_range(coords, sizes)
     return Unsorted(entries, values, copy, version_of(values))
 
 
 @lru_cache
-def _watch(device: torch.device, thread: int) -> tuple[Tensor, torch.cuda.Event, Callable[[list[Any]], None]]:
-    """Return what a thread reads coordinates with: a word of the host's memory, an event and the launch.
+def _watch(device: torch.device, thread: int) -> tuple[Tensor, Any, Callable[[list[Any]], None]]:
+    """Return a word of the host's memory that a thread's launches write to, as a tensor and an ndarray; and the launch.
 
-    The kernel writes to the word, and the host waits for the event, which costs less than to copy a tensor of a GPU.
+    The host waits for the kernel and reads the word, which costs less than to copy a tensor of a GPU.
     """
     word = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=True)
-    return word, torch.cuda.Event(), _launch_by_hand("read_entries", (0, 1, 8, 9, 10))
+    return word, word.numpy(), launch_by_hand("read", (0, 1, 8, 9, 10), folder="tensor")
 
 
 @dataclass(frozen=True)

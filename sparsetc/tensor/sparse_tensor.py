@@ -92,7 +92,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         coalesce: sort lexicographically and sum duplicates (the default). float16 and bfloat16 are summed in
             float32. Coordinates already sorted and unique are recognised, and then ``values`` is kept as it is,
             the same storage. With False, order and duplicates stay as given, meaning the sum of the duplicates.
-        check: check that coordinates are in range (one transfer from a GPU). Structure is always checked.
+        check: check that coordinates are in range, which waits for a GPU. Structure is always checked.
 
     A tensor may also be in blocks, stored dense and all of one shape (`from_blocks`, and torch's BSR and BSC): then
     ``coords`` are those of blocks, ``nnz`` counts them, and values are (nnz, *blocksize, *dense sizes).

@@ -1,4 +1,4 @@
-"""The kernel that copies runs of entries, ahead of time."""
+"""The kernels that read entries and copy runs of them, ahead of time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from test_decomposition_aot import compiled
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_kernel_compiles(target: str) -> None:
+def test_the_kernels_compile(target: str) -> None:
     pytest.importorskip("triton")
-    from sparsetc.tensor.run_kernels import runs
+    from sparsetc.tensor.kernels import read, runs
 
-    arrays = dict.fromkeys(("kinds", "first", "ends", "coords", "taken"), "*i64")
-    for bits in ("i8", "i16", "i32", "i64"):
-        compiled(runs, arrays | dict.fromkeys(("values", "taken_values"), f"*{bits}"), {"WIDE": 8}, target, 4)
+    compiled(runs, dict.fromkeys(("kinds", "first", "ends", "coords", "taken", "entries"), "*i64"), {}, target, 4)
+    entries = dict.fromkeys(("coords", "own"), "*i64") | {"outside": "*i32"}
+    for word in ("fp16", "fp64"):
+        compiled(read, entries | dict.fromkeys(("values", "copy"), f"*{word}"), {}, target, 4)
