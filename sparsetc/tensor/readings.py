@@ -145,7 +145,7 @@ READ_TOGETHER = 4
 """Most modes of coordinates that are read together with values."""
 
 
-def read_together(shape: Ints, coords: Tensor, values: Tensor) -> Unsorted | None:
+def read_together(shape: Any, coords: Any, values: Any) -> Unsorted | None:
     """Read coordinates and values of passing entries by one kernel, which copies both and checks the range.
 
     None of arguments that it does not serve, or that are wrong, and of coordinates that were read before.

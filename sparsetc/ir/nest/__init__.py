@@ -1,4 +1,4 @@
-"""How nonzeros are walked: axes, coordinates and values, of which a `Nest` is made."""
+"""Nests, the walks of nonzeros: axes, coordinates and values, of which a `Nest` is made."""
 
 # ruff: noqa: F401
 from sparsetc.ir.nest.axes import ITEM, LANE, LANES, LEAF, LEVELS, UNLIMITED, Axis, Each, Fibers, Run

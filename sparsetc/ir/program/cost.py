@@ -78,7 +78,7 @@ program whose rates were measured."""
 
 
 class Cost:
-    """The resources that a program uses, counted in symbols, and the time that they take on a device.
+    """The resources of a program, counted in symbols, and the time that they take on a device.
 
     Some programs have *sides*, axes that are positions along stored tiles: they execute what is padded, and a thread
     reads its own part of a tile. Others mask what is padded, and all threads of a row read its coordinates.

@@ -1,4 +1,4 @@
-"""Numbers of costs: a `Count`, linear in what a part stores, and `Statistics`, which say how much that is.
+"""Numbers of costs: a `Count`, linear in the numbers of a stored part, and `Statistics`, these numbers.
 
 In: the numbers of a packed storage, or a planner's estimate of them. Out: what a program reads, adds and multiplies, of
 which `Cost` counts how often and says how long it takes. The symbols of counts::
