@@ -108,7 +108,12 @@ def read(path: FilePath) -> SparseTensor:
         foreign = "data" in archive.names and "values" not in archive.names
         _check(archive, "data" if foreign else "values")
         if foreign:
-            x = SparseTensor.coerce((_pydata if "fill_value" in archive.names else _scipy)(path))
+            load = _scipy
+            if "fill_value" in archive.names:
+                load = required(
+                    "sparse", f"{path} is a file of pydata/sparse, which reads it: pip install sparse"
+                ).load_npz
+            x = SparseTensor.coerce(load(path))
             assert x is not None
             return x
         values: Any = archive.array("values")
@@ -163,11 +168,6 @@ def _scipy(path: FilePath) -> Any:
     if matrix.format == "dia":  # which becomes rows on the way, however few diagonals there are
         memory.check(path, "the rows of diagonals", 16 * max(matrix.shape))
     return matrix
-
-
-def _pydata(path: FilePath) -> Any:
-    sparse = required("sparse", f"{path} is a file of pydata/sparse, which reads it: pip install sparse")
-    return sparse.load_npz(path)
 
 
 def write(path: FilePath, x: SparseTensor) -> None:

@@ -282,7 +282,7 @@ class WalkKernel:
             self.run(tensors)
 
     def _cut(self, tensors: Mapping[str, Tensor]) -> None:
-        """Launch, and combine the partial sums of windows that are cut, which lie in one allocation."""
+        """Launch, and combine the partial sums of cut windows, which lie in one allocation."""
         sums = torch.empty(sum(self.sums.values()), dtype=torch.float32, device=self.device)
         whole = {**tensors, **dict(zip(self.sums, sums.split(list(self.sums.values())), strict=True))}
         self.launch(whole)

@@ -145,7 +145,7 @@ def starts_of_runs(keys: Sequence[Tensor]) -> Tensor:
 
 
 def sorted_runs(keys: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return (nnz,) int64 a stable permutation that puts keys in order, and `starts_of_runs` of them in that order.
+    """Return a stable (nnz,) int64 permutation that sorts keys, and `starts_of_runs` of the sorted keys.
 
     One stable sort a key, least significant first, so equal nonzeros keep the order in which they were given.
     """

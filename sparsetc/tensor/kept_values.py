@@ -49,7 +49,7 @@ class _Seen:
     def of(cls, values: Tensor) -> _Seen:
         key, forget = id(values), _seen.pop  # held, as names of modules are gone when a process ends
         tensor = weakref.ref(values, lambda _: forget(key, None))
-        if values.is_cuda:
+        if counted(values):
             return cls(tensor, weakref.ref(values.untyped_storage()), _changes(values), None)
         return cls(tensor, None, None, _bits(values).copy())
 
@@ -57,7 +57,7 @@ class _Seen:
         if self.tensor() is not values:
             return False
         if self.copy is not None:
-            return not values.is_cuda and np.array_equal(self.copy, _bits(values))
+            return not counted(values) and np.array_equal(self.copy, _bits(values))
         return self.storage() is values.untyped_storage() and self.changes == _changes(values)  # type: ignore[misc]
 
 
@@ -77,7 +77,7 @@ def kept_with(values: Tensor) -> Lru[Any, Any] | None:
     was packed when it was captured.
     """
     trained = values.requires_grad and torch.is_grad_enabled() and captured(values)
-    if not values.is_leaf or trained or (values.is_cuda and values.is_inference()):
+    if not values.is_leaf or trained or (counted(values) and values.is_inference()):
         return None
     seen = _seen.get(id(values))
     if seen is None or not seen.unchanged(values):
@@ -89,12 +89,17 @@ def kept_with(values: Tensor) -> Lru[Any, Any] | None:
     return seen.kept
 
 
+def counted(values: Tensor) -> bool:
+    """Return True if torch's count of changes is believed: on a GPU, where no ndarray has the memory."""
+    return values.is_cuda
+
+
 def gradient_taken(values: Tensor) -> None:
     """Take values that learn for changed from here on: an optimiser may write to them without torch's count."""
     global _others
     if not values.is_leaf:  # a view of the values, or what becomes them
         _others += 1
-    elif values.is_cuda:
+    elif counted(values):
         _seen.pop(id(values), None)
 
 

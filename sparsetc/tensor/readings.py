@@ -146,7 +146,7 @@ READ_TOGETHER = 4
 
 
 def read_together(shape: Any, coords: Any, values: Any) -> Unsorted | None:
-    """Read coordinates and values of entries that come and go by one kernel, which copies both and checks the range.
+    """Read coordinates and values of passing entries by one kernel, which copies both and checks the range.
 
     None of arguments that it does not serve, or that are wrong, and of coordinates that were read before.
     """
