@@ -166,8 +166,8 @@ def read_together(shape: Any, coords: Any, values: Any) -> Unsorted | None:
     with on_gpu(device):
         word, outside, launch = _watch(device, get_ident())
         own, copy = torch.empty_like(coords, memory_format=torch.contiguous_format), torch.empty_like(values)
-        more = [1] * (READ_TOGETHER - len(sizes))
-        launch([coords.contiguous(), word, *coords.shape, *sizes, *more, values.contiguous(), own, copy])
+        four = *sizes, *[1] * (READ_TOGETHER - len(sizes))
+        launch([coords.contiguous(), word, *coords.shape, *four, values.contiguous(), own, copy])
         entries = readings.put(key, Reading((own,), _versions([coords]), own, sizes, None), memory)
         torch.cuda.current_stream().synchronize()
         if outside[0]:
