@@ -21,7 +21,7 @@ from sparsetc.contraction.compile import Workload, compiled_together, contractio
 from sparsetc.contraction.contraction import Contraction, compiled, kept, parsed, wrap
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.operands import Operands, as_operand, promoted
-from sparsetc.contraction.output import Result, without_zeros
+from sparsetc.contraction.output import Result
 from sparsetc.contraction.passing import passing
 from sparsetc.contraction.reduced import reduced
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
@@ -98,7 +98,7 @@ def einsum(
         if sharded_of(args) is not None:
             raise DistributedError(f"reduce={reduce!r:.80} is for tensors of one process; take it of x.gather()")
         result = reduced(partial(einsum, **settings), *_prepared(args), reduce, output, of_call(settings))
-        return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
+        return result.drop() if drop_zeros and isinstance(result, SparseTensor) else result
     if torch.compiler.is_compiling() or traced_by_modes():
         return _traced_einsum(_einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
     return _einsum(args, output, drop_zeros, settings)

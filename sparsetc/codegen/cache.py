@@ -188,7 +188,7 @@ def _kept_for_now(source: str, folder: Path | None, name: str, error: OSError) -
     return where
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def _temporary_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="sparsetc-"))
     atexit.register(_remove, folder, os.getpid())

@@ -26,12 +26,13 @@ from torch import Tensor
 from sparsetc.codegen.launch import Call, PartArrays, Values
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support.compiled import Kept
+from sparsetc.support.lru import at_fork
 
 RANGES = 4
 """Ranges of items for each thread, if items own the rows they write; a thread that is free takes the next."""
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def _called() -> str:
     """Return the source of the functions that are compiled into native loops."""
     folder = Path(__file__).parents[1] / "runtime"
@@ -49,32 +50,27 @@ def functions(module: ModuleType, names: Sequence[str], source: str, folder: Pat
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-class Threads:
-    """A pool of Python threads for native functions. A forked child makes a new one."""
-
-    def __init__(self) -> None:
-        self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sparsetc")
-
-    def run(self, threads: int, jobs: Sequence[Callable[[], None]]) -> None:
-        """Run jobs on this many threads; the calling thread is one of them."""
-        left = iter(jobs)
-
-        def some() -> None:
-            for job in left:
-                job()
-
-        others = [self._pool.submit(some) for _ in range(min(threads, len(jobs)) - 1)]
-        some()
-        for other in others:
-            other.result()
+@lru_cache
+def _pool() -> ThreadPoolExecutor:
+    """Return Python's threads for native functions. A forked child has its own."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sparsetc")
 
 
-threads_of_package = Threads()
+at_fork(after_in_child=_pool.cache_clear)
+
+
+def in_threads(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
+    """Run jobs on this many threads; the calling thread is one of them."""
+    left = iter(jobs)
+
+    def some() -> None:
+        for job in left:
+            job()
+
+    others = [_pool().submit(some) for _ in range(min(threads, len(jobs)) - 1)]
+    some()
+    for other in others:
+        other.result()
 
 
 def bind(
@@ -136,7 +132,7 @@ class _Part:
         def job(number: int) -> Callable[[], None]:
             return lambda: self.function(*ranges[number], *arguments, into[number])
 
-        threads_of_package.run(threads, [job(n) for n in range(len(ranges))])
+        in_threads(threads, [job(n) for n in range(len(ranges))])
         if not self.owned:
             for one in into:  # in order, so that the same bits come back at every run
                 out += one

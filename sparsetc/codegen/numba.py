@@ -13,22 +13,32 @@ there. Long sums are made in pieces of `LONG` terms (`tensor.sums`): ``total_bef
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 from sparsetc.codegen import Lines
 from sparsetc.codegen.numba_nests import Factor, Nest, pieces, zeros
-from sparsetc.ir.nest.axes import ITEM, LEAF, Each, Fibers, Run
-from sparsetc.ir.nest.coordinates import Lookup, Writer
-from sparsetc.ir.nest.values import Bitmap, Ones
-from sparsetc.ir.program import names
-from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.cost import REGISTERS
-from sparsetc.ir.program.operands import DenseAxis, Operand
-from sparsetc.ir.program.text import comments
-from sparsetc.ir.program.tile import TileProgram
+from sparsetc.ir.nest import ITEM, LEAF, Bitmap, Each, Fibers, Lookup, Ones, Run, Writer
+from sparsetc.ir.program import (
+    REGISTERS,
+    Add,
+    Decode,
+    DenseAxis,
+    Gather,
+    Loop,
+    Operand,
+    Product,
+    Reduce,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+    Zero,
+    comments,
+    names,
+)
 from sparsetc.support import Names, among
 from sparsetc.tensor.sums import LONG
 
@@ -44,7 +54,7 @@ LINE = 16
 
 def unprinted(program: TileProgram) -> str:
     """Return why a program is left to torch; an empty text where native loops are printed."""
-    view, loops = program.view, [s.axis for s in program.each(ir.Loop)]
+    view, loops = program.view, [s.axis for s in program.each(Loop)]
     if program.covers:
         return "products of whole tensors are torch's"
     if program.terms or view.values.halves or not program.whole:
@@ -123,12 +133,12 @@ class NumbaPrinter(Writer, Lines):
         self.coordinates: dict[str, str] = {}
         self.uncut: dict[str, str] = {}
         self.local: list[str] = []
-        self.readers: dict[str, list[ir.Statement]] = {}
+        self.readers: dict[str, list[Statement]] = {}
         statements = [s for s, _ in program.statements]
         for s in statements:
             for tile in inputs_of(s):
                 self.readers.setdefault(tile.name, []).append(s)
-        tiles = [s.out for s in statements if isinstance(s, ir.Zero | ir.Product | ir.Reduce)]
+        tiles = [s.out for s in statements if isinstance(s, Zero | Product | Reduce)]
         layouts = []
         for self.as_output in (True, False):
             rows = [*(o.axes for o in program.operands), *map(self.laid, tiles)]
@@ -140,8 +150,6 @@ class NumbaPrinter(Writer, Lines):
         _, self.as_output, self.vector, self.stores_vectors = max(layouts, key=lambda layout: layout[0])
 
     # -- coordinates ------------------------------------------------------------------------------------------------
-    bits = Writer.plain_bits
-
     def position(self, axis: str) -> str:
         return {"nonzero": self.nonzero, "fiber": "block", "lane": "0"}.get(axis, axis)
 
@@ -167,27 +175,23 @@ class NumbaPrinter(Writer, Lines):
             self.body(self.p.body)
         return [*self.local, *self.out]
 
-    def row(self, letters: Sequence[str], strides: Sequence[int]) -> str:
+    def row(self, strides: Iterable[tuple[str, int]]) -> str:
         """The sum of coordinates times strides."""
-        each = zip(letters, strides, strict=True)
-        return " + ".join(f"{self.coordinates[c]} * {n}" if n != 1 else self.coordinates[c] for c, n in each)
+        return " + ".join(f"{self.coordinates[c]} * {n}" if n != 1 else self.coordinates[c] for c, n in strides)
 
     # -- statements -------------------------------------------------------------------------------------------------
-    def body(self, statements: Sequence[ir.Statement]) -> None:
+    def body(self, statements: Sequence[Statement]) -> None:
         for s in statements:
             STATEMENTS[type(s)](self, s)
 
-    def loop(self, s: ir.Loop) -> None:
+    def loop(self, s: Loop) -> None:
         """A loop over nonzeros, fibers or tiles; what it sums is put aside after every `LONG` terms."""
-        name = s.axis.name
-        begin = "start"
-        end = "stop"
+        name = "n" if s.axis.name == "nonzero" else s.axis.name
+        begin, end = "start", "stop"
         if isinstance(s.axis, Fibers):
-            self.put("first, last = load(block_ptr, block), load(block_ptr, block + 1)")
             begin, end = "first", "last"
-        if name == "nonzero":
-            name = "n"
-        sums = [inner.out for inner in s.body if isinstance(inner, ir.Product) and inner.accumulate]
+            self.put("first, last = load(block_ptr, block), load(block_ptr, block + 1)")
+        sums = [inner.out for inner in s.body if isinstance(inner, Product) and inner.accumulate]
         if not sums:
             with self.block(f"for {name} in range({begin}, {end}):"):
                 self.body(s.body)
@@ -200,7 +204,7 @@ class NumbaPrinter(Writer, Lines):
             self.put(f"several_{end} = {end} - {begin} > {LONG}")
         with self.block(several):
             for tile in before:
-                self.zero(ir.Zero(tile))
+                self.zero(Zero(tile))
         piece = f"{end}_of_piece"
         self.put(f"{piece} = min({begin} + {LONG}, {end})")
         with self.block("while True:"):
@@ -210,13 +214,13 @@ class NumbaPrinter(Writer, Lines):
                 self.put("break")
             for one, tile in zip(before, sums, strict=True):
                 self.each(tile, "{0} += {1}", one.name, tile.name)
-                self.zero(ir.Zero(tile))
+                self.zero(Zero(tile))
             self.put(f"{begin}, {piece} = {piece}, min({piece} + {LONG}, {end})")
         with self.block(several):
             for one, tile in zip(before, sums, strict=True):
                 self.each(tile, "{0} += {1}", tile.name, one.name)
 
-    def decode(self, s: ir.Decode) -> None:
+    def decode(self, s: Decode) -> None:
         """Print a coordinate; a coordinate along a side is kept as text, which the loop over the side prints."""
         text = s.coordinate.text(self)
         if not s.along:
@@ -226,7 +230,7 @@ class NumbaPrinter(Writer, Lines):
         self.uncut[s.letter] = text
         self.coordinates[s.letter] = f"min({text}, {s.end - 1})" if s.end else f"({text})"
 
-    def value(self, s: ir.Value) -> None:
+    def value(self, s: Value) -> None:
         """Print the load of stored values: a number, an array for tiles, or a bitmap's values."""
         stored, name = self.p.stored(s.operand), s.out.name
         kind, strides = stored.values, tuple((c, self.p.stored(s.operand).stride(c)) for c in s.out.within)
@@ -242,11 +246,11 @@ class NumbaPrinter(Writer, Lines):
         else:
             self.factors[name] = (Factor("values", strides, f"tile * {kind.volume}"),)
 
-    def gather(self, s: ir.Gather) -> None:
+    def gather(self, s: Gather) -> None:
         """Print the address of rows of a dense operand, or the load of one number."""
         o, decodes = self.tables[s.operand.name], self.decodes
         along = tuple(dict.fromkeys(side for c in o.rows for side in decodes[c].along))
-        begin = self.row(o.rows, o.row_strides)
+        begin = self.row(zip(o.rows, o.row_strides, strict=True))
         strides = self.p.strided(o.axes)
         if s.out.level == LEAF and not along and o.nrows * o.width > FAR:
             self.prefetch(o)
@@ -271,17 +275,17 @@ class NumbaPrinter(Writer, Lines):
         self.put(f"ahead = min(n + {AHEAD}, {words[0]}.size - 1)")
         self.nonzero = "ahead"
         self.coordinates = before | {s.letter: f"({s.coordinate.text(self)})" for s in decodes}
-        begin = self.variable("far", self.row(o.rows, o.row_strides))
+        begin = self.variable("far", self.row(zip(o.rows, o.row_strides, strict=True)))
         for n in range(0, min(o.width, LINES * LINE), LINE):
             self.put(f"prefetch({o.name}, {begin}{f' + {n}' if n else ''})")
         self.nonzero, self.coordinates = "n", before
 
-    def laid(self, tile: ir.Tile) -> Names:
+    def laid(self, tile: Tile) -> Names:
         """Return the axes of a tile in the order in which it is kept."""
         output = self.p.output_axes
         return among(output, tile.within) if self.as_output and {*tile.within} <= {*output} else tile.within
 
-    def held(self, tile: ir.Tile) -> Factor:
+    def held(self, tile: Tile) -> Factor:
         """Return where a tile of the program is kept: in a number, in registers, or in a local array."""
         axes = self.laid(tile)
         vectors = len(pieces(self.p.elements(axes[-1:]))) * self.p.elements(axes[:-1])
@@ -292,18 +296,18 @@ class NumbaPrinter(Writer, Lines):
         self.factors[tile.name] = (factor,)
         return factor
 
-    def rearranged(self, tile: ir.Tile) -> bool:
+    def rearranged(self, tile: Tile) -> bool:
         """Return True if the output has the elements of a tile in another order than vectors have them."""
         readers = self.readers[tile.name.removesuffix("_before")]
-        return not self.stores_vectors and any(isinstance(s, ir.Add) for s in readers)
+        return not self.stores_vectors and any(isinstance(s, Add) for s in readers)
 
-    def zero(self, s: ir.Zero) -> None:
+    def zero(self, s: Zero) -> None:
         """Zeros, wherever the tile is kept."""
         if s.out.name not in self.factors:
             self.held(s.out)
         self.each(s.out, "{0} = {zeros}", s.out.name)
 
-    def each(self, tile: ir.Tile, text: str, *tiles: str) -> None:
+    def each(self, tile: Tile, text: str, *tiles: str) -> None:
         """A text for each number, register or element of tiles that are kept as one is, given by their names."""
         axes = self.laid(tile)
         if self.factors[tile.name][0].in_array:
@@ -316,27 +320,27 @@ class NumbaPrinter(Writer, Lines):
                 named = (f"{name}_{piece.first}" if axes else name for name in tiles)
                 self.put(text.format(*named, zeros=zeros(self.p, piece)))
 
-    def product(self, s: ir.Product | ir.Reduce) -> None:
+    def product(self, s: Product | Reduce) -> None:
         """A product of factors, unless the one statement that reads it prints it; or the sum of a tile."""
         factors = tuple(f for t in inputs_of(s) for f in self.factors[t.name])
-        if isinstance(s, ir.Product) and s.accumulate:
+        if isinstance(s, Product) and s.accumulate:
             self.nest(self.factors[s.out.name][0], "+=", factors, s.out.within)
             return
         reader, *others = self.readers[s.out.name]
         summed = {a for t in inputs_of(s) for a in t.within} - {*s.out.within}
-        at_once = isinstance(reader, ir.Add) or (not summed and level_of(reader) == level_of(s))
+        at_once = isinstance(reader, Add) or (not summed and level_of(reader) == level_of(s))
         if not others and at_once and not self.rearranged(s.out):
             self.factors[s.out.name] = factors
         else:
             self.nest(self.held(s.out), "=", factors, s.out.within)
 
-    def add(self, s: ir.Add) -> None:
+    def add(self, s: Add) -> None:
         """Print the addition to (or store of) an output row, or rows along kept sides, within the mode."""
         p, key, first = self.p, s.key, [(c, n) for c, n in self.strides if c in self.coordinates]
         sides = tuple(c for c in p.read_along(key.letters) if c in p.along) if key.letters else ()
         conditions: list[str] = []
         if key.kind == "row":
-            begin = self.row(key.letters, [n * self.width for n in key.strides])
+            begin = self.row((c, n * self.width) for c, n in zip(key.letters, key.strides, strict=True))
             ends = [(c, self.decodes[c]) for c in key.letters]
             conditions += [f"{self.uncut[c]} < {decode.end}" for c, decode in ends if decode.along and decode.end]
         else:
@@ -347,43 +351,43 @@ class NumbaPrinter(Writer, Lines):
                 conditions.append(f"load({key.array}, {place}) >= 0")
             begin = f"load({key.array}, {place})" if key.kind == "slot" else place
             begin += f" * {self.width}" if self.width != 1 else ""
-        begin = " + ".join(filter(None, (begin, self.row([c for c, _ in first], [n for _, n in first]))))
+        begin = " + ".join(filter(None, (begin, self.row(first))))
         if not sides and len(pieces(p.width)) > 1 and begin:
             begin = self.variable("to", begin)
         out = Factor(p.output, self.strides, begin, sides)
         self.nest(out, "=" if s.owned else "+=", self.factors[s.source.name], (*sides, *s.axes), conditions)
 
     def nest(
-        self, out: Factor, sign: str, factors: Sequence[Factor], kept: Sequence[str], conditions: Sequence[str] = ()
+        self, out: Factor, sign: str, factors: Sequence[Factor], kept: Names, conditions: Sequence[str] = ()
     ) -> None:
         vector = self.vector if self.stores_vectors or out.name != self.p.output else ""
         Nest(self, self.p, vector, out, sign, kept).write(factors, conditions)
 
 
-def inputs_of(s: ir.Statement) -> tuple[ir.Tile, ...]:
+def inputs_of(s: Statement) -> tuple[Tile, ...]:
     """The tiles that a statement reads."""
     match s:
-        case ir.Product():
+        case Product():
             return s.inputs
-        case ir.Reduce() | ir.Add():
+        case Reduce() | Add():
             return (s.source,)
     return ()
 
 
-def level_of(s: ir.Statement) -> int:
+def level_of(s: Statement) -> int:
     """Return the level of a statement that reads tiles."""
-    return s.key.level if isinstance(s, ir.Add) else max(t.level for t in inputs_of(s))
+    return s.key.level if isinstance(s, Add) else max(t.level for t in inputs_of(s))
 
 
-STATEMENTS: dict[type[ir.Statement], Callable[[NumbaPrinter, Any], None]] = {
-    ir.Loop: NumbaPrinter.loop,
-    ir.Decode: NumbaPrinter.decode,
-    ir.Value: NumbaPrinter.value,
-    ir.Gather: NumbaPrinter.gather,
-    ir.Zero: NumbaPrinter.zero,
-    ir.Product: NumbaPrinter.product,
-    ir.Reduce: NumbaPrinter.product,
-    ir.Add: NumbaPrinter.add,
+STATEMENTS: dict[type[Statement], Callable[[NumbaPrinter, Any], None]] = {
+    Loop: NumbaPrinter.loop,
+    Decode: NumbaPrinter.decode,
+    Value: NumbaPrinter.value,
+    Gather: NumbaPrinter.gather,
+    Zero: NumbaPrinter.zero,
+    Product: NumbaPrinter.product,
+    Reduce: NumbaPrinter.product,
+    Add: NumbaPrinter.add,
 }
 """The function that prints each kind of statement."""
 

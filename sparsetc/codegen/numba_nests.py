@@ -12,11 +12,8 @@ from functools import partial
 from typing import Any
 
 from sparsetc.codegen import Lines
-from sparsetc.ir.program import names
-from sparsetc.ir.program.cost import REGISTERS
-from sparsetc.ir.program.tile import TileProgram
-from sparsetc.support import NamedInts
-from sparsetc.support.lru import cached_property
+from sparsetc.ir.program import REGISTERS, TileProgram, names
+from sparsetc.support import NamedInts, Names, cached_property
 
 LENGTHS = (16, 8, 4, 2, 1)
 """Elements of the vectors that are printed; 1 is a number."""
@@ -75,7 +72,7 @@ class Factor:
     name: str
     strides: NamedInts = ()
     begin: str = ""
-    along: tuple[str, ...] = ()
+    along: Names = ()
     in_array: bool = True
 
     @cached_property
@@ -121,9 +118,7 @@ class Nest:
         rows: the positions of neighbours along the last outer axis whose sums are made together; mostly one, at none.
     """
 
-    def __init__(
-        self, lines: Lines, program: TileProgram, vector: str, out: Factor, sign: str, kept: Sequence[str]
-    ) -> None:
+    def __init__(self, lines: Lines, program: TileProgram, vector: str, out: Factor, sign: str, kept: Names) -> None:
         self.lines = lines
         self.p = program
         self.out = out

@@ -41,10 +41,19 @@ from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.values import TYPES
 from sparsetc.ir.plan import MOST_THREADS
-from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import HALVES
-from sparsetc.ir.program.text import header
-from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, TileProgram, Value, Zero, tables_of
+from sparsetc.ir.program import (
+    HALVES,
+    LANES,
+    Gather,
+    Product,
+    Reduce,
+    TileProgram,
+    Value,
+    Zero,
+    header,
+    names,
+    tables_of,
+)
 from sparsetc.support import later
 from sparsetc.support.compiled import usable
 from sparsetc.tensor.sums import accumulator
@@ -240,7 +249,7 @@ class Programs:
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _text(
     programs: tuple[TileProgram, ...],
     dtype: torch.dtype,

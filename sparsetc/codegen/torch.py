@@ -17,13 +17,21 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.torch_rows import COUNTS, RANGES, TorchPrinter, rows_of, summed
-from sparsetc.ir.nest.axes import LANE, LEAF
-from sparsetc.ir.nest.values import Bitmap, Ones
-from sparsetc.ir.program import names
-from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.operands import tables
-from sparsetc.ir.program.text import comments
-from sparsetc.ir.program.tile import TileProgram
+from sparsetc.ir.nest import LANE, LEAF, Bitmap, Ones
+from sparsetc.ir.program import (
+    Add,
+    Decode,
+    Gather,
+    Key,
+    Product,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+    comments,
+    names,
+    tables,
+)
 from sparsetc.support import Names, among
 from sparsetc.tensor.sums import accumulator
 
@@ -39,7 +47,7 @@ def function(p: TileProgram, integers: bool) -> list[str]:
     return [*comments(p), *head, *printer.out]
 
 
-def decode(printer: TorchPrinter, s: ir.Decode) -> None:
+def decode(printer: TorchPrinter, s: Decode) -> None:
     """Coordinates, a row each; along a side, of each of its positions."""
     printer.level, printer.column = s.level, "[:, None]" if s.coordinate.sides else ""
     printer.put(f"{s.name} = {s.coordinate.text(printer)}")
@@ -47,7 +55,7 @@ def decode(printer: TorchPrinter, s: ir.Decode) -> None:
         printer.put(f"{names.past(s.letter)} = {s.name} >= {s.end}", f"{s.name} = {s.name}.clamp(max={s.end - 1})")
 
 
-def value(printer: TorchPrinter, s: ir.Value) -> None:
+def value(printer: TorchPrinter, s: Value) -> None:
     """The values of tiles, their positions in the order in which they are stored."""
     stored = printer.p.stored(s.operand)
     kind, sides = stored.values, ", ".join(str(stored.values.sides[mode]) for mode in stored.values.sequence)
@@ -68,7 +76,7 @@ def value(printer: TorchPrinter, s: ir.Value) -> None:
     printer.put(f"{s.out.name} = {text}")
 
 
-def gather(printer: TorchPrinter, s: ir.Gather) -> None:
+def gather(printer: TorchPrinter, s: Gather) -> None:
     """Print the rows of a dense operand, unless a sum adds them where they lie; 0 past the end of a mode."""
     o, level = s.operand, s.out.level
     if s in printer.unread:
@@ -86,7 +94,7 @@ def gather(printer: TorchPrinter, s: ir.Gather) -> None:
             printer.put(f"{s.out.name}.masked_fill_({past}, 0)")
 
 
-def product(printer: TorchPrinter, s: ir.Product) -> None:
+def product(printer: TorchPrinter, s: Product) -> None:
     """The product of tiles; added up over the rows below each of its own, where it accumulates."""
     level = max(rows_of(printer.p, t.level) for t in s.inputs)
     axes = s.out.within
@@ -106,7 +114,7 @@ def product(printer: TorchPrinter, s: ir.Product) -> None:
     printer.put(f"{s.out.name} = {text}")
 
 
-def bag(printer: TorchPrinter, s: ir.Product, rows: ir.Gather, shared: Names, level: int) -> str:
+def bag(printer: TorchPrinter, s: Product, rows: Gather, shared: Names, level: int) -> str:
     """Print weighted sums of an operand's rows, or of parts of its rows, one for each position of the weights."""
     o = rows.operand
     others = tuple(t for t in s.inputs if t.name != rows.out.name)
@@ -127,7 +135,7 @@ def viewed(printer: TorchPrinter, text: str, axes: Names, have: int) -> str:
     return text if len(axes) == have else f"{text}.view({', '.join(filter(None, ('-1', printer.shape(axes))))})"
 
 
-def dots(printer: TorchPrinter, s: ir.Product, first: ir.Gather, second: ir.Gather, kept: Names, level: int) -> str:
+def dots(printer: TorchPrinter, s: Product, first: Gather, second: Gather, kept: Names, level: int) -> str:
     """Print weighted products of rows of two operands, summed over the axes that are not kept."""
     k, numbers = printer.p.elements(kept), tuple(t for t in s.inputs if not t.within)
     sides = [
@@ -137,7 +145,7 @@ def dots(printer: TorchPrinter, s: ir.Product, first: ir.Gather, second: ir.Gath
     return viewed(printer, f"dots({', '.join(sides)}, {printer.times(numbers, (), level)})", kept, 1)
 
 
-def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: Names, level: int) -> str:
+def multiplied(printer: TorchPrinter, tiles: tuple[Tile, ...], axes: Names, level: int) -> str:
     """The product, summed over the axes that it is not to have.
 
     Where one factor has all axes, and others have some that are kept, the matrix products of a contraction would
@@ -155,7 +163,7 @@ def multiplied(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: Names, l
     return summed(f"({text})" if " * " in text else text, large.within, axes)
 
 
-def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: Names, level: int) -> str:
+def contraction(printer: TorchPrinter, tiles: tuple[Tile, ...], axes: Names, level: int) -> str:
     """Return the product of tiles, summed over all axes but `axes`: an einsum with one more letter for rows."""
     letters = {a.letter: a.letter for a in printer.p.axes if len(a.letter) == 1}
     free = (c for c in reversed(ascii_letters) if c not in letters)
@@ -169,7 +177,7 @@ def contraction(printer: TorchPrinter, tiles: tuple[ir.Tile, ...], axes: Names, 
     return f'{printer.einsum}("{",".join(terms)}->{out}", {", ".join(factors)})'
 
 
-def add(printer: TorchPrinter, s: ir.Add) -> None:
+def add(printer: TorchPrinter, s: Add) -> None:
     """Print the addition of rows to the output's rows, or their store if nothing else is added there."""
     p, level = printer.p, rows_of(printer.p, s.key.level)
     within = next((kept for t, (*_, kept) in printer.sampled.items() if t.out == s.source), s.source.within)
@@ -190,7 +198,7 @@ def add(printer: TorchPrinter, s: ir.Add) -> None:
     printer.put(f"{output}.index_copy_(0, {row}, {total})" if s.owned else f"add_rows({output}, {row}, {total})")
 
 
-def output_rows(printer: TorchPrinter, key: ir.Key, level: int, owned: bool) -> str:
+def output_rows(printer: TorchPrinter, key: Key, level: int, owned: bool) -> str:
     """Return the text of the output's row numbers: stored ones, or a sum of coordinates; -1 past the end of a mode."""
     if key.kind == "slot":
         if not key.letters:
@@ -209,12 +217,12 @@ def output_rows(printer: TorchPrinter, key: ir.Key, level: int, owned: bool) -> 
     return printer.flat(" + ".join(terms), letters, "".join(f".masked_fill({each}, -1)" for each in past))
 
 
-STATEMENTS: dict[type[ir.Statement], Callable[[TorchPrinter, Any], None]] = {
-    ir.Decode: decode,
-    ir.Value: value,
-    ir.Gather: gather,
-    ir.Product: product,
-    ir.Add: add,
+STATEMENTS: dict[type[Statement], Callable[[TorchPrinter, Any], None]] = {
+    Decode: decode,
+    Value: value,
+    Gather: gather,
+    Product: product,
+    Add: add,
 }
 """The function that prints each kind of statement. A loop is a sum over rows, of which each begins with 0."""
 

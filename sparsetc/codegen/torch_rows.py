@@ -9,7 +9,7 @@ operand whose weighted sums one call of torch makes are never gathered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -19,11 +19,8 @@ from torch import Tensor
 
 from sparsetc.codegen import Lines
 from sparsetc.codegen.launch import PartArrays
-from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
-from sparsetc.ir.nest.coordinates import AXIS_LEVEL, Lookup, Writer
-from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import Operand
-from sparsetc.ir.program.tile import Decode, Gather, Product, Tile, TileProgram
+from sparsetc.ir.nest import AXIS_LEVEL, ITEM, LANE, LEAF, Lookup, Writer
+from sparsetc.ir.program import Decode, Gather, Operand, Product, Tile, TileProgram, names
 from sparsetc.support import Names, among
 
 ENDS = (("i0", "i1"), ("b0", "b1"), ("n0", "n1"))
@@ -91,8 +88,6 @@ class TorchPrinter(Writer, Lines):
         return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"
 
     # -- coordinates; those along a side are columns beside one another ----------------------------------------------
-    bits = Writer.plain_bits
-
     def position(self, axis: str) -> str:
         if axis == "lane":
             return f"torch.zeros(1, dtype=torch.int64, device={self.device})"  # these programs have one
@@ -114,11 +109,11 @@ class TorchPrinter(Writer, Lines):
         return self.spread(f"{lookup.array}[{RANGES[level]}]", level, self.level) + self.column
 
     # -- what is laid out over rows, sides and axes -------------------------------------------------------------------
-    def sided(self, letters: Iterable[str]) -> Names:
+    def sided(self, letters: Names) -> Names:
         """The sides along which the coordinates of these letters vary, once each."""
         return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
 
-    def over(self, name: str, letter: str, level: int, letters: Sequence[str], dense: int = 0) -> str:
+    def over(self, name: str, letter: str, level: int, letters: Names, dense: int = 0) -> str:
         """Return a letter's coordinates laid out over rows of a level, then sides, then `dense` axes of size 1."""
         text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
         along = self.decodes[letter].along
@@ -132,7 +127,7 @@ class TorchPrinter(Writer, Lines):
             text = f"({text}) * {extent} + {name}" if text else name
         return self.flat(text, operand.rows)
 
-    def flat(self, text: str, letters: Sequence[str], then: str = "") -> str:
+    def flat(self, text: str, letters: Names, then: str = "") -> str:
         """Return numbers over rows and sides as one flat tensor, after the call `then`."""
         if not self.sided(letters):
             return text
@@ -142,7 +137,7 @@ class TorchPrinter(Writer, Lines):
         """An operand as rows."""
         return f"{operand.name}.view(-1, {operand.width})"
 
-    def shape(self, axes: Iterable[str]) -> str:
+    def shape(self, axes: Names) -> str:
         return ", ".join(str(self.p.axis(a).size) for a in axes)
 
     # -- factors ----------------------------------------------------------------------------------------------------
@@ -180,7 +175,7 @@ def summed(text: str, own: Names, axes: Names) -> str:
     return text
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
     """Find the products that add up rows of an operand where they lie in its table, weighted by the other factors.
 
@@ -196,7 +191,7 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
     return {s: (rows, axes) for s, rows, axes in weights if axes is not None}
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, Names]]:
     """Find the products of a row of one operand with a row of another, weighted and summed when they are stored.
 
@@ -298,7 +293,7 @@ def few(program: TileProgram, arrays: PartArrays, native: bool) -> bool:
     return arrays.stored * (sum(elements(program)) + read) <= (FEW_NATIVE if native else FEW)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
     by_level = Counter({ITEM: 1, LANE: 1, LEAF: 1})

@@ -21,14 +21,28 @@ from typing import Any
 from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, all_of, load, placed, sides_of
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.values import BIAS, HEAD, LOW, TOP
+from sparsetc.ir.nest import BIAS, HEAD, ITEM, LOW, TOP
 from sparsetc.ir.plan import F16
-from sparsetc.ir.program import names
-from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.operands import tables
-from sparsetc.ir.program.text import comments
-from sparsetc.support import among
+from sparsetc.ir.program import (
+    LANES,
+    Add,
+    Decode,
+    Gather,
+    Key,
+    Loop,
+    Product,
+    Reduce,
+    Scale,
+    Statement,
+    TileProgram,
+    Value,
+    Zero,
+    comments,
+    names,
+    tables,
+    tables_of,
+)
+from sparsetc.support import Names, among
 
 
 def signature(head: str, args: list[str], tail: str) -> list[str]:
@@ -40,18 +54,18 @@ def signature(head: str, args: list[str], tail: str) -> list[str]:
     return [f"{head}(", *lines, f"){tail}"]
 
 
-def counts_of(program: ir.TileProgram) -> list[str]:
+def counts_of(program: TileProgram) -> list[str]:
     """Return the count arguments of a part's function: `programs` if an axis is slowest, then the kernel's numbers."""
     slowest = any(axis.slowest for axis in program.axes)
     return [*(["programs"] if slowest else []), *numbers_of(program)]
 
 
-def numbers_of(program: ir.TileProgram) -> list[str]:
+def numbers_of(program: TileProgram) -> list[str]:
     """Return the number arguments of a part's kernel: `nonzeros` for equal chunks, and bounds of coordinates."""
     return [*program.view.items.counts, *map(names.size, program.ends)]
 
 
-def function(p: ir.TileProgram, sums: str, widen: bool) -> list[str]:
+def function(p: TileProgram, sums: str, widen: bool) -> list[str]:
     """The lines of a part's function, first of its program's number; `sums`, `widen` as in `module_source`."""
     printer = TritonPrinter(p, sums, widen)
     loops.head(printer)
@@ -63,17 +77,17 @@ def function(p: ir.TileProgram, sums: str, widen: bool) -> list[str]:
 # -- statements --------------------------------------------------------------------------------------------------------
 
 
-def nested(printer: TritonPrinter, body: Sequence[ir.Statement]) -> None:
+def nested(printer: TritonPrinter, body: Sequence[Statement]) -> None:
     """Print statements in order; a loop's printer yields each time its body is to be printed, with masks or without."""
     for s in body:
-        if isinstance(s, ir.Loop):
+        if isinstance(s, Loop):
             for _ in loops.LOOPS[type(s.axis)](printer, s, s.axis):
                 nested(printer, s.body)
         else:
             STATEMENTS[type(s)](printer, s)
 
 
-def decode(printer: TritonPrinter, s: ir.Decode) -> None:
+def decode(printer: TritonPrinter, s: Decode) -> None:
     """Print a coordinate; along a side, also the mask of positions inside the tile and the mode."""
     printer.level = s.level
     for _ in printer.each(s.level):
@@ -83,19 +97,19 @@ def decode(printer: TritonPrinter, s: ir.Decode) -> None:
             printer.put(f"{names.inside(s.letter)} = {inside}")
 
 
-def zero(printer: TritonPrinter, s: ir.Zero) -> None:
+def zero(printer: TritonPrinter, s: Zero) -> None:
     """An accumulator."""
     for _ in printer.vectors(s.out.axes):
         printer.put(f"{printer.named(s.out)} = tl.zeros({printer.shape(s.out)}, {printer.acc})")
 
 
-def reduce(printer: TritonPrinter, s: ir.Reduce) -> None:
+def reduce(printer: TritonPrinter, s: Reduce) -> None:
     """A tile summed over the axes that the result lacks."""
     for _ in printer.vectors(s.source.axes):
         printer.put(f"{printer.named(s.out)} = {printer.summed(s.source, s.out.axes)[0]}")
 
 
-def gather(printer: TritonPrinter, s: ir.Gather) -> None:
+def gather(printer: TritonPrinter, s: Gather) -> None:
     """Rows of a dense operand at the coordinates of its letters."""
     o = s.operand
     widen = f".to({printer.acc})" if o.rounded else printer.widened(s.out)
@@ -107,7 +121,7 @@ def gather(printer: TritonPrinter, s: ir.Gather) -> None:
             printer.put(f"{printer.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
 
 
-def addresses(printer: TritonPrinter, s: ir.Gather) -> Iterator[tuple[str, str]]:
+def addresses(printer: TritonPrinter, s: Gather) -> Iterator[tuple[str, str]]:
     """Yield the address of a dense operand's rows and the mask of valid ones, in each unrolled copy of the step."""
     o = s.operand
     level = s.out.level
@@ -116,19 +130,19 @@ def addresses(printer: TritonPrinter, s: ir.Gather) -> Iterator[tuple[str, str]]
     columns = o.strides[len(o.rows) :]
     if s.out.folded:
         by_axis = dict(zip(o.axes, columns, strict=True) if columns else printer.p.strided(o.axes))
-        terms, mask = values.place(printer, s.out, by_axis, list(map(values.flat, sides_of(s.out))))
+        terms, mask = values.place(printer, s.out, by_axis, tuple(map(values.flat, sides_of(s.out))))
         rows = printer.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
         yield " + ".join([*rows, *terms]), mask
         return
     for _ in printer.copied(axes, level):
         rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
-        lanes = placed(printer.guard(level), (ir.LANES,), axes) if o.rows else ""
+        lanes = placed(printer.guard(level), (LANES,), axes) if o.rows else ""
         bounds = [placed(printer.within(c), (c,), axes) for c in o.axes if c not in printer.written]
         mask = all_of([lanes, *[printer.inside(c, axes) for c in o.rows], *bounds])
         yield printer.address(rows, o.axes, axes, columns), mask
 
 
-def product(printer: TritonPrinter, s: ir.Product) -> None:
+def product(printer: TritonPrinter, s: Product) -> None:
     """A product of factors, or of two matrices."""
     for _ in printer.copied(s.out.axes, max([t.level for t in s.inputs]) if s.accumulate else s.out.level):
         name, plus = printer.named(s.out), "+" if s.accumulate else ""
@@ -153,7 +167,7 @@ def product(printer: TritonPrinter, s: ir.Product) -> None:
             printer.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={printer.acc})")
 
 
-def matrices(printer: TritonPrinter, s: ir.Product, cast: str = "", summed_first: bool = False) -> list[str]:
+def matrices(printer: TritonPrinter, s: Product, cast: str = "", summed_first: bool = False) -> list[str]:
     """The texts of a dot's sides: left (rows, summed), or (summed, rows) by `summed_first`; right (summed, columns).
 
     The axes of each are folded in the order in which its largest factor has them; it is transposed where that is the
@@ -177,7 +191,7 @@ def matrices(printer: TritonPrinter, s: ir.Product, cast: str = "", summed_first
     return texts
 
 
-def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
+def dots_of_halves(printer: TritonPrinter, s: Product) -> None:
     """A product of float32 as three dots of float16, in one sum: low by high, high by low, then high by high."""
     name, stored = s.out.name, {value.out for value in printer.values} | printer.in_halves
     for tile in (t.name for t in s.inputs if t not in stored):
@@ -203,7 +217,7 @@ def dots_of_halves(printer: TritonPrinter, s: ir.Product) -> None:
     )
 
 
-def half_of(s: ir.Product, half: str) -> ir.Product:
+def half_of(s: Product, half: str) -> Product:
     """Return the product of the `half` (high or low) of each side."""
     left, right = (tuple(replace(t, name=f"{t.name}_{half}") for t in side) for side in (s.left, s.right))
     return replace(s, left=left, right=right)
@@ -212,7 +226,7 @@ def half_of(s: ir.Product, half: str) -> ir.Product:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def add(printer: TritonPrinter, s: ir.Add) -> None:
+def add(printer: TritonPrinter, s: Add) -> None:
     """Add to, or store, rows of the output, once the axes that neither they nor their key have are summed.
 
     A row is known by coordinates, or by a number stored for each item, fiber, nonzero or kept position, or has the
@@ -226,7 +240,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
     row_stride, *columns = p.strides or (p.width,)
     for _ in printer.copied(s.source.axes, key.level):
         value, axes = printer.summed(s.source, (*keyed, *s.axes))
-        conditions = [placed(printer.guard(key.level), (ir.LANES,), axes)]
+        conditions = [placed(printer.guard(key.level), (LANES,), axes)]
         if key.kind == "row":
             each = ((c, n * row_stride) for c, n in zip(key.letters, key.strides, strict=True))
             terms = printer.rows(each, axes, key.level, elements)
@@ -246,7 +260,7 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
         printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
 
 
-def slots(printer: TritonPrinter, key: ir.Key, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
+def slots(printer: TritonPrinter, key: Key, axes: Names, cast: str) -> tuple[list[str], list[str]]:
     """Return terms and conditions of the slots of a sparse output, stored for each kept position; -1 is no slot."""
     p, places = printer.p, among(axes, key.letters)
     # A loop's number may be a plain one, so that a sum widens it.
@@ -263,22 +277,22 @@ def slots(printer: TritonPrinter, key: ir.Key, axes: Sequence[str], cast: str) -
     return [f"slot{cast}{index}{times}"], [f"(slot >= 0){index}"]
 
 
-STATEMENTS: dict[type[ir.Statement], Callable[[TritonPrinter, Any], None]] = {
-    ir.Decode: decode,
-    ir.Value: values.value,
-    ir.Scale: values.scale,
-    ir.Zero: zero,
-    ir.Gather: gather,
-    ir.Reduce: reduce,
-    ir.Product: product,
-    ir.Add: add,
+STATEMENTS: dict[type[Statement], Callable[[TritonPrinter, Any], None]] = {
+    Decode: decode,
+    Value: values.value,
+    Scale: values.scale,
+    Zero: zero,
+    Gather: gather,
+    Reduce: reduce,
+    Product: product,
+    Add: add,
 }
 
 
 # -- halves -----------------------------------------------------------------------------------------------------------
 
 
-def splitting(p: ir.TileProgram, s: ir.Gather) -> list[str]:
+def splitting(p: TileProgram, s: Gather) -> list[str]:
     """Return the lines of a kernel that splits an operand into halves.
 
     Each program takes the part that a step gathers, and scales it by its largest magnitude.
@@ -322,7 +336,7 @@ def splitting(p: ir.TileProgram, s: ir.Gather) -> list[str]:
 
 
 def module_source(
-    programs: tuple[ir.TileProgram, ...], sums: str, widen: bool, header: str, fused: bool, popcount: bool = False
+    programs: tuple[TileProgram, ...], sums: str, widen: bool, header: str, fused: bool, popcount: bool = False
 ) -> str:
     """Return the whole file: header, one function a part, and the kernels (`kernel`, or `kernel_0`, `kernel_1`, …).
 
@@ -337,7 +351,7 @@ def module_source(
     """
     lines = [f'"""{header}"""', "", "import triton", "import triton.language as tl", ""]
     for p in programs:
-        for s in p.each(ir.Gather):
+        for s in p.each(Gather):
             if s.operand.halves:
                 lines += ["", *splitting(p, s), ""]
     functions = [line for p in programs for line in ("", *function(p, sums, widen), "")]
@@ -350,14 +364,14 @@ def module_source(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
+def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
     """A kernel: its arguments are a part's programs and the numbers that it goes by, then pointers.
 
     Triton compiles no other kernel where these are others.
     """
     counts = [f"{count}_{p.number}" for p in group for count in ("programs", *numbers_of(p))]
     pointers = [f"{array}_{p.number}" for p in group for array in p.arrays]
-    pointers += [*[t.name for t in ir.tables_of(group)], group[0].output]
+    pointers += [*[t.name for t in tables_of(group)], group[0].output]
     quoted = ", ".join(f'"{c}"' for c in counts)
     lines = [f"@triton.jit(do_not_specialize=[{quoted}])", *signature(f"def {name}", [*counts, *pointers], ":")]
     if len(group) == 1:
@@ -372,7 +386,7 @@ def _kernel(group: tuple[ir.TileProgram, ...], name: str) -> list[str]:
     return lines
 
 
-def _call(p: ir.TileProgram, pid: str, indent: str) -> list[str]:
+def _call(p: TileProgram, pid: str, indent: str) -> list[str]:
     arrays = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
     args = [pid, *arrays, *[t.name for o in p.operands for t in tables(o)], p.output]
     return [indent + line for line in signature(f"part_{p.number}", args, "")]

@@ -14,8 +14,7 @@ from itertools import chain, groupby
 from math import prod
 
 from sparsetc.codegen import Lines
-from sparsetc.ir.nest.axes import LANE, LEAF
-from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer, word_bits
+from sparsetc.ir.nest import AXIS_LEVEL, LANE, LEAF, OPERATORS, Bits, Lookup, Writer, word_bits
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
 from sparsetc.ir.program.tile import LANES, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
@@ -86,7 +85,7 @@ class TritonPrinter(Writer, Lines):
             yield n
         self.copy = ""
 
-    def copied(self, axes: Sequence[str], level: int) -> Iterator[int]:
+    def copied(self, axes: Names, level: int) -> Iterator[int]:
         """Yield for each copy of a statement over these axes, for every vector of a split axis."""
         for _ in self.vectors(axes):
             yield from self.each(level)
@@ -97,28 +96,28 @@ class TritonPrinter(Writer, Lines):
             return f"ok{self.copy}" if self.masked else ""
         return "length > 0" if level == LANE and self.p.view.beside[level] else ""
 
-    def inside(self, letter: str, axes: Sequence[str]) -> str:
+    def inside(self, letter: str, axes: Names) -> str:
         """The condition that a coordinate is one of its tile and its mode, laid out over axes; empty where all are."""
         decode = self.decodes[letter]
         guarded = decode.end or any(self.p.axis(c).ragged for c in decode.along)
         return placed(names.inside(letter), self.own((letter,), axes), axes) if guarded else ""
 
-    def own(self, letters: Sequence[str], axes: Sequence[str], level: int = LANE) -> Names:
+    def own(self, letters: Names, axes: Names, level: int = LANE) -> Names:
         """The axes on which a coordinate depends: positions along a side, or the lanes, below the item."""
         sides = chain.from_iterable(self.decodes[c].along if c in self.decodes else (c,) for c in letters)
         return (*self.p.view.beside[level], *dict.fromkeys(filter(axes.__contains__, sides)))
 
     # -- split axes ------------------------------------------------------------------------------------------------
-    def split_axis(self, axes: Iterable[str]) -> DenseAxis | None:
+    def split_axis(self, axes: Names) -> DenseAxis | None:
         """Return the axis among these that is split into vectors, if there is one."""
         return next((self.p.axis(a) for a in axes if a != LANES and self.p.axis(a).lengths), None)
 
-    def vector_suffix(self, axes: Iterable[str]) -> str:
+    def vector_suffix(self, axes: Names) -> str:
         """Return the suffix of a variable along a split axis: the place of the vector's begin, empty for the first."""
         axis = self.split_axis(axes) if self.vector else None
         return f"_{axis.vectors[self.vector][0]}" if axis else ""
 
-    def vectors(self, axes: Iterable[str]) -> Iterator[None]:
+    def vectors(self, axes: Names) -> Iterator[None]:
         """Yield once for each vector of a statement over these axes, with the vector selected meanwhile."""
         axis = self.split_axis(axes)
         for self.vector in range(len(axis.lengths) if axis else 1):
@@ -152,7 +151,7 @@ class TritonPrinter(Writer, Lines):
             return f"{names.block(letter)} * {self.p.axis(letter).block}"
         return names.side(letter) if self.p.axis(letter).block == 1 else names.first(letter)
 
-    def positions(self, letters: Iterable[str]) -> int:
+    def positions(self, letters: Names) -> int:
         """Positions along several sides that a program has at once."""
         return prod(self.p.axis(c).block for c in letters)
 
@@ -179,7 +178,7 @@ class TritonPrinter(Writer, Lines):
         """Return the tile's variable name, with the number of its vector and of the statement's copy."""
         return f"{tile.name}{self.vector_suffix(tile.axes)}{self.copy if tile.level == LEAF else ''}"
 
-    def factor(self, tile: Tile, axes: Sequence[str]) -> str:
+    def factor(self, tile: Tile, axes: Names) -> str:
         """A factor laid out over `axes`."""
         name = self.unfolded(tile, self.named(tile))
         order = among(axes, tile.axes)
@@ -189,20 +188,20 @@ class TritonPrinter(Writer, Lines):
             return name
         return f"{name}[{', '.join(':' if a in order else 'None' for a in axes)}]"
 
-    def times(self, tiles: Sequence[Tile], axes: Sequence[str]) -> str:
+    def times(self, tiles: Sequence[Tile], axes: Names) -> str:
         """The product of factors; small ones are multiplied together before they are spread over the larger tile."""
         return " * ".join(self.factor(t, axes) for t in sorted(tiles, key=lambda t: len(t.axes)))
 
-    def summed(self, tile: Tile, left: Sequence[str]) -> tuple[str, list[str]]:
+    def summed(self, tile: Tile, left: Names) -> tuple[str, Names]:
         """Return (text of the tile summed over all axes not in `left`, its remaining axes)."""
         text, axes = self.unfolded(tile, self.named(tile)), list(tile.axes)
         for axis in outside(axes, left):
             text = f"tl.sum({text}, {axes.index(axis)})"
             axes.remove(axis)
-        return text, axes
+        return text, among(tile.axes, left)
 
     # -- addresses --------------------------------------------------------------------------------------------------
-    def rows(self, strides: Iterable[tuple[str, int]], axes: Sequence[str], level: int, elements: int) -> list[str]:
+    def rows(self, strides: Iterable[tuple[str, int]], axes: Names, level: int, elements: int) -> list[str]:
         """Return the terms of the address of rows; terms that depend on the same axes are added first.
 
         Args:
@@ -226,7 +225,7 @@ class TritonPrinter(Writer, Lines):
             laid_out.append(placed(text, depends_on, axes, before))
         return laid_out
 
-    def address(self, terms: Iterable[str], columns: Names, axes: Sequence[str], strides: Sequence[int] = ()) -> str:
+    def address(self, terms: Iterable[str], columns: Names, axes: Names, strides: Sequence[int] = ()) -> str:
         """An address laid out over `axes`: terms of its row, and the place in the row over its `columns`."""
         each = zip(columns, strides, strict=True) if strides else self.p.strided(columns)
         within = [placed(self.at(c), (c,), axes, stride) for c, stride in each]
@@ -241,6 +240,9 @@ class TritonPrinter(Writer, Lines):
 
     def along(self, mode: int) -> str:
         return names.side(self.p.letters[mode])
+
+    def bits(self, bits: Bits) -> tuple[str, str]:
+        return bits.operations(self.lookup(bits.word))
 
     def lookup(self, lookup: Lookup) -> str:
         levels = [*map(AXIS_LEVEL.__getitem__, lookup.axes), *map(self.p.view.level_of, lookup.modes)]
@@ -264,7 +266,7 @@ def sides_of(tile: Tile) -> tuple[Names, Names]:
     return tile.axes[: tile.folded], tile.axes[tile.folded :]
 
 
-def placed(name: str, own: Sequence[str], axes: Sequence[str], stride: int = 1) -> str:
+def placed(name: str, own: Names, axes: Names, stride: int = 1) -> str:
     """A term of an address: what has its `own` axes laid out over `axes`, times its stride."""
     if not name:
         return ""

@@ -11,16 +11,13 @@ word has bits for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain
 from math import prod
 
 from sparsetc.codegen.triton_layout import TritonPrinter, all_of, load, placed, sides_of
-from sparsetc.ir.nest.axes import LEAF
-from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, Values, Whole
-from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import Stored
-from sparsetc.ir.program.tile import Gather, Loop, Scale, Tile, Value
+from sparsetc.ir.nest import BIAS, HEAD, LEAF, Bitmap, Halves, Ones, Values, Whole
+from sparsetc.ir.program import Gather, Loop, Scale, Stored, Tile, Value, names
 from sparsetc.support import Names, row_major
 
 
@@ -115,9 +112,7 @@ def _place(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[list[str],
     return place(printer, s.out, {c: stored.stride(c) for c in stored.letters}, ("across", "along"))
 
 
-def place(
-    printer: TritonPrinter, tile: Tile, strides: Mapping[str, int], called: Sequence[str]
-) -> tuple[list[str], str]:
+def place(printer: TritonPrinter, tile: Tile, strides: Mapping[str, int], called: Names) -> tuple[list[str], str]:
     """Return the terms of the positions of a tile that is loaded whole, and the condition for their existence.
 
     Args:
@@ -141,7 +136,7 @@ def place(
     return [t for t in terms if t], all_of(conditions)
 
 
-def flat(letters: Sequence[str]) -> str:
+def flat(letters: Names) -> str:
     """The name of the numbers of positions along several axes."""
     return f"at_{''.join(letters)}"
 

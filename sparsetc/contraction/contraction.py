@@ -24,7 +24,7 @@ from sparsetc.contraction.autograd import UNREAD, apply, following
 from sparsetc.contraction.direct import Direct
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
-from sparsetc.contraction.output import Result, without_zeros
+from sparsetc.contraction.output import Result
 from sparsetc.contraction.prepare import in_place
 from sparsetc.contraction.request import Request, Rewrite
 from sparsetc.contraction.rewrites import Pull, put_back
@@ -305,7 +305,7 @@ def wrap(made: Contraction, values: Tensor, patterns: Patterns, drop_zeros: bool
     if pattern is None:
         return values
     result = SparseTensor._make(pattern, values)
-    return without_zeros(result) if drop_zeros else result
+    return result.drop() if drop_zeros else result
 
 
 def compiled(text: str, operands: Operands, settings: Options, form: str, once: bool = False) -> Contraction:

@@ -33,8 +33,6 @@ from sparsetc.contraction.request import Change, Put, Request, Rewrite, Take
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import requested
-from sparsetc.join.join import Join, JoinOperand, Roles, prepared
-from sparsetc.join.order import JoinOrder, composed
 from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
 from sparsetc.support import Ints, Names, among, outside
@@ -359,20 +357,15 @@ def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Names], most: int) 
     None where there are more than `most`.
     """
     shared = among(distinct(terms[0]), terms[1])
-
-    def operand(x: SparseTensor, letters: Names, number: str) -> JoinOperand:
-        coords = torch.stack([torch.arange(x.nnz, device=x.device), *x.coords])[:, : 0 if _is_empty(x) else None]
-        sizes = dict(zip((number, *letters), (x.nnz, *x.pattern.shape), strict=True))
-        return prepared((number, *letters), coords, sizes, (number, *shared))
-
-    numbers = "number in x", "number in y"
-    x, y = (operand(*terms_of) for terms_of in zip(sparse, terms, numbers, strict=True))
-    join = Join.of(x, y, Roles.of(x.letters, y.letters, numbers))
-    if join.tasks > most:
-        return None
-    order = JoinOrder.of(join)
-    tasks = order.expand(0, join.tasks)
-    return [x.coords[0][composed(order.x_entry, tasks.p)], y.coords[0][composed(order.y_entry, tasks.q)]]
+    entries = [_taking_part(x, letters) for x, letters in zip(sparse, terms, strict=True)]
+    x, y = (
+        [crd.picked(one.coords[letters.index(c)], at) for c in shared]
+        for one, letters, at in zip(sparse, terms, entries, strict=True)
+    )
+    n, m = (one.nnz if at is None else at.numel() for one, at in zip(sparse, entries, strict=True))
+    sizes = [sparse[0].pattern.shape[terms[0].index(c)] for c in shared]
+    pairs = crd.meeting(*crd.joint_keys(x, y, sizes, sparse[0].coords, (n, m)), most)
+    return pairs and [one if at is None else at[one] for one, at in zip(pairs, entries, strict=True)]
 
 
 # -- long blocks ------------------------------------------------------------------------------------------------------

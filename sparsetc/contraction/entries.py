@@ -171,6 +171,7 @@ def _launch(name: str, varied: Ints, arguments: list[Any], kind: object = None) 
 def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:
     """Add each weight times its row of a table to a row of `out`."""
     for n in range(len(row)):
-        to, at, x = row[n], column[n], weights[n]
+        to, at = row[n], column[n]
+        x = weights[n]
         for c in range(out.shape[1]):
             out[to, c] += x * table[at, c]

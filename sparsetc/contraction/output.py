@@ -23,7 +23,7 @@ from sparsetc.support import Ints, memory, volume
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, refuse_wrapped, result_bytes
+from sparsetc.tensor.sums import exactly, fitted, multiplied, result_bytes
 
 KEEP_SPARSE = "keep more modes sparse in the output"
 """Advice where a dense result passes the memory limit."""
@@ -173,18 +173,6 @@ def arranged(output: Output) -> tuple[Pattern | None, Tensor | None]:
     return arranged_numbers.pattern, arranged_numbers._values
 
 
-def without_zeros(z: SparseTensor) -> SparseTensor:
-    """A sparse result without the entries whose value is 0 (NaN stays); the order is kept."""
-    if not z.values.numel():
-        return z
-    values = z.values if z.values.ndim == 1 else z.values.flatten(1).abs().amax(1)
-    kept = torch.nonzero(values != 0).flatten()
-    if kept.numel() == z.nnz:
-        return z
-    pattern = z.pattern.like(z.coords.index_select(1, kept), z.is_coalesced)
-    return SparseTensor._make(pattern, z.values.index_select(0, kept))
-
-
 Result = Tensor | SparseTensor
 
 
@@ -211,31 +199,20 @@ def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Re
 
     With ``beta=0`` `out` is not read, as in BLAS. Integers are int64, and refused where they pass it.
     """
-    scaled = _times(result, alpha, "alpha")
+    scaled = _times(result, alpha)
     if out is None or beta == 0:
         return scaled
-    other = _times(out.to(result.dtype), beta, "beta")
+    other = _times(out.to(result.dtype), beta)
     if isinstance(scaled, SparseTensor) and isinstance(other, SparseTensor):
-        if scaled.pattern.blocks is None or scaled.pattern.blocks != other.pattern.blocks:
-            scaled, other = scaled.expand_dense(), other.expand_dense()
-        pattern = scaled.pattern.like(torch.cat([scaled.coords, other.coords], dim=1), False)
-        return SparseTensor._make(pattern, torch.cat([scaled.values, other.values])).coalesce()
-    dense = [t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other)]
-    total = dense[0] + dense[1]
-    if total.dtype == torch.int64:
-        refuse_wrapped(total, dense[0].double() + dense[1], "an element of alpha times the result and beta times out")
-    return total
+        return scaled + other
+    terms = (t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other))
+    return exactly(torch.add, scaled.dtype, "alpha times the result and beta times input", *terms)
 
 
-def _times(z: Any, factor: Any, name: str) -> Any:
+def _times(z: Any, factor: Any) -> Any:
     if factor == 1:
         return z
-    if isinstance(z, SparseTensor):
-        return z.with_values(_times(z.values, factor, name))
-    scaled = z * factor
-    if scaled.dtype == torch.int64:
-        refuse_wrapped(scaled, z.double() * factor, f"an element times {name}={factor}")
-    return scaled
+    return z * factor if isinstance(z, SparseTensor) else multiplied(torch.mul, z.dtype, z, factor)
 
 
 def narrowed(result: Result, dtype: torch.dtype, what: str) -> Result:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsetc.contraction.output import is_sparse
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Names, among, outside
-from sparsetc.tensor.coords import INT64_SIZES, decoded, in_runs, linear_key, markable, narrowed
+from sparsetc.tensor.coords import INT64_SIZES, decoded, joint_keys, markable, meeting, narrowed
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, add_rows
@@ -61,24 +61,15 @@ def _pairs(bound: Bound, coords: Sequence[Tensor], in_order: bool) -> tuple[Tens
     """Return the entry of each operand of each pair, and its row-major place in the result; waits for the device."""
     e = bound.einsum
     shared = among(*e.inputs)
-    keys, sizes = bound.elements(shared), bound.extents(shared)
-    if not markable(keys, sum(rows.shape[1] for rows in coords)):
+    counts = coords[0].shape[1], coords[1].shape[1]
+    if not markable(bound.elements(shared), sum(counts)):
         return None
     x, y = (dict(zip(term, rows, strict=True)) for term, rows in zip(e.inputs, coords, strict=True))
-    x_key, y_key = (
-        linear_key([at[c] for c in shared], sizes, rows[0])[0] for at, rows in ((x, coords[0]), (y, coords[1]))
-    )
-    ascending, order = y_key, None
-    if not in_order or e.inputs[1][: len(shared)] != shared:
-        ascending, order = torch.sort(narrowed(y_key, keys))
-    begins = torch.searchsorted(ascending, torch.arange(keys + 1, dtype=ascending.dtype, device=ascending.device))
-    first = begins.index_select(0, x_key)
-    lengths = begins[1:].index_select(0, x_key).sub_(first)
-    count = int(lengths.sum())
-    if count > PAIRS:
+    keys = joint_keys([x[c] for c in shared], [y[c] for c in shared], bound.extents(shared), coords[0], counts)
+    pairs = meeting(*keys, PAIRS, in_order and e.inputs[1][: len(shared)] == shared)
+    if pairs is None:
         return None
-    p, q = in_runs(lengths, count, first)
-    q = q if order is None else order.index_select(0, q)
+    p, q = pairs
     of_x = among(e.output, x)
     offsets = [
         _offsets(bound, at, letters).index_select(0, entry)

@@ -46,9 +46,8 @@ from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, Names, among, memory, outside
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.kept_values import kept_with
-from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, add_rows, fitted, summed_dtype
 
@@ -344,10 +343,8 @@ class Path(Inspectable):
         sizes = x.pattern.shape
         nbytes = prod(x.shape) * self._like.dtype.itemsize
         memory.check(f'the dense tensor "{text}"', nbytes, self.device, self.settings.memory_limit)
-        with lasting():
-            positions = linear_key(x.coords, sizes)[0]
         as_given = term.as_given and self._like.dtype == self.dtype
-        self.links.append(Link(places, f"{text}->{text}", None, None if as_given else (), positions, sizes))
+        self.links.append(Link(places, f"{text}->{text}", None, None if as_given else (), x.pattern.places, sizes))
         return LinkOperand(term.letters, self._like.expand(x.shape), summed=True)
 
     def _arrange(self, last: SparseTensor, patterns: Patterns) -> None:

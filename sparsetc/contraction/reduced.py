@@ -8,9 +8,9 @@ keeps all modes, a row of dense letters an entry; rows of one result are reduced
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sparsetc.contraction.contraction import parsed
@@ -19,11 +19,10 @@ from sparsetc.contraction.output import Result, check_form, narrowed, sparse_res
 from sparsetc.contraction.request import Request
 from sparsetc.errors import EquationError
 from sparsetc.options import Options
-from sparsetc.support import outside
-from sparsetc.tensor.coords import sort_keys
-from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
+from sparsetc.support import among, outside
+from sparsetc.tensor.groups import check_reduction
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, multiplied
+from sparsetc.tensor.sums import accumulator
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
 
@@ -62,30 +61,21 @@ def reduced(
     dtype = x.dtype
     x = x.expand_dense().to(accumulator(dtype)).coalesce()
     operands = [x if isinstance(o, SparseTensor) else o.to(x.dtype) for o in operands]
-    kept, free = tuple(own.index(c) for c in e.output if c in own), outside(e.output, own)
-    letters = [*(own[m] for m in kept), *free]
+    gone, free = [m for m, c in enumerate(own) if c not in e.output], outside(e.output, own)
+    letters = (*among(own, e.output), *free)
     places = [letters.index(c) for c in e.output]
-    groups, shape = groups_of(x.pattern, kept).pattern, bound.extents(letters)
 
-    def dense(values: Tensor, absent: int) -> Tensor:
-        """Scatter the values of groups into a dense result, with `absent` in the empty places."""
-        row = sort_keys(groups.coords, groups.shape)[0] if kept else groups.coords.new_zeros(len(values))
-        filled = values.new_full((prod(groups.shape), *values.shape[1:]), absent)
-        return filled.index_put((row.long(),), values).reshape(shape[: len(kept)] + values.shape[1:])
+    def counts() -> Tensor:
+        """Count the entries of each group, with a mode of size 1 for each letter of dense operands."""
+        each = x.map(torch.ones_like).sum(gone, output="dense")
+        return each.reshape((*each.shape, *[1] * len(free)))  # type: ignore[no-any-return]
 
     if reduce == "mean" and not sparse:
-
-        def counts() -> Tensor:
-            entries = dense(groups_of(x.pattern, kept).sizes.to(x.dtype), 1)
-            return entries.reshape((*shape[: len(kept)], *[1] * len(free))).permute(places)
-
-        each = x.pattern._once(("counts", kept, tuple(places), x.dtype), counts)
+        key = "counts", *gone, tuple(places), x.dtype
+        each = x.pattern._once(key, lambda: counts().clamp(min=1).permute(places))
         return einsum(text, *operands, output="dense").div(each).to(dtype)  # type: ignore[no-any-return]
     entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse")
-
-    def over_groups(values: Tensor) -> Tensor:
-        return reduced_groups(values, x.pattern, kept, reduce)
-
-    values = multiplied(over_groups, x.dtype, entries.values) if reduce == "prod" else over_groups(entries.values)
-    result = SparseTensor._make(groups, values).permute(places) if sparse else dense(values, int(reduce == "prod"))
-    return narrowed(result if sparse else result.permute(places), dtype, f'the result of "{e.text}"')
+    result = getattr(entries, reduce)(gone, entries=True, output="sparse" if sparse else "dense")
+    if reduce == "prod" and not sparse:
+        result = result + (counts() == 0)
+    return narrowed(result.permute(places), dtype, f'the result of "{e.text}"')

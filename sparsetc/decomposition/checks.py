@@ -17,6 +17,7 @@ from sparsetc.contraction.operands import check_operand
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
 from sparsetc.support import Ints, outside
 from sparsetc.tensor import tables
+from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.inputs import as_dense, check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS
@@ -140,14 +141,9 @@ def callback(value: Any) -> None:
 
 def free_modes(fixed: Iterable[int] | None, order: int) -> Ints:
     """Return the modes that are not fixed, at least one; negative numbers count from the end."""
-    kept = set()
-    if fixed is None:
-        fixed = ()
-    for mode in (fixed,) if isinstance(fixed, int) else fixed:
-        if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
-            raise DecompositionError(f"fixed_modes has {mode!r:.80}, expected modes {-order}..{order - 1}")
-        kept.add(mode % order)
-    free = outside(range(order), kept)
+    fixed = () if fixed is None else fixed
+    kept = (fixed,) if isinstance(fixed, int) else fixed
+    free = outside(range(order), {mode_of(order, mode, "fixed_modes") for mode in kept})
     if not free:
         raise DecompositionError("fixed_modes has every mode, so there is nothing to compute")
     return free

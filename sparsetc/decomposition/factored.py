@@ -24,7 +24,7 @@ from sparsetc.io import memory as files
 from sparsetc.io.atomic import replacing
 from sparsetc.support import FilePath, Ints, Names, memory, required
 from sparsetc.tensor.coords import check_range
-from sparsetc.tensor.inputs import as_tensor
+from sparsetc.tensor.inputs import as_coords
 from sparsetc.tensor.picture import as_html
 
 CHUNK = 1 << 22
@@ -148,9 +148,12 @@ class Factored:
             coords: (order, n) integers, 0-based; a tensor, an ndarray or nested lists.
 
         Raises:
-            ShapeError, DtypeError, CoordinateError: of coordinates that are not of this tensor.
+            FormatError, ShapeError, CoordinateError: of what is no array of integers, or not of this tensor.
         """
-        coords = _as_coords(coords, self.shape, self.device)
+        coords = as_coords(coords).to(self.device)
+        if len(coords) != self.order:
+            raise ShapeError(f"coordinates must have shape ({self.order}, n), found {tuple(coords.shape)}")
+        check_range(coords, self.shape, "entry")
         parts = coords.split(max(1, CHUNK // max(1, self._head.numel())), 1)
         return torch.cat([self._entries(at) for at in parts])
 
@@ -244,17 +247,3 @@ def imported(name: str) -> Any:
 def fortran(tensor: Tensor) -> np.ndarray:
     """A float64 copy in the order that pyttb has its arrays in."""
     return np.array(_array(tensor), np.float64, order="F")
-
-
-def _as_coords(coordinates: Any, shape: Ints, device: torch.device) -> Tensor:
-    """(order, n) int64 on a device, checked (one transfer); ShapeError, DtypeError, CoordinateError."""
-    coords = as_tensor(coordinates, f"coordinates, a rectangle of integers ({len(shape)}, n),", ShapeError).to(device)
-    if not coords.numel() and not isinstance(coordinates, Tensor):
-        coords = coords.long()  # the dtype of empty lists says nothing
-    if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
-        raise DtypeError(f"coordinates are integers, found {coords.dtype}")
-    if coords.ndim != 2 or coords.shape[0] != len(shape):
-        raise ShapeError(f"coordinates must have shape ({len(shape)}, n), found {tuple(coords.shape)}")
-    coords = coords.long()
-    check_range(coords, shape, "entry")
-    return coords

@@ -79,8 +79,8 @@ class CP(Factored):
 
     def _dense(self) -> Tensor:
         half = self._half
-        left = _khatri_rao((self.factors[0] * self.weights, *self.factors[1:half]))
-        right = _khatri_rao(self.factors[half:]) if half < self.order else torch.ones_like(self.weights)[None]
+        left = _khatri_rao(self.weights, self.factors[:half])
+        right = _khatri_rao(torch.ones_like(self.weights), self.factors[half:])
         return (left @ right.T).reshape(self.shape)
 
     def _entries(self, at: Tensor) -> Tensor:
@@ -108,10 +108,10 @@ class CP(Factored):
         return imported("pyttb").ktensor([fortran(f) for f in self.factors], fortran(self.weights))
 
 
-def _khatri_rao(factors: tuple[Tensor, ...]) -> Tensor:
-    """(product of sizes, rank): all products of a row of each, the last factor's rows fastest."""
-    product = factors[0]
-    for factor in factors[1:]:
+def _khatri_rao(weights: Tensor, factors: tuple[Tensor, ...]) -> Tensor:
+    """(product of sizes, rank): weights times all products of a row of each, the last factor's rows fastest."""
+    product = weights[None]
+    for factor in factors:
         product = (product[:, None] * factor).flatten(0, 1)
     return product
 

@@ -97,7 +97,7 @@ class ProbeLaunch:
     kernel: Any
     grid: int
     arguments: tuple[Tensor | int, ...]
-    constants: dict[str, int | str]
+    constants: dict[str, Any]
     warps: int = 4
     stages: int = 1
 
@@ -116,7 +116,9 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
     from sparsetc.device import calibration_kernels as kernels
 
     source, blocks = torch.ones(sizes.streamed, device=device), sizes.streamed // sizes.block
-    read = ProbeLaunch(kernels.stream, blocks, (source, _zeros(blocks, device)), {"BLOCK": sizes.block}, warps=8)
+    read = ProbeLaunch(
+        kernels.stream, blocks, (source, torch.zeros(blocks, device=device)), {"BLOCK": sizes.block}, warps=8
+    )
     yield "memory", 4 * sizes.streamed, (read,)
     del source, read
 
@@ -125,8 +127,8 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
     gathers = []
     for block, warps in FORMS:
         grid = sizes.gathered // (block * 8)
-        constants: dict[str, int | str] = {"BLOCK": block, "ROW": ROW, "STEPS": 8}
-        sums = _zeros(grid * ROW, device)
+        constants = {"BLOCK": block, "ROW": ROW, "STEPS": 8}
+        sums = torch.zeros(grid * ROW, device=device)
         gathers.append(ProbeLaunch(kernels.gather, grid, (rows, values, sums), constants, warps))
     yield "l2", 4 * ROW * sizes.gathered, tuple(gathers)
 
@@ -137,19 +139,19 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
     yield "add", 4 * ROW * sizes.added, tuple(adds)
 
     near = torch.randint(0, NEAR_ROWS, (sizes.programs * 32,), dtype=torch.int32, device=device)
-    values, sums = torch.ones(NEAR_ROWS, ROW, device=device), _zeros(sizes.programs * ROW, device)
+    values, sums = torch.ones(NEAR_ROWS, ROW, device=device), torch.zeros(sizes.programs * ROW, device=device)
     constants = {"BLOCK": 32, "ROW": ROW, "TABLE": NEAR_ROWS, "STEPS": sizes.steps}
     launch = ProbeLaunch(kernels.gather_near, sizes.programs, (near, values, sums), constants)
     yield "l1", 4 * ROW * 32 * sizes.steps * sizes.programs, (launch,)
 
-    pair, out = torch.full((2,), 0.5, device=device), _zeros(sizes.programs * 1024, device)
+    pair, out = torch.full((2,), 0.5, device=device), torch.zeros(sizes.programs * 1024, device=device)
     launch = ProbeLaunch(kernels.multiply, sizes.programs, (pair, out), {"BLOCK": 1024, "STEPS": 4 * sizes.steps})
     yield "multiply", 2 * 1024 * 4 * sizes.steps * sizes.programs, (launch,)
 
-    matrix, sums = torch.full((SIDE, DEEP), 0.25, device=device), _zeros(sizes.programs * SIDE, device)
+    matrix, sums = torch.full((SIDE, DEEP), 0.25, device=device), torch.zeros(sizes.programs * SIDE, device=device)
     for precision in dict.fromkeys(portable(name, machine) for name in default_gpu().dot):
-        constants = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
-        launch = ProbeLaunch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), constants)
+        sides = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
+        launch = ProbeLaunch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), sides)
         yield f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,)
     yield "task_bytes", KEPT_TASK * sizes.tasks, (_tasks(kernels, device, sizes),)
     launches = {name: _pairs(kernels, device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
@@ -165,7 +167,7 @@ def _tasks(kernels: Any, device: torch.device, sizes: ProbeSizes) -> ProbeLaunch
     places = (torch.cumsum(runs, 1, dtype=torch.int32) % sizes.sums).flatten()
     words = torch.randint(0, 256, (sizes.tasks,), dtype=torch.uint8, device=device)
     values, sums = (torch.ones(max(256, sizes.sums), device=device) for _ in range(2))
-    constants: dict[str, int | str] = {"BLOCK": 128, "TABLE": sizes.sums, "STEPS": 16}
+    constants = {"BLOCK": 128, "TABLE": sizes.sums, "STEPS": 16}
     return ProbeLaunch(kernels.tasks, sizes.tasks // (128 * 16), (words, places, values, sums), constants)
 
 
@@ -177,7 +179,7 @@ def _pairs(kernels: Any, device: torch.device, sizes: ProbeSizes, name: str, pre
     numbers = torch.randint(0, sizes.blocks, (sizes.pairs, 2), dtype=torch.int32, device=device)
     grid = sizes.pairs // PAIRS
     out = torch.zeros(grid * BLOCK, dtype=torch.float64 if name == "float64" else torch.float32, device=device)
-    constants: dict[str, int | str] = {"PAIRS": PAIRS, "SIDE": BLOCK, "INNER": INNER, "PRECISION": precision}
+    constants = {"PAIRS": PAIRS, "SIDE": BLOCK, "INNER": INNER, "PRECISION": precision}
     return ProbeLaunch(kernels.pairs, grid, (numbers, left, right, out), constants, stages=2 if name == "f16x3" else 3)
 
 
@@ -195,7 +197,7 @@ def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
         yield f"product {name}", 2 * rows * inner * columns, (product,)
 
     places = torch.arange(0, sizes.moved, SPARSE, device=device)
-    array, values = _zeros(sizes.moved, device), torch.ones(places.numel(), device=device)
+    array, values = torch.zeros(sizes.moved, device=device), torch.ones(places.numel(), device=device)
 
     def moved() -> Tensor:
         """Zero an array and scatter to it, as operands are; zero it and gather from it, as results are."""
@@ -231,10 +233,6 @@ def starts(device: torch.device, sizes: ProbeSizes) -> tuple[ProbeLaunch, ProbeL
     pointers = torch.zeros(sizes.started[1] + 1, dtype=torch.int32, device=device)
     one, few, many = (ProbeLaunch(find_work, n, (pointers, pointers[:1]), {}, warps=1) for n in (1, *sizes.started))
     return one, few, many
-
-
-def _zeros(count: int, device: torch.device) -> Tensor:
-    return torch.zeros(count, device=device)
 
 
 L2_SHARE = 5 / 6

@@ -298,10 +298,10 @@ def path_of(device: str, what: str = "profiles", form: str = "json") -> Path | N
     return None if directory is None else _record(directory, what, f"{slug(device)}.{form}")
 
 
-_record = lru_cache(maxsize=64)(Path)
+_record = lru_cache(Path)
 
 
-@lru_cache(maxsize=64)
+@lru_cache
 def slug(device: str) -> str:
     """Return the name of a device as a file's: small letters and digits, and hyphens for all else."""
     return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
@@ -325,7 +325,7 @@ def write(profile: DeviceProfile, software: Mapping[str, str | None]) -> Path:
     return path
 
 
-@lru_cache(maxsize=64)
+@lru_cache
 def _read(path: Path, name: str, default: Callable[[], DeviceProfile] = default_gpu) -> DeviceProfile | None:
     """Return the recorded profile of a GPU, or of a CPU, or None. It is cached, so that a warning appears once."""
     usual = default()

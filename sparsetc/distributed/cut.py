@@ -96,7 +96,9 @@ class Cut:
         grid = " x ".join(map(str, self.grid[:-1])) + (f", {self.grid[-1]} parts each" if self.grid[-1] > 1 else "")
         lines = [f"cut of {sizes}, {sum(self.nnz):,} nonzeros, over {ranks_of(self.size)}: {grid}"]
         for m in self.modes:
-            lines.append(f"  mode {m}: rows from {_few(self.bounds[m][:-1])}, to {self.bounds[m][-1]:,}")
+            *starts, end = (f"{n:,}" for n in self.bounds[m])
+            more = f", … ({len(starts)} ranges)" if len(starts) > 6 else ""
+            lines.append(f"  mode {m}: rows from {', '.join(starts[:6])}{more}, to {end}")
         if self.size <= LISTED:
             lines += [f"  rank {r}: {self._box(r)}: {n:,} nonzeros" for r, n in enumerate(self.nnz)]
         lines.append(
@@ -115,11 +117,6 @@ class Cut:
 def ranks_of(size: int) -> str:
     """``1 rank``, ``4 ranks``."""
     return f"{size:,} rank{'s' if size > 1 else ''}"
-
-
-def _few(numbers: Ints) -> str:
-    said = ", ".join(f"{n:,}" for n in numbers[:6])
-    return said if len(numbers) <= 6 else f"{said}, … ({len(numbers)} ranges)"
 
 
 def boundaries(counts: Tensor, ranges: int) -> Ints:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -127,8 +126,6 @@ class Transfer:
         return agreed(self.ranks, what, fitting)
 
     def _added_up(self, parts: Parts, like: Tensor, dtype: torch.dtype) -> Tensor:
-        if parts and all(part.shape == self.shape for _, part in parts):
-            return reduce(torch.add, [part.to(dtype) for _, part in parts])
         out = like.new_zeros(self.shape, dtype=dtype)
         for index, part in parts:
             out[index] += part

@@ -20,10 +20,7 @@ from sparsetc.formats.fiber import fibers, rows
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.partition import register_partition, row_numbers
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate, blocked, items_of, rounds
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import Method, add_plans
+from sparsetc.planner import Best, Candidate, Method, Problem, add_plans, blocked, items_of, rounds
 from sparsetc.support import Ints
 from sparsetc.tensor.coords import of_modes
 

@@ -30,19 +30,11 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.dense import DenseProduct, ProductCost, at_positions, setting_of
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.coordinates import Lookup, Position
-from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest import ITEM, Lookup, Nest, Position
 from sparsetc.ir.plan import DOTS, ROUNDED, Part, Plan, Schedule, Storage
-from sparsetc.ir.program.operands import Operand, named_operands
-from sparsetc.ir.program.resources import ONE, SECTOR, Statistics
-from sparsetc.ir.program.tile import Product, Tile
+from sparsetc.ir.program import ONE, SECTOR, Operand, Product, Statistics, Tile, named_operands
 from sparsetc.packing.base import FORMATS, Packed, index_dtype
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import describe, seconds_of
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import Method, add_plans, register_format
+from sparsetc.planner import Best, Candidate, Method, Problem, add_plans, describe, register_format, seconds_of
 from sparsetc.support import Ints, Names
 from sparsetc.tensor.coords import linear_key
 from sparsetc.tensor.sums import accumulator
@@ -269,7 +261,7 @@ def _cost(problem: Problem, part: Part) -> ProductCost:
     return _cost_of(problem.bound, replace(part, nnz=0), problem.rows, problem.sparse_output, problem.ones)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _cost_of(bound: Bound, part: Part, rows: int, sparse: bool, ones: bool) -> ProductCost:
     """Return the cost of a part, which is the same for every tensor of these sizes."""
     target = Target(sparse=sparse, in_operand_order=True, rows=rows, whole=True, ones=ones)

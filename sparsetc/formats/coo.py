@@ -21,19 +21,30 @@ from operator import itemgetter
 import torch
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.axes import UNLIMITED
-from sparsetc.ir.nest.nest import Nest, runs
+from sparsetc.ir.nest import UNLIMITED, Nest, runs
 from sparsetc.ir.plan import DOTS, F16X3, Schedule, Storage
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, pointers
 from sparsetc.packing.words import Nonzeros
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate, items_of, max_item_nnz_of, repeats, single
-from sparsetc.planner.pricing import costs, natively, price
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import deepened, programs_of, schedule_of
+from sparsetc.planner import (
+    Best,
+    Candidate,
+    Method,
+    Problem,
+    add_plans,
+    costs,
+    deepened,
+    items_of,
+    max_item_nnz_of,
+    natively,
+    price,
+    programs_of,
+    register_format,
+    repeats,
+    schedule_of,
+    single,
+)
 from sparsetc.support import Ints, Names, among, outside
 from sparsetc.tensor.coords import lexsort
 

@@ -25,20 +25,27 @@ from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.coordinates import Computed, Expression, Position, parsed
-from sparsetc.ir.nest.nest import Nest, runs
+from sparsetc.ir.nest import ITEM, Computed, Expression, Nest, Position, parsed, runs
 from sparsetc.ir.plan import F16X3, ROUNDED, Part, Schedule, Storage
-from sparsetc.ir.program.cost import Cost
-from sparsetc.ir.program.operands import DenseAxis, Operand, named_operands, printed_sizes
-from sparsetc.ir.program.resources import ONE, STORED, Statistics
-from sparsetc.ir.program.tile import Add, Key, Product, Tile, TileProgram
+from sparsetc.ir.program import (
+    ONE,
+    STORED,
+    Add,
+    Cost,
+    DenseAxis,
+    Key,
+    Operand,
+    Product,
+    Statistics,
+    Tile,
+    TileProgram,
+    named_operands,
+    printed_sizes,
+)
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
-from sparsetc.planner.pricing import ROUNDING
-from sparsetc.planner.registry import register_format
-from sparsetc.support import Ints, Names, among, outside, row_major, volume
-from sparsetc.support.lru import cached_property
+from sparsetc.planner import ROUNDING, register_format
+from sparsetc.support import Ints, Names, among, cached_property, outside, row_major, volume
 from sparsetc.tensor.sums import accumulator
 
 MOST = 2**40
@@ -88,7 +95,7 @@ class Dense:
         return _program(bound, part.storage, part.schedule, target.rows, part.format, number)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _program(bound: Bound, storage: Storage, schedule: Schedule, rows: int, format: str, number: int) -> DenseProduct:
     letters, (_, operands) = bound.einsum.sparse_indices, named_operands(bound)
     shape = bound.extents(letters)
@@ -110,7 +117,7 @@ def at_positions(shape: Ints, storage: Storage, position: Expression) -> Nest:
     return runs(leaf=tuple([Computed(m, parsed(text, position)) for m, text in enumerate(texts)]))
 
 
-def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
+def _strides(shape: Ints, storage: Storage) -> dict[int, int]:
     """Return the stride of each mode, outermost first; an empty mode counts as size 1."""
     sequence = storage.sequence or tuple(range(len(shape)))
     return dict(zip(sequence, row_major([max(1, shape[m]) for m in sequence]), strict=True))

@@ -32,18 +32,28 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.nest.nest import blocks as blocks_nest
+from sparsetc.ir.nest import Nest
+from sparsetc.ir.nest import blocks as blocks_nest
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.words import Nonzeros
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate, blocked, max_item_nnz_of, repeats, rounds, single
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import of_entries, schedule_of
+from sparsetc.planner import (
+    Best,
+    Candidate,
+    Method,
+    Problem,
+    add_plans,
+    blocked,
+    max_item_nnz_of,
+    of_entries,
+    register_format,
+    repeats,
+    rounds,
+    schedule_of,
+    single,
+)
 from sparsetc.support import Ints, Names
 from sparsetc.tensor import coords as crd
 

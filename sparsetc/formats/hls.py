@@ -41,17 +41,25 @@ from sparsetc.formats.fiber import best_leaf, fiber
 from sparsetc.ir.lower.default_tree import MOST_SUMS, TileGroups, groups_of
 from sparsetc.ir.nest.nest import Nest, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
-from sparsetc.ir.program.operands import MIN_DOT, named_operands
-from sparsetc.ir.program.resources import Statistics
+from sparsetc.ir.program import MIN_DOT, Statistics, named_operands
 from sparsetc.packing.base import Packed
 from sparsetc.packing.partition import register_partition
 from sparsetc.packing.tiles import VOLUME, packed_tiles, sides_named, sides_of, tile_populations, view_of
-from sparsetc.planner.bounds import Best, Rates, tiles_of
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import cheapest, price
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import Method, add_plans, register_format
-from sparsetc.planner.schedule import dot_axes, fit, padded_axes
+from sparsetc.planner import (
+    Best,
+    Candidate,
+    Method,
+    Problem,
+    Rates,
+    add_plans,
+    cheapest,
+    dot_axes,
+    fit,
+    padded_axes,
+    price,
+    register_format,
+    tiles_of,
+)
 from sparsetc.support import Ints, Names, outside, volume
 
 
@@ -224,7 +232,7 @@ def _least(problem: Problem, best: Best) -> float:
     return float(rates.least(problem, best, tiles.sum() - tiles_below[None], left, 0 * left, launched=False).min())
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _rates(problem: Problem, profile: DeviceProfile) -> Rates:
     """Rates of dense tiles, alone and in a launch with other nonzeros, of any pattern."""
     groups = groups_of(problem.bound, sides_of(problem.shape), problem.floating)

@@ -23,11 +23,7 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.fiber import expected_fibers
 from sparsetc.ir.plan import Part, Plan, Storage
 from sparsetc.packing.partition import register_partition
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.registry import Method, add_plans
-from sparsetc.planner.schedule import schedule_of
+from sparsetc.planner import Best, Candidate, Counts, Method, Problem, add_plans, schedule_of
 from sparsetc.support import outside
 from sparsetc.tensor.coords import linear_key, of_modes, ranked
 

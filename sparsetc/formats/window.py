@@ -17,7 +17,6 @@ A zero position is multiplied like any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -26,16 +25,13 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.coordinates import Listed
-from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
-from sparsetc.ir.nest.values import Whole
+from sparsetc.ir.nest import Listed, Nest, Whole, tiles, tiles_along
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.packing.partition import register_partition
 from sparsetc.packing.tiles import items_of, placed
-from sparsetc.planner.bounds import different
-from sparsetc.planner.registry import register_format
+from sparsetc.planner import different, register_format
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support import Ints, Names, outside
 from sparsetc.support.lru import Cache
@@ -173,12 +169,12 @@ def _filled(size: int, places: Tensor, coordinates: Tensor, none: int) -> Tensor
     return lists.scatter_(0, places.long(), coordinates.to(kind))
 
 
-def _arrays(name: str, modes: Sequence[int]) -> list[tuple[str, int]]:
+def _arrays(name: str, modes: Ints) -> list[tuple[str, int]]:
     """The arrays of coordinates of each mode, and the mode."""
     return [(f"{name}_{number}" if number else name, mode) for number, mode in enumerate(modes)]
 
 
-def _listed(name: str, modes: Sequence[int], side: int) -> tuple[Listed, ...]:
+def _listed(name: str, modes: Ints, side: int) -> tuple[Listed, ...]:
     """Return the coordinates listed along one side; the rows' first mode or the columns' last carries the others."""
     carrier = modes[0] if name == "rows" else modes[-1]
     return tuple(

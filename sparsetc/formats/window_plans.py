@@ -20,14 +20,23 @@ from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import rows, short_rows
 from sparsetc.formats.window import populations, tiles_of
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
-from sparsetc.ir.program.operands import MIN_DOT, named_operands
-from sparsetc.ir.program.resources import Statistics
-from sparsetc.planner.bounds import Best, Numbers, Rates, windows_of
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.pricing import cheapest, costs, in_order
-from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import Method, add_plans
-from sparsetc.planner.schedule import fit, padded_axes, programs_of
+from sparsetc.ir.program import MIN_DOT, Statistics, named_operands
+from sparsetc.planner import (
+    Best,
+    Candidate,
+    Method,
+    Numbers,
+    Problem,
+    Rates,
+    add_plans,
+    cheapest,
+    costs,
+    fit,
+    in_order,
+    padded_axes,
+    programs_of,
+    windows_of,
+)
 from sparsetc.support import memory
 
 
@@ -91,7 +100,7 @@ def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Par
     return ((seconds, part) for part, seconds in bounds.items())
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Part], Numbers, Rates]:
     """Ways to run each shape of tile of a similarity that makes matrix products: parts, programs, rates."""
     tiles = []
@@ -134,14 +143,8 @@ def splits(problem: Problem, name: str, part: Part, threshold: int | None = None
     counts = problem.counts
 
     def count() -> tuple[Tensor, ...]:
-        return tuple(
-            [
-                n.cpu()
-                for n in populations(problem.counts.coords, problem.counts.shape, part.storage, problem.counts.cache)[
-                    1:
-                ]
-            ]
-        )
+        _, *numbers = populations(counts.coords, counts.shape, part.storage, counts.cache)
+        return tuple([n.cpu() for n in numbers])
 
     # Whatever the width of a tile, a window has these columns.
     grouping = tuple([(name, size) for name, size in part.storage.params if name != "width"])

@@ -43,7 +43,10 @@ def is_table(path: str, columns: Sequence[Any] | None) -> bool:
 def read(path: str, columns: Sequence[Any] | None, dtype: torch.dtype | None) -> SparseTensor:
     """Return the tensor of a table, as `sparsetc.read` does."""
     with _opened(path, columns, dtype) as (table, modes, value):
-        memory.check(path, "the tensor and its table (stc.pack takes it in parts)", _nbytes(path, table))
+        nbytes = 4 * os.path.getsize(path)  # of text
+        if isinstance(table, parquet.Table):  # of columns in both, and of the order of nonzeros
+            nbytes = table.nnz * (32 * len(table.names) + memory.SORTED) + table.largest_group
+        memory.check(path, "the tensor and its table (stc.pack takes it in parts)", nbytes)
         batches = list(_batches(table))
         if not sum(map(len, batches)):
             raise ValueError(NO_ROWS)
@@ -82,13 +85,6 @@ def blocks(
                     distinct, numbers_of_rows = _distinct(batch, name)
                     block[name] = np.searchsorted(of, distinct)[numbers_of_rows]
             yield numbers.with_dtype(SparseTensor.from_table(block, modes, value), dtype)
-
-
-def _nbytes(path: str, table: Any) -> int:
-    """Return the bytes that a table and its tensor take: of text, of columns in both, and of the order of nonzeros."""
-    if isinstance(table, parquet.Table):
-        return table.nnz * (32 * len(table.names) + memory.SORTED) + table.largest_group
-    return 4 * os.path.getsize(path)
 
 
 def _batches(table: Any) -> Iterator[Any]:

@@ -41,20 +41,19 @@ class Archive:
     """The arrays of an open .npz file.
 
     Attributes:
-        names: of the arrays, in the order of the archive.
+        names: of the arrays, in the order of the archive, with what it says of them.
     """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path, self._size = path, os.fstat(file.fileno()).st_size
         self._zip = zipfile.ZipFile(file)
-        self._members = {info.filename.removesuffix(".npy"): info for info in self._zip.infolist()}
-        self.names = list(self._members)
+        self.names = {info.filename.removesuffix(".npy"): info for info in self._zip.infolist()}
         self.header = cache(self._header)
 
     def array(self, name: str) -> np.ndarray:
         """Return the array, in the machine's byte order."""
         self.header(name)
-        with self._zip.open(self._members[name]) as member:
+        with self._zip.open(self.names[name]) as member:
             array = np.lib.format.read_array(member, allow_pickle=False)
         return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
 
@@ -64,9 +63,9 @@ class Archive:
         Raises:
             ValueError: it is no plain array, or its header contradicts the archive.
         """
-        if name not in self._members:
+        if name not in self.names:
             raise ValueError(f"no array {name} among {', '.join(self.names)[:200] or 'none'}")
-        info = self._members[name]
+        info = self.names[name]
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{name} is compressed in another way than numpy does")
         if info.file_size > _DEFLATED_TIMES * self._size:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsetc.errors import ShapeError
 from sparsetc.io import bounds
 from sparsetc.io.atomic import replacing
-from sparsetc.support import FilePath, Ints
+from sparsetc.support import FilePath, Ints, required
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import NAMED, SUMMED_IN, dtype_name, resolved
 from sparsetc.tensor.pattern import Labels
@@ -39,11 +39,9 @@ Batch = tuple[Sequence[Tensor], Tensor]
 
 def library() -> Any:
     """The module pyarrow, and in it `pyarrow.parquet`."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError('.parquet files need pyarrow: pip install "sparsetc[files]"') from error
-    return pyarrow
+    missing = '.parquet files need pyarrow: pip install "sparsetc[files]"'
+    required("pyarrow.parquet", missing)
+    return required("pyarrow", missing)
 
 
 def write(path: FilePath, x: SparseTensor) -> None:

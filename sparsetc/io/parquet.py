@@ -90,10 +90,8 @@ class Table:
     def _row_group(self, group: int, names: Sequence[Any]) -> Any:
         rows = self.starts[group + 1] - self.starts[group]
         memory.check(self.path, f"row group {group}", self._nbytes(group, names))
-        with (
-            memory.of_file(f"{self.path}: row group {group}", Exception),
-            self._lock.own,
-        ):  # as a file object has one position
+        # a lock, as a file object has one position
+        with memory.of_file(f"{self.path}: row group {group}", Exception), self._lock.own:
             row_group = self._file.read_row_group(group, names)
             columns = [row_group.column(name) for name in names]
             if any(len(column) != rows for column in columns):
@@ -131,8 +129,8 @@ class Table:
 class PackedFile(Table):
     """The nonzeros of an open packed file, in lexicographic order; `sparsetc.open_packed` opens one.
 
-    It may be read by several threads, and is closed by `close` or at the end of a ``with`` block. If a range ends
-    within a row group, that group stays in memory for the next range. A copy or unpickled object opens the file again.
+    It may be read by several threads, and is closed by `close` or at the end of a ``with`` block. If a range ends in a
+    row group, that group stays in memory for the next range. A copied or unpickled object opens the file again.
 
     Raises:
         IOFormatError: a file that is no packed file, is truncated or altered; the message names footer or row group.

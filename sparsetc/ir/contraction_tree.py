@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparsetc.errors import PlanError
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Letters, cached_property
 from sparsetc.support.records import Record
 
 
@@ -94,6 +94,21 @@ def total(tree: Tree, over: Iterable[str]) -> Tree:
     if axes and tree.kind == "sum":
         return Tree("sum", tree.parts, (*tree.over, *axes))
     return Tree("sum", (tree,), axes) if axes else tree
+
+
+def order_of_sums(over: Letters, looped: Letters, beside: Letters) -> list[tuple[list[str], list[str]]]:
+    """Return (axes in registers, loops) that are summed together, one after the other.
+
+    What lies in registers is summed before the loops that are named with it or behind it, and after those before it.
+    """
+    together: list[tuple[list[str], list[str]]] = [([], [])]
+    for axis in over:
+        if axis not in looped and together[-1][1]:
+            together.append(([], []))
+        registers, loops = together[-1]
+        registers += [axis] if axis in beside else []
+        loops += [axis] if axis in looped else []
+    return together
 
 
 def parse_tree(text: str) -> Tree:

@@ -36,7 +36,8 @@ from sparsetc.support.compiled import native, room
 from sparsetc.support.lru import cached_property
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.coords import Numbering, histogram, joint_keys, lexsort, numbered
+from sparsetc.tensor import duplicates
+from sparsetc.tensor.coords import Numbering, histogram, joint_keys, numbered
 from sparsetc.tensor.sums import accumulator, in_order, summed_rows
 
 
@@ -175,18 +176,11 @@ def prepared(
     if not rows:
         owner = None if n < 2 else coords.new_zeros(n)  # all are summed to one entry, if there are any
         return JoinOperand(order, extents, (), min(n, 1), True, source, owner, coords)
-    keys = crd.sort_keys(rows, extents)
-    if crd.is_sorted_unique(keys):
-        return JoinOperand(order, extents, rows, n, True, source, None, coords)
-    by_key = lexsort(rows, extents)
-    fresh = crd.starts_of_runs([k[by_key] for k in keys])
-    representatives = by_key[fresh]
-    n_distinct = representatives.numel()
-    owner = None if n_distinct == n else torch.cumsum(fresh, 0) - 1
-    source = by_key if source is None else source[by_key]
-    return JoinOperand(
-        order, extents, tuple(row[representatives] for row in rows), n_distinct, True, source, owner, coords
-    )
+    distinct_coords, merge = duplicates.coalesced(torch.stack(rows), extents)
+    if merge is not None:
+        source = merge.order if source is None else source[merge.order]
+    owner = None if merge is None else merge.run
+    return JoinOperand(order, extents, tuple(distinct_coords), distinct_coords.shape[1], True, source, owner, coords)
 
 
 PIECE = 1 << 23

@@ -4,9 +4,8 @@ In: numpy arrays, those that are written to included. Out: how many results ther
 tested at each access for being negative.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ BYTES, ONES = U(0x0F0F0F0F0F0F0F0F), U(0x0101010101010101)
 the lowest bit is that of the bits below it."""
 
 
-def results(ends: Any, first: Any, row: Any, column: Any, columns: int, places: Any) -> int:
+def results(ends, first, row, column, columns: int, places) -> int:
     """Find the distinct places of all tasks, ascending; return how many there are.
 
     A bit a column is set by each task of a row, and a bit of another word by each word of these. Words are then read in
@@ -67,18 +66,7 @@ def results(ends: Any, first: Any, row: Any, column: Any, columns: int, places: 
     return int(n)
 
 
-def tasks(
-    ends: Any,
-    first: Any,
-    row: Any,
-    column: Any,
-    columns: int,
-    places: Any,
-    frame: int,
-    x_base: Any,
-    x_word: Any,
-    z_word: Any,
-) -> None:
+def tasks(ends, first, row, column, columns: int, places, frame: int, x_base, x_word, z_word) -> None:
     """Write the entry of x and the result of each task, given the places of all results.
 
     Args:
@@ -105,9 +93,7 @@ def tasks(
             task += 1
 
 
-def first_products(
-    ends: Any, first: Any, row: Any, column: Any, columns: int, places: Any, x: Any, y: Any, sums: Any, out: Any
-) -> None:
+def first_products(ends, first, row, column, columns: int, places, x, y, sums, out) -> None:
     """Write what `products` does, in the same order of sums, without a list of tasks.
 
     Args:
@@ -138,7 +124,7 @@ def first_products(
             n += 1
 
 
-def products(ends: Any, first: Any, row: Any, z_word: Any, x: Any, y: Any, sums: Any, out: Any) -> None:
+def products(ends, first, row, z_word, x, y, sums, out) -> None:
     """Write the sum of products of each result, of values of x and y in the order of tasks.
 
     Args:
@@ -168,7 +154,7 @@ def products(ends: Any, first: Any, row: Any, z_word: Any, x: Any, y: Any, sums:
         begin = end
 
 
-def coordinates(places: Any, columns: int, by_row: bool, of: Any, out: Any) -> None:
+def coordinates(places, columns: int, by_row: bool, of, out) -> None:
     """Write for each place, row * columns + column and rising, what its row has, or its column."""
     row = places[0] // columns if len(places) else 0
     for n in range(len(places)):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import cache
-from sparsetc.codegen.native import RANGES, functions, threads_of_package
+from sparsetc.codegen.native import RANGES, functions, in_threads
 from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.maps.body import Walk
 from sparsetc.maps.kernel import Heads
@@ -118,7 +118,7 @@ class NativeWalk:
             for name, sums in shared.items():
                 own[self.places[name]] = _flat(sums[number])
             jobs.append(partial(self.function, *part, *own))
-        threads_of_package.run(threads, jobs)
+        in_threads(threads, jobs)
         for name, sums in shared.items():
             tensors[name].copy_(sums.sum(0))
 

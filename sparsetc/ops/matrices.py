@@ -16,7 +16,6 @@ from sparsetc.ops.arguments import checked_table, found_shape, matrix_of
 from sparsetc.options import Auto, ToDense, ToSparse
 from sparsetc.support import memory
 from sparsetc.tensor.blocks import without_blocks
-from sparsetc.tensor.groups import groups_of, reduced_groups
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -111,6 +110,6 @@ def min_plus(x: Any, y: Tensor) -> Tensor:
     nbytes = 2 * sparse.nnz * table[:1].nbytes
     memory.check(f"the {sparse.nnz:,} rows of sums of min_plus", nbytes, table.device)
     sums = sparse.values.view(-1, *[1] * len(wide)) + table[columns]
-    least = reduced_groups(sums, sparse.pattern, (0,), "amin")
+    least = sparse.with_values(sums).amin(1, entries=True, output="sparse")
     extrema = sums.new_full((sparse.shape[0], *sums.shape[1:]), torch.inf)
-    return extrema.index_copy(0, groups_of(sparse.pattern, (0,)).pattern.coords[0], least)
+    return extrema.index_copy(0, least.coords[0], least.values)

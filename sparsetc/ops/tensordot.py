@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from sparsetc.api import einsum, register_op
 from sparsetc.contraction.operands import as_operand, check_operand
-from sparsetc.contraction.output import Result, accumulated, check_accumulation, check_scalars, narrowed, without_zeros
+from sparsetc.contraction.output import Result, accumulated, check_accumulation, check_scalars, narrowed
 from sparsetc.errors import DistributedError, EquationError, ShapeError
 from sparsetc.ops.arguments import equation, letters_of, place_of, sparse_of
 from sparsetc.options import Auto
@@ -84,7 +84,7 @@ def contract(
     contraction = einsum(equation(letters, [term], kept), sparse.to(wide), second.to(wide), **settings)
     what = f"{alpha} times the result" + (f" and {beta} times input" if beta else "")
     result = narrowed(accumulated(contraction, input, alpha, beta), sparse.dtype, what)
-    return without_zeros(result) if drop_zeros and isinstance(result, SparseTensor) else result
+    return result.drop() if drop_zeros and isinstance(result, SparseTensor) else result
 
 
 def _pairs(modes: Any, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[list[int], list[int]]:

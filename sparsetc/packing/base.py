@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.nest.axes import LEVELS
-from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest import LEVELS, Nest
 from sparsetc.ir.plan import Storage
 from sparsetc.support import Ints
 from sparsetc.support.lru import Cache, cached_property, given_to
@@ -92,7 +91,9 @@ class Packed:
             places, numbers = self.scattered
             of_part = picked(values, numbers)
             return values.new_zeros(self.stored).scatter_(0, places, of_part)
-        return (after_zero(values) if self.padded else values).index_select(0, self.gathered)
+        if self.padded:  # which reads a zero
+            values = torch.nn.functional.pad(values, (1, 0))
+        return values.index_select(0, self.gathered)
 
     @property
     def in_order(self) -> bool:
@@ -138,11 +139,6 @@ class Packed:
         if full is None or steps == 1:
             return self
         return replace(self, arrays=self.arrays | {"block_full": full // steps * steps})
-
-
-def after_zero(values: Tensor) -> Tensor:
-    """Return (n + 1,) values behind a zero, which padding reads."""
-    return torch.nn.functional.pad(values, (1, 0))
 
 
 @runtime_checkable
@@ -223,7 +219,7 @@ def pack(coords: Tensor, shape: Ints, format: str, storage: Storage, cache: Cach
     return packed
 
 
-_verify = lru_cache(maxsize=256)(Nest.verify)
+_verify = lru_cache(Nest.verify)
 
 
 def index_dtype(largest: int) -> torch.dtype:

@@ -262,17 +262,14 @@ def stored_parts(plan: Plan, coords: Tensor, shape: Ints, kept: Ints, cache: Cac
         FormatError: a format does not take its part, or packs it wrongly.
     """
     parts: list[Packed] = []
-    for number, key in enumerate(storage_keys(plan, kept)):
-        part, packed = plan.parts[number], cache.get(key)
+    each = shares_of_plan(plan, shares(plan.partition, plan.options, kept, coords, shape, cache))
+    for part, key, numbers in zip(plan.parts, storage_keys(plan, kept), each, strict=True):
+        packed = cache.get(key)
         if packed is None:
-            nonzeros = shares(plan.partition, plan.options, kept, coords, shape, cache)
-            numbers = shares_of_plan(plan, nonzeros)[number]
             numbers = None if numbers is None or numbers.numel() == coords.shape[1] else numbers  # all of none, too
             held = coords if numbers is None else coords[:, numbers]
             packed = pack(held, shape, part.format, part.storage, cache if numbers is None else None).of(numbers)
             if packed.nnz:
                 packed = cache.put(key, packed)
         parts.append(packed)
-    if sum(p.nnz for p in parts) != coords.shape[1]:
-        raise PlanError(f"plan {plan.name!r} has no part for some shares of its partition, which have nonzeros here")
     return parts

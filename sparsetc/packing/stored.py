@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.coordinates import Expression, Reader
-from sparsetc.ir.nest.nest import Nest
+from sparsetc.ir.nest import Expression, Nest, Reader
 from sparsetc.packing import words as word_codec
 from sparsetc.packing.base import Packed
 from sparsetc.tensor.coords import in_runs

@@ -5,7 +5,6 @@ In: coordinates, a storage and its view. Out: a part of `dense_tile` or `bitmap_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from math import prod
@@ -15,9 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.nest import Nest, tiles, tiles_along
-from sparsetc.ir.nest.values import Bitmap, Whole
+from sparsetc.ir.nest import ITEM, Bitmap, Nest, Whole, tiles, tiles_along
 from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
@@ -34,7 +31,7 @@ def sides_named(order: int) -> Names:
     return tuple([f"side_{m}" for m in range(order)])
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def sides_of(shape: Ints, params: NamedInts = ()) -> Ints:
     """Return the sides of tiles: named by parameters (``side_m`` of mode m), else the largest fitting powers of two.
 
@@ -51,7 +48,7 @@ def sides_of(shape: Ints, params: NamedInts = ()) -> Ints:
     return all_sides
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def view_of(shape: Ints, storage: Storage, bitmap: bool) -> Nest:
     """Ranges of tiles that share the item modes' block coordinates.
 
@@ -156,7 +153,7 @@ def refuse_duplicates() -> NoReturn:
     )
 
 
-def slots_along(packed: Packed, modes: Sequence[int], level: int, slot: Tensor) -> Tensor:
+def slots_along(packed: Packed, modes: Ints, level: int, slot: Tensor) -> Tensor:
     """(items or tiles * kept positions,) the output slot of every kept position; -1 where it has no nonzero.
 
     Args:

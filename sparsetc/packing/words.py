@@ -34,13 +34,13 @@ class Nonzeros:
     """
 
     coords: Tensor
-    shape: Sequence[int]
+    shape: Ints
     numbers: Tensor | None = None
     sides: Ints = ()
     gaps: bool = True
 
     @classmethod
-    def sorted(cls, coords: Tensor, shape: Sequence[int], modes: Ints) -> Nonzeros:
+    def sorted(cls, coords: Tensor, shape: Ints, modes: Ints) -> Nonzeros:
         """Return all nonzeros, sorted by their modes in another order."""
         if modes == tuple(range(len(shape))):
             return cls(coords, shape)
@@ -65,7 +65,7 @@ class Nonzeros:
         numbers = self.numbers.index_select(0, places.clamp(min=0) if gaps else places)
         return replace(self, numbers=numbers.masked_fill_(places < 0, -1) if gaps else numbers, gaps=gaps)
 
-    def starts(self, modes: Sequence[int]) -> Tensor:
+    def starts(self, modes: Ints) -> Tensor:
         """Return (n,) bool: True at the first nonzero and wherever these modes' coordinates change."""
         n = self.coords.shape[1] if self.numbers is None else self.numbers.numel()
         if not modes:

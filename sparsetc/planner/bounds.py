@@ -301,9 +301,9 @@ def _drawn(ends: Numbers, nnz: int) -> tuple[Numbers, Numbers]:
 
 def _ranges(start: Numbers, length: Numbers, device: torch.device) -> tuple[Tensor, Tensor]:
     """The numbers of ranges, one behind the other, and the range of each; on a device, which is not waited for."""
-    shift, lengths = torch.as_tensor(np.stack((start - (np.cumsum(length) - length), length))).to(device)
-    owner = torch.repeat_interleave(lengths, output_size=int(length.sum()))
-    return torch.arange(owner.numel(), device=device) + shift[owner], owner
+    first, lengths = torch.as_tensor(np.stack((start, length))).to(device)
+    owner, numbers = crd.in_runs(lengths, int(length.sum()), first)
+    return numbers, owner
 
 
 def _thinned(key: Tensor) -> tuple[Tensor | slice, int]:

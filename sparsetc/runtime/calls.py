@@ -196,7 +196,7 @@ def _csr(offsets: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor
     return torch.sparse_csr_tensor(offsets, columns, values, size, device=values.device, check_invariants=False)
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def _hush() -> None:
     """Make torch's first CSR tensor where its one warning, that they are in beta, is not shown to the user."""
     with warnings.catch_warnings():
@@ -265,7 +265,7 @@ def integer_einsum(equation: str, *operands: Tensor) -> Tensor:
     return left[0]
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _pairs(equation: str, shapes: tuple[torch.Size, ...]) -> list[tuple[tuple[int, ...], str]]:
     """Return for each contraction of two operands their positions among the remaining ones, and its equation."""
     if len(shapes) == 2:

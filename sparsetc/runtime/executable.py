@@ -21,9 +21,8 @@ from torch import Tensor
 from sparsetc.codegen.launch import Call, PartArrays, Values, each
 from sparsetc.codegen.programs import Programs
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.support import Ints
+from sparsetc.support import Ints, cached_property
 from sparsetc.support.compiled import room
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.sums import segments

@@ -35,18 +35,15 @@ class Vector(types.Type):
         super().__init__(name=f"Vector({element}, {length})")
 
 
-@register_model(Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager, vector: Vector) -> None:
-        super().__init__(manager, vector, _llvm(vector))
-
-
 @lru_cache
 def _llvm(vector: Vector) -> ir.Type:
     number = ir.IntType(64) if isinstance(vector.element, types.Integer) else None
     if number is None:
         number = ir.FloatType() if vector.element == types.float32 else ir.DoubleType()
     return ir.VectorType(number, vector.length)
+
+
+register_model(Vector)(lambda manager, vector: models.PrimitiveModel(manager, vector, _llvm(vector)))
 
 
 def _pointer(context, builder, signature, arguments, kind=None):

@@ -70,8 +70,7 @@ class StreamOptions:
             raise PlanError(
                 f"chunk_bytes must be a number of bytes, {SMALLEST} or more, found {self.chunk_bytes!r:.80}"
             )
-        whole = isinstance(self.streams, int) and not isinstance(self.streams, bool)
-        if not (whole and 1 <= self.streams <= MOST_STREAMS):
+        if type(self.streams) is not int or not 1 <= self.streams <= MOST_STREAMS:
             raise PlanError(f"streams must be a whole number from 1 to {MOST_STREAMS}, found {self.streams!r:.80}")
         if self.order not in ("size", "given"):
             raise PlanError(f'order must be "size" or "given", found {self.order!r:.80}')

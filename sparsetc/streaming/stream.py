@@ -19,7 +19,7 @@ from torch import Tensor
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.guard import finite
 from sparsetc.contraction.operands import dense_of_call
-from sparsetc.contraction.output import Result, arranged, is_sparse, without_zeros
+from sparsetc.contraction.output import Result, arranged, is_sparse
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
 from sparsetc.io.atomic import replacing
 from sparsetc.ir.plan import Plan
@@ -84,7 +84,7 @@ class ResultForm:
             self._order = None if self._order is None else self._order.to(rows.device)
         values = rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
         result = SparseTensor._make(self._pattern, values)
-        return without_zeros(result) if self._drops else result
+        return result.drop() if self._drops else result
 
     def check(self, out: Any) -> None:
         """Raise unless a result can be written to `out`."""

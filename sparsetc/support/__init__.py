@@ -8,12 +8,16 @@ from math import prod
 from os import PathLike
 from typing import Any, TypeVar
 
+from sparsetc.support.lru import cached_property as cached_property
+
 FilePath = str | PathLike[str]
 """The path of a file, as `open` takes it."""
 Ints = tuple[int, ...]
 """Sizes, positions or numbers of modes, of any number."""
 Names = tuple[str, ...]
 """Letters of an einsum, or other names."""
+Letters = Iterable[str]
+"""Letters of an einsum, in any collection of them."""
 NamedInts = tuple[tuple[str, int], ...]
 """Numbers by letter or name, as what is hashed has them."""
 
@@ -63,6 +67,6 @@ def row_major(sizes: Sequence[int]) -> list[int]:
     return [prod(sizes[n + 1 :]) for n in range(len(sizes))]
 
 
-def volume(sizes: Mapping[Any, int] | Sequence[int], axes: Iterable[Any]) -> int:
+def volume(sizes: Mapping[Any, int] | Ints, axes: Iterable[Any]) -> int:
     """Return the product of the sizes of some axes."""
     return prod(map(sizes.__getitem__, axes))

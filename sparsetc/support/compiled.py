@@ -39,13 +39,13 @@ ENOUGH, MANY = 1 << 12, 1 << 16
 """Least elements of a loop for running it natively, and for importing numba for it, which takes .3 s."""
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def has_numba() -> bool:
     """Return True if numba is installed."""
     return find_spec("numba") is not None
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def usable() -> bool:
     """Return True if numba can be imported; where it is installed and cannot, as for a later numpy, say so once."""
     try:
@@ -80,7 +80,7 @@ def native(function: Callable[..., Any], device: torch.device, elements: int) ->
     return _native(function) if elements >= enough and has_numba() and usable() else None
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _native(function: Callable[..., Any]) -> Callable[..., Any]:
     from numba import njit
 

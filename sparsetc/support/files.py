@@ -58,7 +58,7 @@ def _standard() -> Path | None:
     return None if home == "~" else _path(os.path.join(home, ".cache", "sparsetc"))
 
 
-_path = lru_cache(maxsize=64)(Path)  # to parse a path takes longer than to look for the folder's name
+_path = lru_cache(Path)  # to parse a path takes longer than to look for the folder's name
 
 
 # -- what is private ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from contextlib import nullcontext
 from inspect import Signature, signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-_at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **calls: None)  # Windows has no forks
+at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **calls: None)  # Windows has no forks
 
 
 class Lock:
@@ -33,7 +33,7 @@ class Lock:
 
     def __init__(self) -> None:
         self._renew()
-        _at_fork(after_in_child=self._renew)
+        at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
         self.own = threading.RLock()
@@ -52,7 +52,7 @@ def _finish_imports() -> None:
         ended |= names
 
 
-_at_fork(before=_finish_imports)
+at_fork(before=_finish_imports)
 
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
@@ -154,7 +154,7 @@ def given_to(function: Callable[..., Any], cache: Cache | None) -> dict[str, Any
     return {} if cache is None or "cache" not in signature_of(function).parameters else {"cache": cache}
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache
 def signature_of(function: Callable[..., Any]) -> Signature:
     """Return the signature of a function, inspected once."""
     return signature(function)

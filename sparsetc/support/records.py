@@ -81,7 +81,7 @@ def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
     return ""
 
 
-@lru_cache(maxsize=16)
+@lru_cache
 def _hints(record: Any) -> dict[str, Any]:
     return get_type_hints(record)
 

@@ -274,19 +274,18 @@ def linear_key(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor | None
     """
     key = torch.zeros_like(like) if like is not None and not sizes else None
     spread = 1
-    in_place = False
     for row, size in zip(rows, sizes, strict=True):
         if key is None:
             key, spread = row, size
             continue
         if spread * size > INT64_SIZES:
             number, spread = ranked(key, spread)
-            key, in_place = number.long(), True
+            key = number.long()
         if spread * size > INT64_SIZES:
             number, size = ranked(row, size)
             row = number.long()
-        key = key.mul_(size).add_(row) if in_place else torch.add(row, key, alpha=size)
-        spread, in_place = spread * size, True
+        key = torch.add(row, key, alpha=size)
+        spread *= size
     assert key is not None
     return key, spread
 
@@ -353,6 +352,26 @@ def joint_keys(
         return sort_keys(left, sizes)[0], sort_keys(right, sizes)[0], prod(sizes)
     both = numbered([torch.cat(pair) for pair in zip(left, right, strict=True)], sizes, sum(n), like)
     return both.rank[: n[0]], both.rank[n[0] :], both.count
+
+
+def meeting(left: Tensor, right: Tensor, keys: int, most: int, ascending: bool = False) -> tuple[Tensor, Tensor] | None:
+    """Find the pairs of equal keys of two sets, as `joint_keys` gives them; wait for the device.
+
+    Returns:
+        The number of the left key of each pair, not falling, and that of the right one, rising where the other stays;
+        None where there are more than `most`. Right keys may be known to be `ascending`.
+    """
+    order = None
+    if not ascending:
+        right, order = torch.sort(narrowed(right, keys), stable=True)
+    begins = torch.searchsorted(right, torch.arange(keys + 1, dtype=right.dtype, device=right.device))
+    first = begins.index_select(0, left)
+    lengths = begins[1:].index_select(0, left).sub_(first)
+    count = int(lengths.sum())
+    if count > most:
+        return None
+    of_left, of_right = in_runs(lengths, count, first)
+    return of_left, of_right if order is None else order.index_select(0, of_right)
 
 
 def decoded(keys: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:

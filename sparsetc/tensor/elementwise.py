@@ -100,7 +100,9 @@ def check_ordered(x: Any) -> None:
 def only(x: Any, held: Tensor) -> Any:
     """The entries of a coalesced tensor for which (nnz,) bools hold."""
     kept = held.nonzero()[:, 0]
-    return x._make(x._pattern.like(x._pattern.coords[:, kept], True), x._values.index_select(0, kept))
+    whole = kept.numel() == held.numel()
+    pattern = x._pattern if whole else x._pattern.like(x._pattern.coords[:, kept], True)
+    return x._make(pattern, x._values.index_select(0, kept))
 
 
 def where_holds(x: Any, condition: Any, wanted: bool) -> Any:

@@ -6,7 +6,6 @@ method or `einsum` gives; or an error that says what to do instead.
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -74,18 +73,13 @@ class Functions:
 
 def _operator(name: str) -> Callable[[Any, Any], Any]:
     """An operator of torch, of which the first operand or the second is sparse."""
+    swapped = MIRRORED.get(name, f"r{name}")
 
     def called(x: Any, y: Any, alpha: Any = 1) -> Any:
         y = y if alpha == 1 else y * alpha
-        return getattr(x, f"__{name}__")(y) if is_sparse(x) else getattr(y, f"__r{name}__")(x)
+        return getattr(x, f"__{name}__")(y) if is_sparse(x) else getattr(y, f"__{swapped}__")(x)
 
     return called
-
-
-def _comparison(name: str) -> Callable[[Any, Any], Any]:
-    """A comparison of which the first operand or the second is sparse."""
-    compare, mirrored = (getattr(operator, n) for n in (name, name.translate(str.maketrans("lg", "gl"))))
-    return lambda x, y: compare(x, y) if is_sparse(x) else mirrored(y, x)
 
 
 def _of_tensors(function: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -235,8 +229,8 @@ ELEMENTWISE = "maximum", "minimum", "fmax", "fmin", "logical_or", "logical_xor",
 """Functions of torch and numpy, of two operands, that are 0 of two zeros."""
 TYPED = ("sum", "mean", "prod")
 """Functions that take a dtype."""
-COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal"}
-"""Python's names, and those of numpy, both of which torch has."""
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
+"""Comparisons, and what they are of operands in the other order."""
 OPERATORS = {
     "add": "add",
     "mul": "mul multiply",
@@ -249,6 +243,11 @@ OPERATORS = {
     "and": "bitwise_and",
     "or": "bitwise_or",
     "xor": "bitwise_xor",
+    "lt": "lt less",
+    "le": "le less_equal",
+    "gt": "gt greater",
+    "ge": "ge greater_equal",
+    "ne": "ne not_equal",
 }
 """Names of Python's operators, and what torch and numpy call them."""
 _cat = later("tensor.creation", "cat")
@@ -265,7 +264,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "allclose": _allclose,
     "linalg_norm": _linalg_norm,
     "dropout": _dropout,
-    **{name: _comparison(pythons) for pythons, numpys in COMPARISONS.items() for name in (pythons, numpys)},
     **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
     **{name: later("tensor.creation", name) for name in ("stack", "kron", "where", "block_diag")},
     "vstack": _cat,
@@ -281,8 +279,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bmm": _of_orders((3, 3)),
     "mv": _of_orders((2, 1)),
     "dot": _of_orders((1, 1)),
-    "neg": _method("__neg__"),
-    "negative": _method("__neg__"),
+    **dict.fromkeys(("neg", "negative"), _method("__neg__")),
     "absolute": _method("abs"),
     "tensordot": _tensordot,
     "addmm": _addmm,

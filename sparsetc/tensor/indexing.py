@@ -84,7 +84,8 @@ class _EntriesLeft:
     """
 
     def __init__(self, x: Any) -> None:
-        self.x, self.coords, self.values = x, x._pattern.coords, x._values
+        self.x = x
+        self.coords, self.values = x._pattern.coords, x._values
         self.kept: Tensor | None = None
         self.rows: list[Tensor] = []
         self.shape: list[int] = []

@@ -109,8 +109,8 @@ def as_values(values: ArrayLike) -> Tensor:
     return vals
 
 
-def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
-    """Coordinates as a contiguous int64 tensor (sparse order, nnz) on the device of ``values``; range unchecked.
+def as_coords(coords: ArrayLike, values: Tensor | None = None) -> Tensor:
+    """Coordinates as a contiguous int64 tensor (sparse order, nnz), of ``values`` on their device; range unchecked.
 
     The tensor may be the caller's own.
     """
@@ -128,6 +128,7 @@ def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
         raise FormatError(f"coords must be 2-D (sparse order x nnz), found shape {tuple(raw.shape)}")
     if raw.shape[0] == 0:
         raise FormatError("coords must have at least one mode (row); a tensor of order 0 is not sparse")
+    values = raw[0] if values is None else values
     if raw.shape[1] != values.shape[0]:
         hint = "; coords are (order x nnz), so transpose them" if raw.shape[0] == values.shape[0] else ""
         raise FormatError(f"coords have {raw.shape[1]} columns but there are {values.shape[0]} values{hint}")
@@ -208,8 +209,8 @@ def constructed(
         sizes = as_shape(shape, raw, vals)[: raw.shape[0]] if blocks is None else blocks.grid
         if coalesce and check and comes_again:
             kind = torch.sparse_coo if blocks is None else blocks
-            memory = [coords.untyped_storage()]
             loose = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and blocks is None
+            memory = [coords.untyped_storage()]
             coordinates = reading(kind, sizes, [coords], memory, lambda own: own[0].long().contiguous(), blocks)
             loose = loose and coordinates.unsorted
             pattern, merge = (None, None) if loose else (coordinates.pattern, coordinates.merge)

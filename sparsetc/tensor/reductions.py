@@ -20,12 +20,12 @@ from torch import Tensor
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.support import memory, outside, volume
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.attributes import Sparse
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.elementwise import at_entries, check_ordered
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
-from sparsetc.tensor.pattern import Pattern, transforming
+from sparsetc.tensor.pattern import transforming
+from sparsetc.tensor.structure import reshaped
 from sparsetc.tensor.sums import accumulator, exactly, fitted, multiplied, summed_dtype
 
 Dims = int | Sequence[int] | None
@@ -419,7 +419,11 @@ def _reduced(
     result = x._make(pattern, values)
     if output == "dense" or (output == "auto" and len(kept) < 2):
         return _with_ones(result.to_dense(), gone) if keepdim else result.to_dense()
-    return _with_sizes_of_1(result, x, gone) if keepdim else result
+    if not keepdim:
+        return result
+    whole = reshaped(pattern, tuple(1 if m in gone else n for m, n in enumerate(x._pattern.shape)))
+    whole.labels = {name: pattern.labels.get(name) for name in x._pattern.labels}
+    return x._make(whole, _with_ones(values, [m - order + 1 for m in gone if m >= order]))
 
 
 def _root(powers: Tensor, p: float) -> Tensor:
@@ -464,14 +468,3 @@ def _with_ones(sums: Tensor, gone: Sequence[int]) -> Tensor:
     for mode in gone:
         sums = sums.unsqueeze(mode)
     return sums
-
-
-def _with_sizes_of_1(sums: Sparse, x: Sparse, gone: Sequence[int]) -> Sparse:
-    """The sparse result with the modes that are gone, of size 1; dense ones as dense modes."""
-    old, left = sums._pattern, iter(sums._pattern.coords)
-    none = torch.zeros_like(old.coords[0])
-    coords = torch.stack([none if m in gone else next(left) for m in range(x.sparse_order)])
-    shape = tuple(1 if m in gone else x._pattern.shape[m] for m in range(x.sparse_order))
-    values = _with_ones(sums._values, [m - x.sparse_order + 1 for m in gone if m >= x.sparse_order])
-    labels = {name: old.labels.get(name) for name in x._pattern.labels}
-    return sums._make(Pattern(coords, shape, True, labels=labels), values)

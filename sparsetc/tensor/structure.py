@@ -106,8 +106,8 @@ class Structure(Parts):
             if not cut or not rows:
                 return x.expand_dense().reshape(wanted)
             values = x._values.reshape(x.nnz, *wanted[cut:])
-            return x._make(_reshaped(x._pattern, tuple(wanted[:cut])), values)
-        return x._make(_reshaped(x._pattern, tuple(wanted)), x._values)
+            return x._make(reshaped(x._pattern, tuple(wanted[:cut])), values)
+        return x._make(reshaped(x._pattern, tuple(wanted)), x._values)
 
     view = reshape
 
@@ -185,7 +185,7 @@ class Structure(Parts):
 
 
 @once
-def _reshaped(pattern: Pattern, shape: Ints) -> Pattern:
+def reshaped(pattern: Pattern, shape: Ints) -> Pattern:
     """Return the pattern in another shape with as many positions, in the same order; made once.
 
     Modes are joined only until they end where new ones do, so that no number passes what the sizes make necessary.

@@ -19,8 +19,7 @@ from sparsetc.device.profile import of_backend, path_of, today
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, verify
 from sparsetc.ir.program.resources import Statistics
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner import Candidate, Counts, Problem
 from sparsetc.support.notices import warn_once
 from sparsetc.support.records import misfit
 from sparsetc.tensor.checksum import bits
@@ -33,7 +32,7 @@ FACTS = ("backend", "precisions", "halves", "coalesced", "rows", "sparse_output"
 """Attributes of a `Problem` that plans, their costs and their results depend on, beside the einsum and the pattern."""
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def versions() -> str:
     """The software that times depend on."""
     from importlib.metadata import PackageNotFoundError, version
@@ -82,7 +81,7 @@ class Facts:
         return digest(self.equation, _rounded(self.problem), _rounded(self.pattern))
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def shipped() -> bytes:
     """Return the record shipped with the package: the fastest plan of each problem used to fit the rates."""
     return gzip.decompress((resources.files("sparsetc.device") / "profiles" / "tuned.jsonl.gz").read_bytes())

@@ -17,9 +17,7 @@ import torch
 from sparsetc.device.profile import MEASURED, RATES, TABLES, DeviceProfile, calibrated, default_gpu, today
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.parse import parse
-from sparsetc.planner.pricing import costs, seconds_of
-from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.registry import PLANS
+from sparsetc.planner import PLANS, Counts, Problem, costs, seconds_of
 from sparsetc.tensor.dtypes import NAMED
 from sparsetc.tuning.known import DAMAGED, candidate_of
 from sparsetc.tuning.lines import Line

@@ -344,7 +344,7 @@ START = random_factors((4, 5, 6), 2)
         ({"init": [f.tolist() for f in START]}, stc.DecompositionError, "found list"),
         ({"init": (torch.ones(3), START)}, stc.ShapeError, "init's weights must have shape"),
         ({"init": [*START[:2], -START[2]], "nonnegative": True}, stc.DecompositionError, "mode 2 has entries below 0"),
-        ({"fixed_modes": [3]}, stc.DecompositionError, "fixed_modes has 3, expected modes -3..2"),
+        ({"fixed_modes": [3]}, stc.ShapeError, "fixed_modes: a tensor of 3 modes has no mode 3"),
         ({"fixed_modes": [0]}, stc.DecompositionError, "keeps factors of init, which must give them"),
         ({"fixed_modes": [0, 1, 2], "init": START}, stc.DecompositionError, "every mode"),
         ({"random_state": 2**70}, stc.DecompositionError, "a seed or a torch.Generator"),

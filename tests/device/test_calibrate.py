@@ -262,6 +262,7 @@ def test_paths_of_two_sparse_operands_have_the_profile_of_the_gpu(
 ) -> None:
     device, settings, usual = torch.device("cuda:0"), Options(cache_dir=tmp_path / "elsewhere"), default_gpu()
     monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
     assert profile_of(device, settings) is usual
     assert profile_of(torch.device("cpu"), settings) is cpu()
     with stc.options(cache_dir=tmp_path / "elsewhere"):

@@ -621,6 +621,7 @@ def what_fails_on_one_rank_is_said_on_all(mesh: Any, folder: Path) -> None:
             raise MemoryError("std::bad_alloc")
         return kind(*args, **settings)
 
+    lacking.coerce = kind.coerce  # type: ignore[attr-defined]
     module.SparseTensor = lacking  # type: ignore[attr-defined]
     try:
         with raises(stc.DistributedError, f"rank {last} of {ranks.size} failed: MemoryError"):

@@ -29,14 +29,13 @@ from math import prod
 from string import ascii_letters
 from typing import TypeVar
 
-from sparsetc.support import Ints, NamedInts, Names, among, outside
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside
 
 N = TypeVar("N")
 T = TypeVar("T")
 
 
-def distinct(indices: Iterable[str]) -> Names:
+def distinct(indices: Letters) -> Names:
     """The indices without repeats, in order of first appearance."""
     return tuple(dict.fromkeys(indices))
 
@@ -60,7 +59,7 @@ def joined(things: Iterable[tuple[Iterable[N], T]]) -> list[tuple[set[N], list[T
     return groups
 
 
-def written(inputs: Iterable[Iterable[str]], output: Iterable[str]) -> str:
+def written(inputs: Iterable[Letters], output: Letters) -> str:
     """Return the equation of these indices."""
     return ",".join(map("".join, inputs)) + "->" + "".join(output)
 
@@ -181,11 +180,11 @@ class Bound:
         """The sizes as a mapping; not to be written to."""
         return dict(self.sizes)
 
-    def extents(self, indices: Iterable[str]) -> Ints:
+    def extents(self, indices: Letters) -> Ints:
         """The sizes of ``indices``, in their order."""
         return tuple(map(self.by_index.__getitem__, indices))
 
-    def elements(self, indices: Iterable[str]) -> int:
+    def elements(self, indices: Letters) -> int:
         """The number of elements of a dense tensor with these indices."""
         return prod(self.extents(indices))
 

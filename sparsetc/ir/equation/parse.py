@@ -115,7 +115,7 @@ class _ParsedTerm:
         """Return the number of dimensions that the ellipsis of this term stands for."""
         return ndim - len(self.letters) if ELLIPSIS in self.labels else 0
 
-    def spelled(self, ellipsis: Sequence[str], count: int) -> Names:
+    def spelled(self, ellipsis: Names, count: int) -> Names:
         """The labels, with the last ``count`` letters of ``ellipsis`` in place of "..."."""
         names = tuple(ellipsis[len(ellipsis) - count :])
         return tuple([i for x in self.labels for i in (names if x == ELLIPSIS else (x,))])

@@ -28,9 +28,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower.default_tree import completed
 from sparsetc.ir.lower.inner import Inner, Target
 from sparsetc.ir.lower.lowering import Lowering, WholeLowering
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.nest import PAIRED, Nest, pairs
-from sparsetc.ir.nest.values import Bitmap, Halves, Values, Whole
+from sparsetc.ir.nest import ITEM, PAIRED, Bitmap, Halves, Nest, Values, Whole, pairs
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.tile import LANES, Key, TileProgram
 from sparsetc.support import NamedInts
@@ -77,7 +75,7 @@ Fold = NamedInts
 """(letter, positions) of the letters that make an axis, row-major."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def lower_pairs(
     equation: str,
     folds: tuple[Fold, Fold, Fold],

@@ -7,42 +7,15 @@ that names the node and the fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.contraction_tree import Tree
+from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.lower.inner import Inner
-from sparsetc.ir.nest.axes import ITEM, Axis
+from sparsetc.ir.nest.axes import Axis, home
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program.tile import LANES
 from sparsetc.support import among
-
-
-def home(around: Sequence[Axis], over: Collection[str]) -> int:
-    """The level at which a sum over loops, one or more, lives: outside of the outermost."""
-    level = ITEM
-    for axis in around:
-        if axis.name in over:
-            break
-        level = max(level, axis.level)
-    return level
-
-
-def order_of_sums(
-    over: Iterable[str], looped: Collection[str], beside: Collection[str]
-) -> list[tuple[list[str], list[str]]]:
-    """(axes in registers, loops) that are summed together, one after the other.
-
-    What lies in registers is summed before the loops that are named with it or behind it, and after those before it.
-    """
-    together: list[tuple[list[str], list[str]]] = [([], [])]
-    for axis in over:
-        if axis not in looped and together[-1][1]:
-            together.append(([], []))
-        registers, loops = together[-1]
-        registers += [axis] if axis in beside else []
-        loops += [axis] if axis in looped else []
-    return together
 
 
 def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> None:

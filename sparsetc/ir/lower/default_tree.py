@@ -44,10 +44,8 @@ from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.lower.inner import Inner
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
 from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP, named_operands, printed_sizes
-from sparsetc.ir.program.tile import LANES, Operand
-from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
-from sparsetc.support.lru import cached_property
+from sparsetc.ir.program import LANES, MIN_DOT, WARPGROUP, Operand, named_operands, printed_sizes
+from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside, volume
 
 T = TypeVar("T")
 SAMPLED = 4096
@@ -159,7 +157,7 @@ def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -
     return dot(left, right, (*lanes, *over)) if over and not single and deep >= MIN_DOT else None
 
 
-def _as_loaded(inner: Inner, schedule: Schedule, left: Tree, right: Tree, over: Sequence[str]) -> tuple[Tree, Tree]:
+def _as_loaded(inner: Inner, schedule: Schedule, left: Tree, right: Tree, over: Letters) -> tuple[Tree, Tree]:
     """Return the left and the right side of a dot of tables, of which the right one is as large or larger.
 
     Where one is too short for Hopper's instruction, what is summed is last on the left and first on the right, as far
@@ -225,7 +223,7 @@ class TileGroups:
         """Return the letters with all positions in one column of the first dot: of the second dot, then the first."""
         return (*self.second, *self.first)
 
-    def storage(self, letters: Sequence[str], most: int) -> Storage:
+    def storage(self, letters: Names, most: int) -> Storage:
         """Return the storage of tiles: blocks of output rows, `most` positions an item, in the order of the dots."""
 
         def modes(*names: str) -> Ints:
@@ -237,8 +235,8 @@ class TileGroups:
         return Storage(item, rest, max_item_nnz=most, sequence=sequence, contracted=len(self.contracted))
 
 
-@lru_cache(maxsize=256)
-def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroups:
+@lru_cache
+def groups_of(bound: Bound, sides: Ints, dot: bool = True) -> TileGroups:
     """The division of the sparse operand's letters that takes the fewest multiplications.
 
     Args:
@@ -251,7 +249,7 @@ def groups_of(bound: Bound, sides: Sequence[int], dot: bool = True) -> TileGroup
     return _divided(side, sizes, e.output, named_operands(bound)[1], dot, True)
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _divided(
     side: NamedInts, sizes: NamedInts, output: Names, operands: tuple[Operand, ...], dot: bool, wide: bool
 ) -> TileGroups:
@@ -267,7 +265,7 @@ class Division:
     """
 
     def __init__(
-        self, side: Mapping[str, int], sizes: Mapping[str, int], output: Sequence[str], operands: Sequence[Operand]
+        self, side: Mapping[str, int], sizes: Mapping[str, int], output: Names, operands: Sequence[Operand]
     ) -> None:
         """Find which letters must stay together.
 
@@ -305,7 +303,7 @@ class Division:
         """Return the letters with sides, in the order of the sides."""
         return among(self.letters, letters)
 
-    def positions(self, letters: Iterable[str]) -> int:
+    def positions(self, letters: Letters) -> int:
         """Return the number of positions of a tile along these letters."""
         return volume(self.side, letters)
 
@@ -393,7 +391,7 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
     return replace(schedule, tree=_tree(inner, groups, tile_loops), tile_sizes=tile_sizes, tile_loops=tile_loops)
 
 
-def _tree(inner: Inner, g: TileGroups, tile_loops: Sequence[str]) -> Tree:
+def _tree(inner: Inner, g: TileGroups, tile_loops: Names) -> Tree:
     """Build the tree of a tile: its dots, their scale factors, and the sums that are left to the end."""
     within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
     (x,) = map(factor, inner.stored)
@@ -416,7 +414,7 @@ def _factors(operands: Iterable[Operand]) -> list[Tree]:
     return [factor(o.name) for o in operands]
 
 
-def _rows(operands: Iterable[Operand], letters: Sequence[str]) -> Tree:
+def _rows(operands: Iterable[Operand], letters: Names) -> Tree:
     """Return the side of a dot over these letters: the product of the operands with any of them."""
     return product(_factors(o for o in operands if set(o.rows) & set(letters)))
 
@@ -427,13 +425,13 @@ def _blocks(inner: Inner, schedule: Schedule, g: TileGroups) -> dict[str, int]:
     whole = (*g.first, *g.second, *g.columns)
     block = {c: side if c in whole else 1 for c, side in padded.items()}
 
-    def fill(letters: Sequence[str], room: int) -> None:
+    def fill(letters: Names, room: int) -> None:
         """Take as many positions of letters as there is room for, of the last most."""
         for c in reversed(letters):
             block[c] = max(1, min(padded[c], room))
             room //= block[c]
 
-    def pad(letters: Sequence[str], columns: Sequence[str] = ()) -> None:
+    def pad(letters: Names, columns: Names = ()) -> None:
         """Take more positions of the last letter if there are too few for a dot."""
         if letters:
             block[letters[-1]] *= max(1, MIN_DOT // volume(block, (*columns, *letters)))

@@ -6,18 +6,15 @@ a `Target`. Out: `Inner`, over which a tree is chosen, checked and lowered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
-from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.program.operands import named_operands, printed_sizes
-from sparsetc.ir.program.tile import Key, Operand
-from sparsetc.support import Ints, NamedInts, Names, among, outside, row_major
-from sparsetc.support.lru import cached_property
+from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest
+from sparsetc.ir.program import Key, Operand, named_operands, printed_sizes
+from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside, row_major
 
 X = "X"
 """The name of stored values in a tree."""
@@ -102,7 +99,7 @@ class Inner:
             sizes=sizes,
         )
 
-    def may_omit_ones(self, factors: Iterable[str]) -> bool:
+    def may_omit_ones(self, factors: Letters) -> bool:
         """True if a tree of these factors needs no 1s of a pattern: another factor marks the lanes with a value."""
         return not self.view.values.held and any(self.levels[name] == LEAF for name in factors)
 
@@ -111,11 +108,11 @@ class Inner:
         """The dense operands by name."""
         return {o.name: o for o in self.operands}
 
-    def depth(self, letters: Iterable[str]) -> int:
+    def depth(self, letters: Names) -> int:
         """Return the level at which the coordinates of all these letters are known."""
         return max([self.view.mode_levels[self.letters.index(c)] for c in letters], default=ITEM)
 
-    def along(self, letters: Iterable[str]) -> Names:
+    def along(self, letters: Names) -> Names:
         """Return the sides of a tile along which the coordinates of these letters vary, once each."""
         return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters))) if self.sides else ()
 

@@ -21,17 +21,30 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.contraction_tree import Tree, factor
+from sparsetc.ir.contraction_tree import Tree, factor, order_of_sums
 from sparsetc.ir.equation.einsum import joined
-from sparsetc.ir.lower.check import home, order_of_sums, verify_tree
+from sparsetc.ir.lower.check import verify_tree
 from sparsetc.ir.lower.inner import Inner, X
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop
+from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop, home
 from sparsetc.ir.plan import F16X3, Schedule
-from sparsetc.ir.program import names
-from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, Scale, Statement, Tile, Value, place
-from sparsetc.support import Names, among, outside, volume
-from sparsetc.support.lru import cached_property
+from sparsetc.ir.program import (
+    LANES,
+    Add,
+    Decode,
+    DenseAxis,
+    Gather,
+    Loop,
+    Product,
+    Reduce,
+    Scale,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+    names,
+    place,
+)
+from sparsetc.support import Letters, Names, among, cached_property, outside, volume
 
 
 class Lowering:
@@ -69,10 +82,7 @@ class Lowering:
         self.unscale: list[Tile] = []
         self.tile_sizes = dict(schedule.tile_sizes)
         self.positions = tuple(
-            [
-                ir.DenseAxis(c, side, self.tile_sizes.get(c, 1), inner.folds.get(c, ()))
-                for c, side in inner.sides.items()
-            ]
+            [DenseAxis(c, side, self.tile_sizes.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
         unrolled, turned = len(inner.stored) == 1, among(schedule.tile_loops, inner.sides)
@@ -83,15 +93,15 @@ class Lowering:
             verify_tree(inner, schedule, self.around)
         self._check_order()
 
-    def program(self, format: str) -> ir.TileProgram:
+    def program(self, format: str) -> TileProgram:
         """The program."""
         inner, schedule = self.inner, self.schedule
         total = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
         owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
         copies = 1 if owned or inner.key.kind != "row" else schedule.copies
-        statements = (*self.statements, ir.Add(total, inner.key, inner.output_axes, owned, copies))
-        return ir.TileProgram(
+        statements = (*self.statements, Add(total, inner.key, inner.output_axes, owned, copies))
+        return TileProgram(
             equation=inner.equation,
             number=0,
             format=format,
@@ -101,7 +111,7 @@ class Lowering:
             operands=tuple(self.operand.values()),
             output=inner.output,
             output_axes=inner.output_axes,
-            body=place(statements, list(map(ir.Loop, self.around))),
+            body=place(statements, list(map(Loop, self.around))),
             schedule=schedule,
             slot=inner.key.array,
             rows=inner.target.rows,
@@ -111,11 +121,11 @@ class Lowering:
             strides=inner.target.strides,
         )
 
-    def _dense(self, letter: str) -> ir.DenseAxis:
+    def _dense(self, letter: str) -> DenseAxis:
         """A dense axis as the schedule takes it: one of a single block is not slowest, whatever the schedule says."""
         size, block = self.inner.sizes[letter], self.schedule.block(letter)
         lengths = dict(self.schedule.vectors).get(letter, ())
-        return ir.DenseAxis(
+        return DenseAxis(
             letter, size, block, lengths=lengths, slowest=letter in self.schedule.slowest_axes and size > block
         )
 
@@ -172,21 +182,21 @@ class Lowering:
         return self.make(Scale(Tile(names.unscale(name), (), self.inner.depth(rows)), name, rows=rows))
 
     # -- what is read -----------------------------------------------------------------------------------------------
-    def load(self, factor: str) -> ir.Value | ir.Gather:
+    def load(self, factor: str) -> Value | Gather:
         """Return the statement that reads a factor."""
         return self.value(factor) if factor in self.inner.stored else self.gather(factor)
 
-    def value(self, name: str) -> ir.Value:
+    def value(self, name: str) -> Value:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
         over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes])
         rows = outside(axes, over)
         columns = among(axes, over)
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
-        out = ir.Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
-        return ir.Value(out, name.lower())
+        out = Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
+        return Value(out, name.lower())
 
-    def gather(self, name: str) -> ir.Gather:
+    def gather(self, name: str) -> Gather:
         """Return the statement that gathers rows of a dense operand: one for each lane if lanes determine them."""
         o = self.operand[name]
         level = self.inner.levels[name]
@@ -198,9 +208,9 @@ class Lowering:
             # A side of a dot is a matrix as it is loaded; what is summed beside the dot lies before what is kept.
             rows = sorted(outside(axes, over), key=lambda c: c not in self.summed)
             axes, folded = (*rows, *among(axes, over)), len(rows)
-        return ir.Gather(ir.Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
+        return Gather(Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
-    def decodes(self, level: int) -> list[ir.Decode]:
+    def decodes(self, level: int) -> list[Decode]:
         """Return the statements that read the wanted coordinates of one level, those along a tile's side last."""
         view = self.view
         letters = self.inner.letters
@@ -208,10 +218,10 @@ class Lowering:
         for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
             letter, placed = letters[mode], view.along.get(mode)
             if not view.coordinates[mode].sides:
-                reads.append(ir.Decode(letter, view.coordinates[mode], level, tile=placed is not None))
+                reads.append(Decode(letter, view.coordinates[mode], level, tile=placed is not None))
             if placed is not None and letter in self._addressed:
                 size, along = self.inner.sizes[letter], self.inner.along((letter,))
-                reads.append(ir.Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
+                reads.append(Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
         return reads
 
     @cached_property
@@ -289,14 +299,14 @@ class Lowering:
         level = max([t.level for t in factors])
         return self.make(Product(Tile(self.called(name), tuple(axes), level), tuple(factors)))
 
-    def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Iterable[str]) -> Tile:
+    def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Names) -> Tile:
         """Make the matrix product of two sides; its rows and columns are the unsummed axes of each side."""
         rows, columns = self._free(left, set(over)), self._free(right, set(over))
         level = max([t.level for t in (*left, *right)])
         out = Tile(self.called(name), (*rows, *columns), level, folded=len(rows))
         return self.make(Product(out, tuple(left), tuple(right)))
 
-    def sum(self, name: str, tile: Tile, over: Iterable[str]) -> Tile:
+    def sum(self, name: str, tile: Tile, over: Letters) -> Tile:
         """Return a tile summed over these axes; the tile itself if it has none of them."""
         axes = outside(tile.axes, {*over})
         return self.make(Reduce(Tile(self.called(name), axes, tile.level), tile)) if axes != tile.axes else tile
@@ -395,7 +405,7 @@ class Lowering:
             return "result" if node == self.last else "scaled"
         return next((name for dot, name in zip(self.dots, "wv", strict=False) if node in dot.parts), "term")
 
-    def _loops(self, over: Iterable[str]) -> list[Axis]:
+    def _loops(self, over: Letters) -> list[Axis]:
         return [axis for axis in self.around if axis.name in over]
 
     def _over(self, node: Tree) -> Names:

@@ -1,0 +1,21 @@
+"""How nonzeros are walked: axes, coordinates and values, of which a `Nest` is made."""
+
+# ruff: noqa: F401
+from sparsetc.ir.nest.axes import ITEM, LANE, LANES, LEAF, LEVELS, UNLIMITED, Axis, Each, Fibers, Run
+from sparsetc.ir.nest.coordinates import (
+    AXIS_LEVEL,
+    OPERATORS,
+    Bits,
+    Computed,
+    Expression,
+    Listed,
+    Lookup,
+    Position,
+    Readable,
+    Reader,
+    Writer,
+    parsed,
+    word_bits,
+)
+from sparsetc.ir.nest.nest import PAIRED, Nest, blocks, pairs, runs, tiles, tiles_along
+from sparsetc.ir.nest.values import BIAS, HEAD, LOW, TOP, Bitmap, Halves, Ones, Values, Whole

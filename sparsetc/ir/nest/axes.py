@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sparsetc.ir.nest.values import Values
-from sparsetc.support import Names
+from sparsetc.support import Letters, Names
 
 ITEM = 0
 LANE = 1
@@ -211,3 +211,13 @@ class TileLoop(Axis):
 
     def describe(self, unroll: int) -> str:
         return f"{self.name} in the tile" + (f", {self.step} at a time" if self.step > 1 else "")
+
+
+def home(around: Sequence[Axis], over: Letters) -> int:
+    """The level at which a sum over loops, one or more, lives: outside of the outermost."""
+    level = ITEM
+    for axis in around:
+        if axis.name in over:
+            break
+        level = max(level, axis.level)
+    return level

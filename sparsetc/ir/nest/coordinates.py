@@ -79,11 +79,10 @@ class Writer(Protocol):
         """Return the text that reads an array; it needs no parentheses."""
 
     def bits(self, bits: Bits) -> tuple[str, str]:
-        """Return the text that reads bits of a word, and its last operator; empty if the text needs no parentheses."""
-        return bits.operations(self.lookup(bits.word))
+        """Return the text that reads bits of a word, and its last operator; empty if the text needs no parentheses.
 
-    def plain_bits(self, bits: Bits) -> tuple[str, str]:
-        """Return what `bits` does, a shift alone without its parentheses."""
+        A shift alone is in none.
+        """
         text, last = bits.operations(self.lookup(bits.word))
         return (text[1:-1], ">>") if bits.top and bits.shift and not last else (text, last)
 
@@ -315,7 +314,7 @@ def parsed(formula: str, position: Expression) -> Expression:
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache
 def _parsed(formula: str, position: Expression) -> Expression | None:
     if FORMULA.fullmatch(formula):
         with suppress(SyntaxError, ValueError, MemoryError, RecursionError):

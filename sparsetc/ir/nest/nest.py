@@ -53,8 +53,7 @@ from sparsetc.ir.nest.coordinates import (
     Position,
 )
 from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
-from sparsetc.support import Ints, Names
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Names, cached_property
 from sparsetc.support.names import check_array
 
 Name = TypeVar("Name")
@@ -116,7 +115,7 @@ class Nest:
         """The arrays that are made again when values change and the pattern does not."""
         return () if self.pairs else self.values.packed
 
-    def stored_shape(self, shape: Sequence[int]) -> Ints:
+    def stored_shape(self, shape: Ints) -> Ints:
         """Return the number of tiles along each mode; without tiles, the shape."""
         return tuple([-(-n // self.side(mode)) for mode, n in enumerate(shape)])
 

@@ -39,8 +39,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError
-from sparsetc.support import Ints, Names, volume
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Names, cached_property, volume
 from sparsetc.tensor.coords import set_bits
 
 

@@ -1,1 +1,35 @@
-"""Level 3, the tile program of one work item: its statements, names, text, checks and cost."""
+"""Level 3: tile programs, what they read, print as and cost."""
+
+# ruff: noqa: F401
+from sparsetc.ir.program.cost import REGISTERS, Cost
+from sparsetc.ir.program.operands import (
+    HALVES,
+    MIN_DOT,
+    WARPGROUP,
+    DenseAxis,
+    Operand,
+    Stored,
+    named_operands,
+    printed_sizes,
+    tables,
+)
+from sparsetc.ir.program.resources import ONE, SECTOR, STORED, Statistics
+from sparsetc.ir.program.text import comments, header
+from sparsetc.ir.program.tile import (
+    LANES,
+    Add,
+    Decode,
+    Gather,
+    Key,
+    Loop,
+    Product,
+    Reduce,
+    Scale,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+    Zero,
+    place,
+    tables_of,
+)

@@ -6,7 +6,7 @@ order of dense axes; `Stored`, which says from which arrays values are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -15,11 +15,9 @@ from typing import NamedTuple
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.nest.values import Values
+from sparsetc.ir.nest import Nest, Values
 from sparsetc.ir.program.names import most, rounded
-from sparsetc.support import Ints, NamedInts, Names, among, outside, row_major, volume
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, NamedInts, Names, among, cached_property, outside, row_major, volume
 
 MIN_DOT = 16
 """Smallest side of a `tl.dot` that every supported Triton takes for every type."""
@@ -127,7 +125,7 @@ class Stored:
         return self.values.strides[self.letters.index(letter)]
 
 
-def stored_of(view: Nest, letters: Sequence[str]) -> Stored:
+def stored_of(view: Nest, letters: Names) -> Stored:
     """The one sparse operand of a view, by the letters of its modes."""
     values, sided = view.values, view.sided
     if len(sided) < len(values.sides):  # the other modes ride along these, and have one position

@@ -6,23 +6,34 @@ docstring: what it computes, how the operand is stored, what a call costs. Who h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sparsetc.ir.nest.axes import ITEM
-from sparsetc.ir.nest.coordinates import Readable
-from sparsetc.ir.nest.nest import PAIRED, Nest
-from sparsetc.ir.nest.values import HEAD
+from sparsetc.ir.nest import HEAD, ITEM, PAIRED, Nest, Readable
 from sparsetc.ir.program import names
-from sparsetc.ir.program import tile as ir
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import Stored, stored_of
-from sparsetc.support import among, outside
+from sparsetc.ir.program.tile import (
+    LANES,
+    Decode,
+    DenseAxis,
+    Gather,
+    Loop,
+    Product,
+    Reduce,
+    Scale,
+    Statement,
+    Tile,
+    TileProgram,
+    Value,
+    Zero,
+)
+from sparsetc.support import Names, among, outside
 
 LEGEND = "N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R rows of the result, w bytes a value."
 """The symbols of costs."""
+NOTES = {"rounded": "cast to bfloat16", "split": "to be split", "halves": "as float16 halves"}
+"""Notes on an operand, by what is true of it."""
 
 
-def lines(p: ir.TileProgram) -> list[str]:
+def lines(p: TileProgram) -> list[str]:
     """The program, a statement a line, indented by loops."""
     head = f'tile program  "{p.equation}"  part {p.number}: {p.format}, {p.view}'
     axes = ", ".join(map(_axis, p.axes))
@@ -32,58 +43,54 @@ def lines(p: ir.TileProgram) -> list[str]:
     return [*lines, *["  " * (depth + 1) + line(p, s) for s, depth in p.statements]]
 
 
-ir.TileProgram.printed = lines
+TileProgram.printed = lines
 
 
-def comments(p: ir.TileProgram) -> list[str]:
+def comments(p: TileProgram) -> list[str]:
     """The program as comments above a generated function."""
     return [f"# {line}" for line in lines(p)]
 
 
-def _axis(a: ir.DenseAxis) -> str:
+def _axis(a: DenseAxis) -> str:
     letters = f" ({' '.join(f'{c}:{n}' for c, n in a.fold)})" if len(a.fold) > 1 else ""
     slowest = ", slowest on the grid" if a.slowest else ""
     blocks = f" in blocks of {a.block}{slowest}" if a.programs > 1 and not a.fold else ""
     return f"{a.letter} = {a.size}{letters}{blocks}" + (f" as {' + '.join(map(str, a.lengths))}" if a.lengths else "")
 
 
-def line(p: ir.TileProgram, s: ir.Statement) -> str:
+def line(p: TileProgram, s: Statement) -> str:
     """One statement."""
-    if isinstance(s, ir.Loop):
-        return f"loop {s.axis.describe(p.schedule.unroll)}"
-    if isinstance(s, ir.Decode):
-        return f"{ir.Tile(s.name, (*p.view.beside[s.level], *s.along), s.level)} = {_coordinate(p, s)}"
-    if isinstance(s, ir.Value):
-        stored = p.stored(s.operand)
-        tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
-        how, where = ("expand", tile) if stored.name else ("load", "X.values")
-        return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
-    if isinstance(s, ir.Scale):
-        most = f"{s.operand.upper()}.most[item_{s.operand}]" if s.out.axes else p.largest(s)
-        if s.rows:
-            blocks = (f"block of {a.letter}" for o in p.operands if o.name == s.operand for a in p.blocks_of(o))
-            most += f"[{', '.join((*map(names.at, s.rows), *blocks))}]"
-        exponent = f"exponent of {most}"
-        return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
-    if isinstance(s, ir.Gather):
-        how = "gather" if s.operand.rows else "load"
-        how_read = {
-            "cast to bfloat16": s.operand.rounded,
-            "to be split": s.operand.split,
-            "as float16 halves": s.operand.halves,
-        }
-        note = next((f"  # {called}" for called, applies in how_read.items() if applies), "")
-        return f"{s.out} = {how} {s.operand.name}[{', '.join((*map(names.at, s.operand.rows), *s.operand.axes))}]{note}"
-    if isinstance(s, ir.Zero):
-        return f"{s.out} = 0"
-    if isinstance(s, ir.Reduce):
-        return f"{s.out} = sum {', '.join(outside(s.source.axes, s.out.axes))} of {s.source.name}"
-    if isinstance(s, ir.Product):
-        factors = ", ".join(t.name for t in s.inputs)
-        over = ", ".join("the lanes" if a == ir.LANES else a for a in s.contracted)
-        summed = f"sum over {', '.join(s.summed)}" if s.summed else "multiply"
-        how = f"dot over {over}, {p.schedule.precision}" if s.dot else summed
-        return f'{s.out} {"+=" if s.accumulate else "="} einsum "{tile_einsum(s)}" {factors}  # {how}'
+    match s:
+        case Loop():
+            return f"loop {s.axis.describe(p.schedule.unroll)}"
+        case Decode():
+            return f"{Tile(s.name, (*p.view.beside[s.level], *s.along), s.level)} = {_coordinate(p, s)}"
+        case Value():
+            stored = p.stored(s.operand)
+            tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
+            how, where = ("expand", tile) if stored.name else ("load", "X.values")
+            return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
+        case Scale():
+            most = f"{s.operand.upper()}.most[item_{s.operand}]" if s.out.axes else p.largest(s)
+            if s.rows:
+                blocks = (f"block of {a.letter}" for o in p.operands if o.name == s.operand for a in p.blocks_of(o))
+                most += f"[{', '.join((*map(names.at, s.rows), *blocks))}]"
+            exponent = f"exponent of {most}"
+            return f"{s.out} = 2 ** ({f'{HEAD} - {exponent}' if s.into else f'{exponent} - {HEAD}'})"
+        case Gather(operand=o):
+            how = "gather" if o.rows else "load"
+            note = next((f"  # {note}" for made, note in NOTES.items() if getattr(o, made)), "")
+            return f"{s.out} = {how} {o.name}[{', '.join((*map(names.at, o.rows), *o.axes))}]{note}"
+        case Zero():
+            return f"{s.out} = 0"
+        case Reduce():
+            return f"{s.out} = sum {', '.join(outside(s.source.axes, s.out.axes))} of {s.source.name}"
+        case Product():
+            factors = ", ".join(t.name for t in s.inputs)
+            over = ", ".join("the lanes" if a == LANES else a for a in s.contracted)
+            summed = f"sum over {', '.join(s.summed)}" if s.summed else "multiply"
+            how = f"dot over {over}, {p.schedule.precision}" if s.dot else summed
+            return f'{s.out} {"+=" if s.accumulate else "="} einsum "{tile_einsum(s)}" {factors}  # {how}'
     key = s.key
     if key.kind == "row":
         terms = zip(map(names.at, key.letters), key.strides, strict=True)
@@ -91,14 +98,14 @@ def line(p: ir.TileProgram, s: ir.Statement) -> str:
     else:
         row = key.array or ("item" if key.level == ITEM else "position")
     keyed = p.read_along(key.letters) if key.kind == "row" else ()
-    late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == ir.LANES and key.level != ITEM)]
+    late = [a for a in s.source.axes if a not in {*s.axes, *keyed} and not (a == LANES and key.level != ITEM)]
     notes = [f"{', '.join(late)} summed once, here"] if late else []
     notes += [f"in one of {s.copies} copies"] if s.copies > 1 else []
     note = f"  # {'; '.join(notes)}" if notes else ""
     return f"{'store' if s.owned else 'add'} {p.output}[{', '.join((row, *s.axes))}] {s.source}{note}"
 
 
-def _coordinate(p: ir.TileProgram, s: ir.Decode) -> str:
+def _coordinate(p: TileProgram, s: Decode) -> str:
     position = p.view.positions[s.level]
     notes = [f"{field.width} bits of each {position}" for field in s.coordinate.fields]
     notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
@@ -106,19 +113,19 @@ def _coordinate(p: ir.TileProgram, s: ir.Decode) -> str:
     return f"{text}  # {', '.join(notes)}" if notes else text
 
 
-def tile_einsum(s: ir.Product) -> str:
+def tile_einsum(s: Product) -> str:
     """A product in letters; n stands for the lanes."""
     *inputs, output = ("".join(map(_short, t.axes)) for t in (*s.inputs, s.out))
     return f"{','.join(inputs)}->{output}"
 
 
 def _short(axis: str) -> str:
-    if axis == ir.LANES:
+    if axis == LANES:
         return "n"
     return "" if "_" in axis else axis  # an axis that stands for no letter
 
 
-def header(programs: tuple[ir.TileProgram, ...], backend: str, about: tuple[str, ...] = ()) -> str:
+def header(programs: tuple[TileProgram, ...], backend: str, about: tuple[str, ...] = ()) -> str:
     """Equation, operands, and each part's layout and cost.
 
     `about` is what the programs are for where that is more than their equation: the equation they serve, then what a
@@ -144,7 +151,7 @@ def docstring(text: str) -> str:
     return escaped.translate({ord(c): c.encode("unicode_escape").decode() for c in odd})
 
 
-def _parts(p: ir.TileProgram) -> str:
+def _parts(p: TileProgram) -> str:
     indices = {"X": p.letters} | {o.name: (*o.rows, *o.axes) for o in p.operands}
     product = " ".join(f"{name}[{', '.join(letters)}]" for name, letters in indices.items())
     kept = p.equation.partition("->")[2]
@@ -157,13 +164,13 @@ def _parts(p: ir.TileProgram) -> str:
     return f"{output} = {sums}{product}; X {values}; a part adds its nonzeros' share."
 
 
-def _pairs(p: ir.TileProgram) -> str:
+def _pairs(p: TileProgram) -> str:
     names = [f"{o.name.upper()}[{', '.join(o.letters)}]" for o in map(p.stored, PAIRED)]
     output = f"{p.output}[{', '.join(('item', *p.output_axes))}]"
     return f"{output} = the sum, over the item's pairs of tiles, of the product of {' and '.join(names)} (BCB-SpTC)."
 
 
-def task_list(p: ir.TileProgram) -> list[str]:
+def task_list(p: TileProgram) -> list[str]:
     """Return the lines of a pair of tiles: its coordinates, and where the values of both are stored."""
     lines = ["pair n, pair_ptr[item] <= n < pair_ptr[item + 1], is of tile pair_x[n] of X and tile pair_y[n] of Y"]
     return [*lines, *map(stored_tiles, p.sparse), *[line for o in p.sparse for line in o.values.scaling(o)]]
@@ -177,7 +184,7 @@ def stored_tiles(operand: Stored) -> str:
     return tiles.describe(operand.array, order)
 
 
-def sketch(view: Nest, letters: Sequence[str]) -> list[str]:
+def sketch(view: Nest, letters: Names) -> list[str]:
     """Return a line for each array, with the bits of its words, most significant first."""
     lines = []
     for axis, coordinates in zip(view.positions, view.levels, strict=True):

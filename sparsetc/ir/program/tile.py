@@ -28,14 +28,11 @@ from typing import ClassVar, Literal, TypeVar
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.nest.axes import ITEM, LANES, LEVELS, Axis
-from sparsetc.ir.nest.coordinates import Expression
-from sparsetc.ir.nest.nest import PAIRED, Nest
+from sparsetc.ir.nest import ITEM, LANES, LEVELS, PAIRED, Axis, Expression, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import MADE, DenseAxis, DenseTable, Operand, Stored, stored_of, tables
-from sparsetc.support import Ints, NamedInts, Names, row_major
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Letters, NamedInts, Names, cached_property, row_major
 
 
 @dataclass(frozen=True)
@@ -270,7 +267,7 @@ class TileProgram:
         """Elements of one output row."""
         return self.elements(self.output_axes)
 
-    def elements(self, letters: Iterable[str]) -> int:
+    def elements(self, letters: Letters) -> int:
         """Return the product of the sizes of axes."""
         return prod([self._axis[c].size for c in letters])
 
@@ -321,7 +318,7 @@ class TileProgram:
         """Return by letter the statement that reads the coordinate which addresses rows."""
         return {s.letter: s for s in self.each(Decode) if not s.tile}
 
-    def read_along(self, letters: Iterable[str]) -> Names:
+    def read_along(self, letters: Names) -> Names:
         """The axes along which the coordinates of letters vary, as `Nest.read_along` gives them."""
         return self.view.read_along(self.letters, letters)
 
