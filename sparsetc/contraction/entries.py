@@ -130,33 +130,34 @@ def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
     if weights is None:
         weights = constant(torch.ones, to.row.shape[0], table.dtype, table)
     if floats and table.is_cuda and not (wide and of is None):
-        return _by_kernel(weights, table.contiguous(), to, of)
+        return _by_kernel(weights, table, to, of)
     if not table.is_cuda and wide and not table.is_complex():
-        kind: Any = {"device": table.device}  # whatever device is the default
-        column = torch.arange(to.row.shape[0], **kind) if of is None else of.row
+        column = constant(torch.arange, len(weights), torch.int64, table) if of is None else of.row
         if add := native(_add_rows, table.device, len(column) * table.shape[1]):
             out = table.new_zeros(to.count, table.shape[1])
             add(to.row, column, weights, table.contiguous(), out)
             return out
         if floats:  # a product by which torch adds rows faster than one by one
             pairs, shape = torch.stack([to.row, column]), (to.count, len(table))
-            return torch.mm(torch.sparse_coo_tensor(pairs, weights, shape, check_invariants=False, **kind), table)
+            matrix = torch.sparse_coo_tensor(pairs, weights, shape, check_invariants=False, device=table.device)
+            return matrix @ table
     terms = (_rows(table, of) * weights.unsqueeze(1)).to(accumulator(table.dtype))
     return add_rows(terms.new_zeros(to.count, terms.shape[1]), to.row, terms).to(table.dtype)
 
 
 def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
     """Compute `sums` by a kernel that serves all patterns: by atomics, or of 16 bits row by row."""
+    weights, table = weights.contiguous(), table.contiguous()
     width = table.shape[1]
     if table.dtype == accumulator(table.dtype):
         out = table.new_zeros(to.count, width)
         _launch("add_rows", (0, 1, 2, 3, 6), [to.row, of.row, weights, table, weights.shape[0], width, out])
         return out
-    numbers: Any = (
-        None if to is not None and of is not None else constant(torch.arange, weights.shape[0], torch.int64, table)
-    )
-    head, after = (numbers, numbers) if to is None else to.chains
-    at = numbers if of is None else of.row
+    numbers: Any = None
+    if to is None or of is None:
+        numbers = constant(torch.arange, weights.shape[0], torch.int64, table)
+    head, after = to.chains if to else (numbers, numbers)
+    at = of.row if of else numbers
     out = table.new_empty(head.shape[0], width)
     _launch("sum_rows", (0, 1, 2, 3, 4, 7), [head, after, at, weights, table, head.shape[0], width, out], width)
     return out

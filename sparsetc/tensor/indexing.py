@@ -337,7 +337,7 @@ def _enumerated(
         sizes = len(lengths), *coords.shape, count
         with on_gpu(first.device):
             launch = launch_by_hand("runs", (0, 1, 2, 3, 8, 9), max(sizes) > crd.INT32_MAX, "tensor")
-            launch([kinds, first, ends, coords, *sizes, taken, entries])
+            launch([kinds.contiguous(), first, ends, coords, *sizes, taken, entries])
     return taken, values.index_select(0, entries)
 
 

@@ -62,9 +62,7 @@ class Reading:
     @property
     def unsorted(self) -> bool:
         """True if the pattern is still to be made and may need a sort; a GPU is not waited for."""
-        if "_sorted" in vars(self):
-            return False
-        return self.coords.is_cuda or not crd.is_coalesced(self.coords, self.sizes)
+        return "_sorted" not in vars(self) and (self.coords.is_cuda or not crd.is_coalesced(self.coords, self.sizes))
 
     @property
     def pattern(self) -> Pattern:
@@ -161,13 +159,13 @@ def read_together(shape: Any, coords: Any, values: Any) -> Unsorted | None:
     traced = followed([values]) or torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack()
     most = max(*sizes, coords.numel())
     key = _key(torch.sparse_coo, sizes, [coords], memory := [coords.untyped_storage()])
-    if traced or most > crd.INT32_MAX or min(sizes) < 0 or values.is_complex() or readings.get(key) is not None:
+    if traced or most > crd.INT32_MAX or min(sizes) < 0 or values.is_complex() or readings.get(key):
         return None
     with on_gpu(device):
         word, outside, launch = _watch(device, get_ident())
         own, copy = torch.empty_like(coords, memory_format=torch.contiguous_format), torch.empty_like(values)
-        more = [1] * (READ_TOGETHER - len(sizes))
-        launch([coords.contiguous(), word, *coords.shape, *sizes, *more, values.contiguous(), own, copy])
+        four = *sizes, *[1] * (READ_TOGETHER - len(sizes))
+        launch([coords.contiguous(), word, *coords.shape, *four, values.contiguous(), own, copy])
         entries = readings.put(key, Reading((own,), _versions([coords]), own, sizes, None), memory)
         torch.cuda.current_stream().synchronize()
         if outside[0]:

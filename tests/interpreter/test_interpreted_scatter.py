@@ -23,6 +23,7 @@ def test_sums_of_weighted_rows(
     weights, table = (
         torch.randn(shape, generator=g, dtype=torch.float64).to(dtype) for shape in ((count,), (7, width))
     )
+    weights = torch.stack((weights, weights + 1), 1)[:, 0]  # not next to one another, as values may lie
     terms = table[of.row].double() * weights[:, None]
     expected = torch.zeros(9, width, dtype=torch.float64).index_add(0, to.row, terms)
     found = [(entries._by_kernel(weights, table, to, of), expected)]
