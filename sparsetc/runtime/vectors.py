@@ -15,7 +15,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_jitable, register_model, type_callable
 
 LENGTHS = (16, 8, 4, 2)
@@ -84,21 +83,6 @@ def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, at, value), code
-
-
-@intrinsic
-def prefetch(typing: Any, array: Any, at: Any) -> Any:
-    """Bring the elements round a place of an array near, without waiting for them."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        pointer = _pointer(context, builder, signature, arguments, ir.IntType(8))
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, at), code
 
 
 @intrinsic
