@@ -1,5 +1,5 @@
-"""Kernels of tiles, hybrid plans, blocks and contractions of two sparse tensors, on small ones: what to run under
-NVIDIA's compute-sanitizer. Results are checked.
+"""Kernels of tiles, hybrid plans, blocks, contractions of two sparse tensors, attention, losses and new patterns, on
+small tensors: what to run under NVIDIA's compute-sanitizer. Results are checked.
 
 compute-sanitizer --tool memcheck  python benchmarks/sanitize.py
 compute-sanitizer --tool racecheck python benchmarks/sanitize.py
@@ -30,6 +30,9 @@ def main() -> None:
     pairs()
     blocks()
     windows()
+    attention()
+    losses()
+    new_patterns()
     torch.cuda.synchronize()
     print("all results right")
 
@@ -51,6 +54,72 @@ def windows() -> None:
                 found = stc.einsum("ij,jk->ik", x, b, plan=plan, precision=precision)
                 error = float((found.double() - expected).norm() / expected.norm())
                 assert error <= limit, (plan, columns, precision, error)
+
+
+def attention() -> None:
+    """Masks whose windows are whole or cut, entries that are gathered or go by row, a bias by entry; with gradients."""
+    g = torch.Generator("cuda").manual_seed(0)
+    n, masks = 330, stc.masks
+    scattered = (torch.rand(n, n, generator=g, device="cuda") < 0.03) | torch.eye(n, dtype=torch.bool, device="cuda")
+    scattered[5] = True
+    entries = stc.SparseTensor.from_dense(scattered.float())
+    long = masks.sliding_window(20) | masks.global_tokens(9)
+    given = [(mask, mask.dense(n, device="cuda")) for mask in (masks.causal(), long)] + [(entries, scattered)]
+    for width, dtype, limit in ((64, torch.float16, 1e-2), (20, torch.float32, 1e-4)):
+        for pattern, meets in given:
+            for biased in (False, True) if pattern is entries else (False,):
+                rows, columns = entries.indices()
+                q, k, v = (torch.randn(2, n, width, generator=g, device="cuda", requires_grad=True) for _ in range(3))
+                bias = torch.randn(entries.nnz, generator=g, device="cuda", requires_grad=True) if biased else None
+                leaves = [q, k, v, *([] if bias is None else [bias])]
+                found = stc.attention(*(t.to(dtype) for t in (q, k, v)), pattern, bias=bias)
+                scores = (q @ k.mT * width**-0.5).masked_fill(~meets, -torch.inf)
+                added = 0 if bias is None else torch.zeros(n, n, device="cuda").index_put((rows, columns), bias)
+                expected = torch.softmax(scores + added, -1) @ v
+                u = torch.randn(expected.shape, generator=g, device="cuda")
+                ours = [found.float(), *torch.autograd.grad(found, leaves, u.to(dtype))]
+                theirs = [expected, *torch.autograd.grad(expected, leaves, u)]
+                for one, other in zip(ours, theirs, strict=True):
+                    error = float((one - other).detach().norm() / other.detach().norm())
+                    assert error <= limit, (pattern, dtype, biased, error)
+
+
+def losses() -> None:
+    """A Poisson loss of entries, with gradients of both factors."""
+    g = torch.Generator("cuda").manual_seed(0)
+    x = stc.SparseTensor.from_dense((torch.rand(90, 70, generator=g, device="cuda") < 0.1).float())
+    a, b = (torch.rand(size, RANK, generator=g, device="cuda", requires_grad=True) for size in x.shape)
+    counts = torch.rand(x.nnz, generator=g, device="cuda")
+    found = stc.map_entries(lambda m, x: m - x * torch.log(m), x, products={"m": (a, b)}, entries={"x": counts}).sum()
+    row, column = x.indices()
+    m = (a[row] * b[column]).sum(-1)
+    for one, other in zip(
+        *(torch.autograd.grad(y, (a, b)) for y in (found, (m - counts * m.log()).sum())), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def new_patterns() -> None:
+    """Graphs that come once and go, products by groups, and rows that are taken."""
+    g = torch.Generator("cuda").manual_seed(0)
+    b = torch.randn(300, RANK, generator=g, device="cuda", requires_grad=True)
+    for _ in range(12):
+        coords = torch.randint(300, (2, 3000), generator=g, device="cuda")
+        values = torch.rand(3000, generator=g, device="cuda")
+        found = stc.einsum("ij,jr->ir", stc.SparseTensor(coords, values, (300, 300)), b, output="dense")
+        expected = torch.zeros_like(b).index_add(0, coords[0], b[coords[1]] * values[:, None])
+        both = [(y, *torch.autograd.grad(y, b, torch.ones_like(y))) for y in (found, expected)]
+        torch.testing.assert_close(*both, rtol=1e-4, atol=1e-4)
+    routed = torch.stack((torch.arange(600, device="cuda"), torch.randint(4, (600,), generator=g, device="cuda")))
+    tokens, experts = (torch.randn(size, generator=g, device="cuda") for size in ((600, 64), (4, 64, 32)))
+    found = stc.einsum(
+        "te,ti,eio->to", stc.SparseTensor(routed, torch.ones(600, device="cuda"), (600, 4)), tokens, experts
+    )
+    expected = torch.einsum("ti,tio->to", tokens, experts[routed[1]])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    x = stc.SparseTensor.from_dense((torch.rand(200, 50, generator=g, device="cuda") < 0.2).float())
+    rows = torch.randint(200, (70,), generator=g, device="cuda")
+    torch.testing.assert_close(x[rows].to_dense(), x.to_dense()[rows])
 
 
 def blocks() -> None:

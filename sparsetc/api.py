@@ -166,7 +166,7 @@ def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **setti
         tensor([5., 5.])
     """
     if (sharded := sharded_of(args)) is not None:
-        return sharded._compile(args, output=output, drop_zeros=drop_zeros, **settings)  # type: ignore[no-any-return]
+        return sharded._compiled(args, output=output, drop_zeros=drop_zeros, **settings)[0]  # type: ignore[no-any-return]
     text, operands = _prepared(args)
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     return Kernel(contraction(parsed(text, operands), operands, of_call(settings), output), sparse, drop_zeros)

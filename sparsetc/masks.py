@@ -436,23 +436,31 @@ def tiles_of(mask: Mask, shape: tuple[int, int], height: int, width: int, device
         rectangle = i0, i1.clamp(max=shape[0] - 1), j0, j1.clamp(max=shape[1] - 1)
         full = mask.full(rectangle) & (i1 < shape[0]) & (j1 < shape[1])
         mixed = mask.some(rectangle) & ~full
-        whole.append(_divided(row[full], column[full], size))
-        row, column = row[mixed], column[mixed]
+        whole_row, whole_column = _only(full, row, column)
+        whole.append(_divided(whole_row, whole_column, size))
+        row, column = _only(mixed, row, column)
         if size == 1:
             break
         size //= 2
         row, column = _divided(row, column, 2)
-        begins = (row * size * height < shape[0]) & (column * size * width < shape[1])
-        row, column = row[begins], column[begins]
+        row, column = _only((row * size * height < shape[0]) & (column * size * width < shape[1]), row, column)
     bits = _words(mask, row, column, shape, height, width)
     some, all_ones = (bits != 0).any(1), (bits == (-1 if width == 64 else (1 << width) - 1)).all(1)
-    part = some & ~all_ones
-    full_row, full_column = torch.cat([*whole, torch.stack((row[all_ones], column[all_ones]))], 1)
-    return (full_row, full_column), (row[part], column[part], bits[part])
+    full_row, full_column = torch.cat([*whole, torch.stack(_only(all_ones, row, column))], 1)
+    part_row, part_column, part_bits = _only(some & ~all_ones, row, column, bits)
+    return (full_row, full_column), (part_row, part_column, part_bits)
+
+
+def _only(kept: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """Return the elements of tensors, or rows, where `kept` is True, for which a GPU is waited for once."""
+    at = kept.nonzero().squeeze(1)
+    return [tensor[at] for tensor in tensors]
 
 
 def _divided(row: Tensor, column: Tensor, times: int) -> Tensor:
     """Return (2, n) rows and columns of squares cut into ``times ** 2`` each."""
+    if times == 1:
+        return torch.stack((row, column))
     each = torch.arange(times, device=row.device)
     rows = (row[:, None, None] * times + each[None, :, None]).expand(-1, times, times)
     columns = (column[:, None, None] * times + each[None, None, :]).expand(-1, times, times)

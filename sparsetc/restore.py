@@ -88,7 +88,7 @@ def pattern(coords: Tensor, shape: Ints, coalesced: bool) -> Pattern:
         raise FormatError("a saved Pattern must have coordinates of its own, found one for many; it is damaged")
     stand_in = torch.zeros((), device=coords.device).expand(coords.shape[-1:] or (0,))
     restored = SparseTensor(coords, stand_in, shape, coalesce=False).pattern
-    if coalesced and not crd.is_sorted_unique(crd.sort_keys(restored.coords, restored.shape)):
+    if coalesced and not crd.is_coalesced(restored.coords, restored.shape):
         raise FormatError("a saved Pattern must have sorted, unique coordinates, as it says; it is damaged")
     return Pattern(restored.coords, restored.shape, coalesced)
 

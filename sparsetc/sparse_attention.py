@@ -118,8 +118,9 @@ def attention(
             of entries. With patterns by heads, entries are those of all patterns, and heads those that share one. Or a
             function (score, b, h, i, j) that replaces the scaled product of query i and key j, as FlexAttention's
             ``score_mod``. It may read tensors, as ``slopes[h]`` and ``document[i] == document[j]``, which get
-            gradients. What it reads by one whole number of query and key, as ``table[h, i - j]``, takes a number for
-            each that the pattern has; by query and key otherwise, or with `deterministic`, one for each entry.
+            gradients. What it reads by a whole number of query and key, as ``table[h, i - j]``, or by two, as
+            ``table[i % 7, j % 7]``, takes a number for each that the pattern has; otherwise, or with `deterministic`,
+            one an entry.
         dropout_p: probability of a weight to be set to 0; others are divided by ``1 - dropout_p``.
         is_causal: use only the entries with ``j <= i``.
         enable_gqa: let k and v have fewer heads (in their last mode of heads), each for several neighbouring heads

@@ -29,18 +29,17 @@ sys.path += folders.PATHS
 
 _worker = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}{os.environ.get('TRITON_INTERPRET', '')}"
 _folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsetc-tests" / _worker
-_machine_code = _folder.parent / "native"
-for _made in (_folder, _machine_code):
-    _made.mkdir(0o700, parents=True, exist_ok=True)
+_folder.mkdir(0o700, parents=True, exist_ok=True)
 shutil.rmtree(_folder / "tuning", ignore_errors=True)  # what a run has measured decides none after it
 os.environ["SPARSETC_CACHE_DIR"] = str(_folder)
 
+import machine_code  # noqa: E402
 from program_checks import verify  # noqa: E402
 
 from sparsetc.contraction import passing  # noqa: E402
 from sparsetc.ir import lower  # noqa: E402
 from sparsetc.ir.program.tile import TileProgram  # noqa: E402
-from sparsetc.support import compiled, files, memory  # noqa: E402
+from sparsetc.support import files, memory  # noqa: E402
 
 options = import_module("sparsetc.options")  # whose name in the package is the function's
 files.MAX_FILES = 1 << 16  # a run makes more than a user's folder holds, and the next would compile its first again
@@ -57,14 +56,7 @@ def _checked(*arguments: Any) -> TileProgram:
 _lowered, lower._program = lower._program, _checked
 
 
-def _shared(kept: compiled.Kept, signature: Any, target: Any) -> Path:
-    """Return the file of a function's machine code, in the folder that all processes share."""
-    path = _file_of(kept, signature, target)
-    return _machine_code / path.name if path.parent == _folder else path
-
-
-_file_of, compiled.Kept.path = compiled.Kept.path, _shared  # type: ignore[method-assign]
-
+machine_code.share()
 collect_ignore = []
 if not torch.cuda.is_available():
     collect_ignore.append("gpu")
@@ -76,7 +68,8 @@ if not torch.cuda.is_available():
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests come first, so that none is left over when all others are done."""
-    long = ("test_distributed.py::test_groups", "test_pair.py::test_any", "test_examples.py", "test_packing.py")
+    long = ("test_distributed.py", "test_pair.py::test_any", "test_examples.py", "test_packing.py", "test_notebooks.py")
+    long += ("test_fuzz.py", "test_native_walk.py", "test_hybrid.py::test_any", "test_docs.py", "test_memory.py")
     items.sort(key=lambda item: not any(name in item.nodeid for name in long))
 
 

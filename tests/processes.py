@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import folders
+import machine_code
 
 
 @lru_cache(None)
@@ -85,6 +86,7 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, streams
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    machine_code.share()
     if environment.get("TRITON_INTERPRET") == "1":
         import interpreting
 

@@ -618,6 +618,34 @@ def test_numbers_by_distance_are_listed_for_no_entry_unless_sums_are_ordered(
         torch.testing.assert_close(one, other)
 
 
+TWO_NUMBERS = {
+    "remainders": ((7, 5), lambda t: lambda s, b, h, i, j: s + t[i % 7, j % 5]),
+    "windows of an image": (
+        (2, 11, 15),
+        lambda t: lambda s, b, h, i, j: s + t[h, i // 8 - j // 8 + 5, i % 8 - j % 8 + 7],
+    ),
+    "clamped": ((8, 9, 2), lambda t: lambda s, b, h, i, j: s * t[(i - j).clamp(-9, 3) // 2, i % 9, h].sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", TWO_NUMBERS)
+def test_tables_by_two_whole_numbers_are_listed_for_no_entry(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, biased = TWO_NUMBERS[name]
+    g = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 48, 8, dtype=F64, generator=g).requires_grad_() for _ in "qkv")
+    table = torch.randn(shape, dtype=F64, generator=g).requires_grad_()
+    monkeypatch.setattr(sparse_attention, "of_entries", None)
+    monkeypatch.setattr(pairs, "ENTRY", 1e9)
+    found = stc.attention(q, k, v, stc.masks.sliding_window(20), bias=biased(table))
+    i, j, h = torch.arange(48)[:, None], torch.arange(48), torch.arange(2)[:, None, None]
+    scores = biased(table)(q @ k.mT / 8**0.5, 0, h, i, j).masked_fill((i - j).abs() > 20, -torch.inf)
+    expected = scores.softmax(-1) @ v
+    torch.testing.assert_close(found, expected)
+    both = (torch.autograd.grad(y.square().sum(), (q, k, v, table)) for y in (found, expected))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_what_a_function_of_scores_cannot_read() -> None:
     table = torch.rand(5)
     with pytest.raises(IndexError):

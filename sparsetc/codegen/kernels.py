@@ -1,10 +1,10 @@
 """Kernels that are written by hand: copies in another order of modes, sums of rows, float32 values as float16 halves.
 
-`codegen.transpose`, `contraction.entries` and `codegen.split_float16` launch them, by `launch.by_hand`. A copy is of
+`codegen.transpose`, `contraction.entries`, `tensor.readings` and `codegen.split_float16` launch them. A copy is of
 matrices of which rows are contiguous, to matrices of which columns are.
 
-Of sums, in: for each entry a row of a table and a weight; and a row of the result, or where the entries of each row
-begin. Out: sums, of entries in any order by atomics. A program takes one piece of work, and then the one that is as
+Of sums, in: for each entry a row of a table and a weight; and a row of the result, or a chain of the entries of each
+row. Out: sums, by atomics or row by row. A program takes one piece of work, and then the one that is as
 many further as there are programs, so that one kernel serves all patterns.
 
 Of halves, in: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile
@@ -73,17 +73,44 @@ def add_rows(row, column, weights, table, count, width, out):
             tl.atomic_add(out + to[:, None] + c[None, :], terms, mask=mask, sem="relaxed")
 
 
+@triton.jit(do_not_specialize=["order", "count", "size_0", "size_1", "size_2", "size_3"])
+def read_entries(coords, outside, order, count, size_0, size_1, size_2, size_3, values, own, copy):
+    """Copy (order, count) coordinates and (count,) values; write 1 to `outside` if a coordinate is not in its mode."""
+    for first in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        inside = n < count
+        tl.store(copy + n, tl.load(values + n, mask=inside), mask=inside)
+        for mode in range(order):
+            size = tl.where(mode < 2, tl.where(mode == 0, size_0, size_1), tl.where(mode == 2, size_2, size_3))
+            at = tl.load(coords + mode * count + n, mask=inside, other=0)
+            tl.store(own + mode * count + n, at, mask=inside)
+            tl.store(outside + tl.zeros_like(n), 1, mask=(at < 0) | (at >= size))
+
+
+@triton.jit(do_not_specialize=["count"])
+def chain(row, count, head, after):
+    """Make a chain of the entries of each row: `head` is one, or -1, and `after` the next one, of the last itself."""
+    for first in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        n = (first + tl.arange(0, BLOCK)).to(tl.int64)
+        inside = n < count
+        other = tl.atomic_xchg(head + tl.load(row + n, mask=inside, other=0), n, mask=inside, sem="relaxed")
+        tl.store(after + n, tl.where(other < 0, n, other), mask=inside)
+
+
 @triton.jit(do_not_specialize=["rows"])
-def sum_rows(begins, at, weights, table, rows, width, out):
-    """Write the sum of each row's entries, which follow one another, made in float32."""
+def sum_rows(head, after, at, weights, table, rows, width, out):
+    """Write the sum of each row's entries, which are a chain, made in float32."""
     blocks = tl.cdiv(width, WHOLE)
     for item in range(tl.program_id(0), rows * blocks, tl.num_programs(0)):
         row = (item // blocks).to(tl.int64)
         c = item % blocks * WHOLE + tl.arange(0, WHOLE)
         total = tl.zeros([WHOLE], tl.float32)
-        for n in range(tl.load(begins + row), tl.load(begins + row + 1)):
+        n = tl.load(head + row)
+        while n >= 0:
             terms = tl.load(table + tl.load(at + n) * width + c, mask=c < width, other=0)
             total += tl.load(weights + n).to(tl.float32) * terms.to(tl.float32)
+            following = tl.load(after + n)
+            n = tl.where(following == n, -1, following)
         tl.store(out + row * width + c, total, mask=c < width)
 
 

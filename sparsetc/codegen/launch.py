@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from math import prod
 from operator import or_
 from typing import Any
@@ -22,13 +22,14 @@ from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
-from sparsetc.support.notices import log_since
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar, log_since
 
 FUSED = {"enable_fp_fusion": True}
 """An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""
 ALIGNED = 16
 """Bytes that Triton specialises kernels to: arrays that begin at a multiple are loaded several elements at once."""
+PROGRAMS = 2048
+"""Programs of a kernel that takes one piece of work after another, whatever there is to do."""
 InHalves = tuple[Tensor, Tensor, Tensor]
 """(stored,) high halves and low halves, and (scales,) float32 the largest magnitudes, which scales follow from."""
 Values = Sequence[Tensor | InHalves | None]
@@ -143,6 +144,18 @@ def by_hand(name: str) -> Any:
     from sparsetc.codegen import kernels
 
     return getattr(kernels, name)
+
+
+@lru_cache(maxsize=256)
+def launch_by_hand(name: str, varied: tuple[int, ...], kind: object = None) -> Callable[[list[Any]], None]:
+    """Return a launch of a kernel of `codegen.kernels` whose programs take one piece of work after another.
+
+    Args:
+        name: of the kernel.
+        varied: places of its arguments that are tensors.
+        kind: what Triton may specialise the kernel to, beside tensors.
+    """
+    return launch_of(by_hand(name), PROGRAMS, varied, {"num_warps": 4, **FUSED})
 
 
 # -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------

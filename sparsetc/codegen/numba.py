@@ -16,7 +16,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from sparsetc.codegen import Lines
@@ -30,7 +29,7 @@ from sparsetc.ir.program.cost import REGISTERS
 from sparsetc.ir.program.operands import DenseAxis
 from sparsetc.ir.program.text import comments
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.support import among
+from sparsetc.support import Names, among
 from sparsetc.tensor.sums import LONG
 
 
@@ -67,8 +66,8 @@ PANEL = "every_{}"
 
 def copied(program: TileProgram) -> int:
     """Return how many elements the panels of tables have that each thread copies."""
-    tables = [(o, a) for a in program.split for o in program.operands if a.letter in o.axes]
-    return sum([o.nrows * o.width * a.block // a.size for o, a in tables])
+    each = program.operands
+    return sum([o.nrows * o.width * a.block // a.size for a in program.split for o in each if a.letter in o.axes])
 
 
 def panels(program: TileProgram, axis: DenseAxis, firsts: range) -> list[str]:
@@ -107,9 +106,9 @@ class NumbaPrinter(Writer, Lines):
         """Prepare the text of a program, or of a panel of the `whole` one."""
         Lines.__init__(self)
         self.p, self.nonzero = program, "n"
-        self.width, axes = whole.width, program.result.axes
+        self.width, self.decodes = whole.width, program.decodes
         self.tables = {o.name: o for o in program.operands}
-        self.strides = tuple((c, whole.elements(axes[n + 1 :])) for n, c in enumerate(axes))
+        self.strides = whole.strided(program.result.axes)
         self.factors: dict[str, tuple[Factor, ...]] = {}
         self.coordinates: dict[str, str] = {}
         self.uncut: dict[str, str] = {}
@@ -214,8 +213,11 @@ class NumbaPrinter(Writer, Lines):
         Each has sums of its own, which are added up after the loop. Returns the first nonzero that is left.
         """
         turn, held = self.p.schedule.unroll, {tile.name: self.factors[tile.name] for tile in sums}
-        vectors = [self.p.elements(tile.within) in LENGTHS[:-1] for tile in sums]  # LLVM itself makes some of numbers
-        if turn == 1 or not all(vectors) or any(f.in_array for (f,) in held.values()):
+        if (
+            turn == 1
+            or any(self.p.elements(tile.within) not in LENGTHS[:-1] for tile in sums)  # LLVM itself adds numbers so
+            or any(factor.in_array for (factor,) in held.values())
+        ):
             return begin
         others = [{tile: replace(tile, name=f"{tile.name}{n}") for tile in sums} for n in range(1, turn)]
         for tiles in others:
@@ -266,7 +268,7 @@ class NumbaPrinter(Writer, Lines):
         o, decodes = self.tables[s.operand.name], self.decodes
         along = tuple(dict.fromkeys(side for c in o.rows for side in decodes[c].along))
         begin = self.row(o.rows, o.row_strides)
-        strides = tuple((c, self.p.elements(o.axes[n + 1 :])) for n, c in enumerate(o.axes))
+        strides = self.p.strided(o.axes)
         if along:
             self.factors[s.out.name] = (Factor(o.name, strides, begin, along),)
         elif o.axes:
@@ -278,12 +280,7 @@ class NumbaPrinter(Writer, Lines):
             self.put(f"{s.out.name} = load({o.name}, {begin or 0})")
             self.factors[s.out.name] = (Factor(s.out.name, in_array=False),)
 
-    @property
-    def decodes(self) -> dict[str, ir.Decode]:
-        """Return by letter the statement that reads a row's coordinate."""
-        return {s.letter: s for s in self.p.each(ir.Decode) if not s.tile}
-
-    def laid(self, tile: ir.Tile) -> Sequence[str]:
+    def laid(self, tile: ir.Tile) -> Names:
         """Return the axes of a tile in the order in which it is kept."""
         output = self.p.output_axes
         return among(output, tile.within) if self.as_output and {*tile.within} <= {*output} else tile.within
@@ -291,12 +288,11 @@ class NumbaPrinter(Writer, Lines):
     def held(self, tile: ir.Tile) -> Factor:
         """Return where a tile of the program is kept: in a number, in registers, or in a local array."""
         axes = self.laid(tile)
-        strides = tuple((c, self.p.elements(axes[n + 1 :])) for n, c in enumerate(axes))
         vectors = len(pieces(self.p.elements(axes[-1:]))) * self.p.elements(axes[:-1])
         in_array = bool(axes) and (axes[-1] != self.vector or vectors > REGISTERS or self.rearranged(tile))
         if in_array:
             self.local.append(f"    {tile.name} = np.empty({self.p.elements(axes)}, {self.p.output}.dtype)")
-        factor = Factor(tile.name, strides, in_array=in_array)
+        factor = Factor(tile.name, self.p.strided(axes), in_array=in_array)
         self.factors[tile.name] = (factor,)
         return factor
 
@@ -348,11 +344,10 @@ class NumbaPrinter(Writer, Lines):
             ends = [(c, self.decodes[c]) for c in key.letters]
             conditions += [f"{self.uncut[c]} < {decode.end}" for c, decode in ends if decode.along and decode.end]
         else:
-            place = ("item", self.position(p.view.positions[1]), self.nonzero)[key.level]
+            place = ("item", self.position(p.view.positions[1]), "n")[key.level]
             if key.letters:
-                counts = [p.axis(c).size for c in key.letters]
-                places = [f"{names.side(c)} * {prod(counts[n + 1 :])}" for n, c in enumerate(key.letters)]
-                place = " + ".join([f"{place} * {prod(counts)}", *places])
+                places = [f"{names.side(c)} * {stride}" for c, stride in p.strided(key.letters)]
+                place = " + ".join([f"{place} * {p.elements(key.letters)}", *places])
                 conditions.append(f"load({key.array}, {place}) >= 0")
             begin = f"load({key.array}, {place})" if key.kind == "slot" else place
             begin += f" * {self.width}" if self.width != 1 else ""

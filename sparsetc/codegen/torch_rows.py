@@ -58,7 +58,7 @@ class TorchPrinter(Writer, Lines):
         self.level, self.column = LEAF, ""
         self.bags = bags(program)
         self.sampled, self.unread = sampled(program), unread(program)
-        self.decodes = {s.letter: s for s in program.each(Decode) if not s.tile}
+        self.decodes = program.decodes
         gathers, products = program.each(Gather), program.each(Product)
         self.constants = {s.out.name for s in gathers if not s.operand.rows}
         for s in products:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsetc.codegen import COLUMNS, ROWS
 from sparsetc.codegen.launch import FUSED, by_hand, launch_of
 from sparsetc.support import Ints
-from sparsetc.tensor.kept_values import WORDS
+from sparsetc.tensor.dtypes import WORDS
 
 FEWEST = {1: 1 << 15, 2: 1 << 15, 4: 1 << 16, 8: 1 << 18}
 """Elements, by their bytes, from which on the kernel is launched: of fewer torch's copy takes as long, or less."""

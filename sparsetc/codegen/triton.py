@@ -113,13 +113,10 @@ def addresses(printer: TritonPrinter, s: ir.Gather) -> Iterator[tuple[str, str]]
     level = s.out.level
     axes = s.out.axes
     strides = o.strides[: len(o.rows)] or o.row_strides
-    columns = o.strides[len(o.rows) :] or [
-        prod([printer.p.axis(d).size for d in o.axes[n:]]) for n in range(1, len(o.axes) + 1)
-    ]
+    columns = o.strides[len(o.rows) :]
     if s.out.folded:
-        terms, mask = values.place(
-            printer, s.out, dict(zip(o.axes, columns, strict=True)), list(map(values.flat, sides_of(s.out)))
-        )
+        by_axis = dict(zip(o.axes, columns, strict=True) if columns else printer.p.strided(o.axes))
+        terms, mask = values.place(printer, s.out, by_axis, list(map(values.flat, sides_of(s.out))))
         rows = printer.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
         yield " + ".join([*rows, *terms]), mask
         return
@@ -252,12 +249,11 @@ def add(printer: TritonPrinter, s: ir.Add) -> None:
 def slots(printer: TritonPrinter, key: ir.Key, axes: Sequence[str], cast: str) -> tuple[list[str], list[str]]:
     """Return terms and conditions of the slots of a sparse output, stored for each kept position; -1 is no slot."""
     p, places = printer.p, among(axes, key.letters)
-    sizes = [p.axis(c).size for c in key.letters]
     # A loop's number may be a plain one, so that a sum widens it.
     item = "item" if p.index64 else "item.to(tl.int64)"
-    terms = [f"{item if key.level == ITEM else '(tile + tl.zeros([], tl.int64))'} * {prod(sizes)}"]
-    for n, c in enumerate(key.letters):
-        terms.append(placed(names.side(c), printer.own((c,), places), places, prod(sizes[n + 1 :])))
+    terms = [f"{item if key.level == ITEM else '(tile + tl.zeros([], tl.int64))'} * {p.elements(key.letters)}"]
+    for c, stride in p.strided(key.letters):
+        terms.append(placed(names.side(c), printer.own((c,), places), places, stride))
     mask = all_of(placed(printer.limit(c), printer.own((c,), places), places) for c in key.letters)
     mask = f", mask={mask}, other=-1" if mask else ""
     printer.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")

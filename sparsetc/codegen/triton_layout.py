@@ -18,7 +18,7 @@ from sparsetc.ir.nest.axes import LANE, LEAF
 from sparsetc.ir.nest.coordinates import AXIS_LEVEL, OPERATORS, Lookup, Writer, word_bits
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
-from sparsetc.ir.program.tile import LANES, Decode, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
+from sparsetc.ir.program.tile import LANES, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
 from sparsetc.support import Names, among, outside
 
 ADDRESS64 = 2**31
@@ -67,7 +67,7 @@ class TritonPrinter(Writer, Lines):
         self.words: tuple[set[str], ...] = (set(), set(), set())
         statements = [s for s, _ in program.statements]
         self.values = program.each(Value)
-        self.decodes = {s.letter: s for s in program.each(Decode) if not s.tile}
+        self.decodes = program.decodes
         self.spanned = frozenset(a for s in self.values for a in s.out.axes)
         self.bf16 = {s.out.name for s in program.each(Gather) if s.operand.rounded}
         for s in statements:
@@ -226,13 +226,10 @@ class TritonPrinter(Writer, Lines):
             laid_out.append(placed(text, depends_on, axes, before))
         return laid_out
 
-    def address(
-        self, terms: Iterable[str], columns: Sequence[str], axes: Sequence[str], strides: Sequence[int] = ()
-    ) -> str:
+    def address(self, terms: Iterable[str], columns: Names, axes: Sequence[str], strides: Sequence[int] = ()) -> str:
         """An address laid out over `axes`: terms of its row, and the place in the row over its `columns`."""
-        sizes = [self.p.axis(letter).size for letter in columns]
-        strides = strides or [prod(sizes[n + 1 :]) for n in range(len(columns))]
-        within = [placed(self.at(c), (c,), axes, stride) for c, stride in zip(columns, strides, strict=True)]
+        each = zip(columns, strides, strict=True) if strides else self.p.strided(columns)
+        within = [placed(self.at(c), (c,), axes, stride) for c, stride in each]
         return " + ".join(filter(None, (*terms, *within))) or "0"
 
     # -- coordinates ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from sparsetc.ir.nest.values import BIAS, HEAD, Bitmap, Halves, Ones, Values, Wh
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.tile import Gather, Loop, Scale, Tile, Value
-from sparsetc.support import Names
+from sparsetc.support import Names, row_major
 
 
 def head(printer: TritonPrinter) -> None:
@@ -152,7 +152,7 @@ def _flat(printer: TritonPrinter, strides: Mapping[str, int], name: str, letters
     if len(letters) == 1:
         return printer.at(last), strides[last], printer.within(last)
     block = [printer.p.axis(c).block for c in letters]
-    within = [prod(block[n + 1 :]) for n in range(len(letters))]
+    within = row_major(block)
     each = [strides[c] for c in letters]
     terms, limits = [], []
     for n, (letter, w, b, stride) in enumerate(zip(letters, within, block, each, strict=True)):
@@ -313,8 +313,7 @@ def scale(printer: TritonPrinter, s: Scale) -> None:
     elif operand := [o for o in printer.p.operands if o.name == s.operand and o.halves]:
         (o,) = operand
         blocks = printer.p.blocks_of(o)
-        counts = [*o.extents, *[axis.programs for axis in blocks]]
-        each = [prod(counts[n + 1 :]) for n in range(len(counts))]
+        each = row_major([*o.extents, *[axis.programs for axis in blocks]])
         rows = printer.rows(zip(o.rows, each, strict=False), (), LEAF, o.nrows * o.width)
         places = zip(blocks, each[len(o.rows) :], strict=True)
         terms = [*rows, *[placed(names.block(axis.letter), (), (), stride) for axis, stride in places]]

@@ -2,7 +2,7 @@
 
 In: for each entry, or pair of coordinates, a row of a table, a row of the result and a weight. Out: the result. Loops
 and kernels are made once for all patterns: a native loop on a CPU, a kernel of Triton's that adds by atomics on a GPU.
-Numbers of 16 bits are sorted by row and added up in float32.
+Numbers of 16 bits are added up in float32 by a kernel that goes from one entry of a row to the next.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import FUSED, by_hand, launch_of
+from sparsetc.codegen.launch import launch_by_hand
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Ints, Names, among
 from sparsetc.support.compiled import native
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, picked
-from sparsetc.tensor.pattern import followed
-from sparsetc.tensor.sums import accumulator, add_rows
+from sparsetc.tensor.pattern import followed, lasting
+from sparsetc.tensor.sums import accumulator, add_rows, captured
 
 NARROW = torch.uint8, torch.int16, torch.int32, torch.int64
 """Types of rows that are sorted: a GPU sorts by one byte after another."""
-PROGRAMS = 2048
-"""Programs that add rows on a GPU, whatever there is to add."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,31 @@ class EntryRows:
         self.row = row
         self.count = count
 
-    @cached_property
-    def by_row(self) -> tuple[Tensor, Tensor]:
-        """The entries in the order of their rows, and (rows + 1,) int32 where each row begins."""
+    def sorted(self) -> tuple[Tensor, Tensor]:
+        """Return the entries in the order of their rows, and (rows,) int32 where each row ends."""
         narrow = next(dtype for dtype in NARROW if self.count <= torch.iinfo(dtype).max)
         ascending, order = torch.sort(self.row.to(narrow), stable=True)
-        numbers = torch.arange(self.count + 1, dtype=narrow, device=ascending.device)
-        return order, torch.searchsorted(ascending, numbers, out_int32=True)
+        numbers = constant(torch.arange, self.count, narrow, ascending)
+        return order, torch.searchsorted(ascending, numbers, out_int32=True, right=True)
+
+    @cached_property
+    def chains(self) -> tuple[Tensor, Tensor]:
+        """(rows,) an entry of each row, -1 of none, and (entries,) the next one of its row, of the last itself."""
+        head, after = torch.full((self.count,), -1, device=self.row.device), torch.empty_like(self.row)
+        _launch("chain", (0, 2, 3), [self.row, len(after), head, after])
+        return head, after
+
+
+def constant(make: Callable[..., Tensor], count: int, dtype: torch.dtype, like: Tensor) -> Tensor:
+    """Return `torch.arange` or `torch.ones` of a length, on a device; one that is kept, but for a graph's memory."""
+    of = _constant.__wrapped__ if captured(like) else _constant
+    return of(make, count, dtype, like.device)
+
+
+@lru_cache(maxsize=16)
+def _constant(make: Callable[..., Tensor], count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with lasting():
+        return make(count, dtype=dtype, device=device)
 
 
 def sums(weights: Tensor | None, table: Tensor, to: EntryRows | None, of: EntryRows | None) -> Tensor:
@@ -111,7 +127,7 @@ def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
     if to is None and (weights is None or wide or not (floats and table.is_cuda)):
         return _rows(table, of) if weights is None else _rows(table, of) * weights.unsqueeze(1)
     if weights is None:
-        weights = table.new_ones(len(to.row))
+        weights = constant(torch.ones, len(to.row), table.dtype, table)
     if floats and table.is_cuda and not (wide and of is None):
         return _by_kernel(weights, table.contiguous(), to, of)
     if not table.is_cuda and wide and not table.is_complex():
@@ -129,29 +145,25 @@ def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
 
 
 def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
-    """Compute `sums` by a kernel that serves all patterns: by atomics, or of 16 bits by rows."""
-    count, width = len(weights), table.shape[1]
+    """Compute `sums` by a kernel that serves all patterns: by atomics, or of 16 bits row by row."""
+    width = table.shape[1]
     if table.dtype == accumulator(table.dtype):
         out = table.new_zeros(to.count, width)
-        arguments = [to.row, of.row, weights, table, count, width, out]
-    else:
-        if to is None:
-            at, begins = of.row, torch.arange(count + 1, dtype=torch.int32, device=table.device)
-        else:
-            order, begins = to.by_row
-            at, weights = order if of is None else of.row.index_select(0, order), weights.index_select(0, order)
-        out = table.new_empty(len(begins) - 1, width)
-        arguments = [begins, at, weights, table, len(out), width, out]
-    with on_gpu(out.device):  # Triton launches on the current device
-        _launch(out.dtype, width)(arguments)
+        _launch("add_rows", (0, 1, 2, 3, 6), [to.row, of.row, weights, table, len(weights), width, out])
+        return out
+    numbers: Any = (
+        None if to is not None and of is not None else constant(torch.arange, len(weights), torch.int64, table)
+    )
+    head, after = (numbers, numbers) if to is None else to.chains
+    at = numbers if of is None else of.row
+    out = table.new_empty(len(head), width)
+    _launch("sum_rows", (0, 1, 2, 3, 4, 7), [head, after, at, weights, table, len(head), width, out], width)
     return out
 
 
-@lru_cache(maxsize=256)
-def _launch(dtype: torch.dtype, width: int) -> Callable[[list[Any]], None]:
-    """Return a launch of a kernel for rows of a width, to which Triton may specialise it."""
-    kernel = by_hand("add_rows" if dtype == accumulator(dtype) else "sum_rows")
-    return launch_of(kernel, PROGRAMS, (0, 1, 2, 3, 6), {"num_warps": 4, **FUSED})
+def _launch(name: str, varied: Ints, arguments: list[Any], kind: object = None) -> None:
+    with on_gpu(arguments[0].device):  # Triton launches on the current device
+        launch_by_hand(name, varied, kind)(arguments)
 
 
 def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:

@@ -41,11 +41,6 @@ def repeated_dims(operand: Tensor) -> Ints:
     return tuple(n for n, (size, stride) in enumerate(zip(operand.shape, strides, strict=True)) if size > 1 > stride)
 
 
-def resolved(operand: Tensor) -> Tensor:
-    """A tensor whose memory reads as its elements do: torch marks negation and conjugation by a bit."""
-    return operand.resolve_conj().resolve_neg() if operand.is_conj() or operand.is_neg() else operand
-
-
 # -- products of dense operands alone ---------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsetc.contraction.autograd import Multilinear, apply
 from sparsetc.contraction.guard import finite
-from sparsetc.contraction.operands import Patterns, Tensors, resolved
+from sparsetc.contraction.operands import Patterns, Tensors
 from sparsetc.contraction.output import known_result, sparse_result
 from sparsetc.contraction.request import Request
 from sparsetc.errors import PlanError
@@ -36,6 +36,7 @@ from sparsetc.runtime.executable import Inspectable
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
+from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype

@@ -4,23 +4,26 @@ In: an einsum of one sparse operand, or of two on a GPU, and how often the patte
 one operand, differentiable; None if a kernel is to be compiled. Sorting, planning and packing take longer than ten
 calls, so a kernel pays only for a pattern that stays. Once several patterns in a row were used a few times each, the
 next one gets no kernel of its own at first: its rows are gathered, multiplied and added in the order in which the
-entries were given, by torch, or, of a single dense operand, by one native loop or kernel that serves all.
+entries were given, by torch, or, of a single dense operand, by one native loop or kernel that serves all. Entries that
+multiply rows by matrices which many of them share, as of tokens with experts, get no kernel in any case: they are
+sorted by matrix, and torch multiplies a group at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import prod
+from operator import mul
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from sparsetc.contraction.entries import Modes, sums
-from sparsetc.contraction.grouped import Grouped
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
 from sparsetc.contraction.passing_pair import product
@@ -44,6 +47,10 @@ compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
 ENTRIES, ELEMENTS = 1 << 20, 1 << 27
 """Most entries of a pattern, and elements of gathered or added rows, before kernels are compiled: compiling then takes
 little beside the run, and kernels do not gather rows into memory."""
+OF_A_GROUP = 8
+"""Entries a group from which a product of matrices beats multiplying one entry after the other..."""
+OF_A_MATRIX = 1 << 10
+"""...and elements of a matrix."""
 
 
 @dataclass
@@ -77,10 +84,12 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     if two:
         return _of_pair(text, operands, form, entries) if comes_and_goes else None
     recipe = Recipe.of(text, tuple([tuple(o.shape) for o in operands]), *sparse, form)
-    if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.width > ELEMENTS:
+    if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.gathered > ELEMENTS:
         return None
-    as_torch = settings.effective_precision() == torch.get_float32_matmul_precision()
-    if not (comes_and_goes if recipe.grouped is None else as_torch and recipe.grouped.pays(count, dtype)):
+    if recipe.matrices is not None:
+        comes_and_goes = recipe.pays(count, dtype)
+        comes_and_goes &= settings.effective_precision() == torch.get_float32_matmul_precision()
+    if not comes_and_goes:
         return None
     uses.count += 1
     with without_autocast(device):
@@ -141,37 +150,50 @@ def _einsum_of(text: str, orders: Ints, sparse: int) -> Einsum | None:
 
 @dataclass(frozen=True)
 class Table:
-    """A dense operand as a table of rows to gather.
+    """A dense operand as rows, or matrices, that entries gather.
 
     Attributes:
-        numbers: what numbers the rows.
-        order: permutation of its dimensions: those that number rows first, then letters of the result in its order;
-            None where they lie so.
-        shape: (rows, *dense sizes of the result), with size 1 for each letter that the operand lacks.
+        modes: of the sparse operand, which number the rows.
+        order: permutation of the operand's dimensions, those that number rows first; None where they lie so.
+        shape: (rows, *sizes of a row).
     """
 
-    numbers: Modes
+    modes: Modes
     order: Ints | None
     shape: Ints
+
+    @classmethod
+    def of(cls, bound: Bound, term: Names, row: Names, shape: Sequence[int]) -> Table:
+        """Return how the operand of a term is read, from the letters of a row and its shape."""
+        numbers = outside(term, row)
+        modes = Modes.of(bound, bound.einsum.sparse_indices, numbers)
+        return cls(modes, _order(term, (*numbers, *row)), (modes.count, *shape))
+
+    def __call__(self, operand: Tensor) -> Tensor:
+        """Return the operand as it is read."""
+        return _shaped(operand if self.order is None else operand.permute(self.order), self.shape)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """An einsum in which each entry adds to one row of the result the product of one row of each dense operand.
 
+    Where two dense operands share letters that are summed, as in ``te,ti,eio->to``, a row of one is multiplied by a
+    matrix of the other. Entries are sorted by matrix then, and rows are multiplied a group at a time.
+
     Attributes:
         kept: what numbers the rows of the result.
         free: the dense sizes of the result.
         tables: the dense operands.
         order: position of each letter of the result among those of `kept` and `free`; None where it has this order.
-        grouped: how entries multiply rows by matrices that many of them share; None where they do not.
+        matrices: which dense operand has matrices; None where rows are multiplied element by element.
     """
 
     kept: Modes
     free: Ints
     tables: tuple[Table, ...]
     order: Ints | None
-    grouped: Grouped | None = None
+    matrices: int | None
 
     @staticmethod
     @lru_cache(maxsize=256)
@@ -188,49 +210,80 @@ class Recipe:
             for letter, size in zip(term, shape, strict=True):
                 if sizes.setdefault(letter, size) != size:
                     return None
-        bound, letters = Bound.of(e, sizes), e.inputs[sparse]
-        if e.dense_contracted:
-            grouped = Grouped.of(bound)
-            if grouped is None:
+        bound, summed, free, matrices = Bound.of(e, sizes), e.dense_contracted, e.free, None
+        tables = list[Table]()
+        if not summed:
+            for term in e.tables:
+                own_sizes = [sizes[c] if c in term else 1 for c in free]
+                tables.append(Table.of(bound, term, among(free, term), own_sizes))
+        else:
+            numbers = [among(term, e.sparse_indices) for term in e.tables]
+            matrices = int(bound.elements(numbers[0]) >= bound.elements(numbers[1]))
+            both = {*e.tables[0]} & {*e.tables[1]}
+            if not {*summed} <= both or {*free} & both or not numbers[matrices]:
                 return None
-            free = bound.extents(outside(grouped.letters, e.kept))
-            return Recipe(grouped.kept, free, (), _order(grouped.letters, e.output), grouped)
-        tables = []
-        for term in e.tables:
-            shared = outside(term, e.free)
-            width = [sizes[c] if c in term else 1 for c in e.free]
-            order = _order(term, (*shared, *among(e.free, term)))
-            tables.append(Table(Modes.of(bound, letters, shared), order, (bound.elements(shared), *width)))
+            own = [outside(term, (*at, *summed)) for term, at in zip(e.tables, numbers, strict=True)]
+            for n, term in enumerate(e.tables):
+                halves = (summed, own[n]) if n == matrices else ((*own[n], *summed),)
+                tables.append(Table.of(bound, term, sum(halves, ()), [*map(bound.elements, halves)]))
+            free = (*own[1 - matrices], *own[matrices])
         return Recipe(
-            Modes.of(bound, letters, e.kept), bound.extents(e.free), tuple(tables), _order((*e.kept, *e.free), e.output)
+            kept=Modes.of(bound, e.sparse_indices, e.kept),
+            free=bound.extents(free),
+            tables=tuple(tables),
+            order=_order((*e.kept, *free), e.output),
+            matrices=matrices,
         )
 
     @cached_property
     def width(self) -> int:
-        """Elements of a row of the result, and of a row that is gathered for it."""
-        return max(prod(self.free), prod(self.grouped.sizes[:2]) if self.grouped else 0)
+        """Elements of a row of the result."""
+        return prod(self.free)
+
+    @property
+    def gathered(self) -> int:
+        """Elements of the longest row that is gathered or added."""
+        return self.width if self.matrices is None else max(self.width, self.tables[1 - self.matrices].shape[1])
+
+    def pays(self, count: int, dtype: torch.dtype) -> bool:
+        """Return True if groups are the way: of fewer entries they are too small, of more a dense product is faster."""
+        assert self.matrices is not None
+        (groups, *sizes), (rows, _) = self.tables[self.matrices].shape, self.tables[1 - self.matrices].shape
+        numbers = dtype.is_floating_point or dtype.is_complex
+        return numbers and OF_A_GROUP * groups <= count < rows * groups and prod(sizes) >= OF_A_MATRIX
 
     def result(self, coords: Sequence[Tensor], values: Tensor, dense: Tensors) -> Tensor:
         """Compute the einsum from coordinates, values and dense operands."""
-        if self.grouped is not None:
-            rows = self.grouped.result(coords, values, dense)
-            return _reordered(rows.view((*self.kept.sizes, *self.free)), self.order)
         dtype, wide = values.dtype, accumulator(values.dtype)
-        if dtype != wide:
+        if self.matrices is None and dtype != wide:
             values, dense = values.to(wide), [o.to(wide) for o in dense]
-        tables = [_reordered(o, table.order).reshape(table.shape) for table, o in zip(self.tables, dense, strict=True)]
-        of = [table.numbers.entries(coords) for table in self.tables]
-        to = self.kept.entries(coords)
-        if to is None or len(tables) > 1 or of[0] is None:
-            terms = values.view(-1, *[1] * len(self.free))
-            for table, entries in zip(tables, of, strict=True):
-                terms = terms * (table if entries is None else table.index_select(0, entries.row))
-            terms = terms.reshape(values.shape[0], self.width)
-            rows = terms.sum(0) if to is None else sums(None, terms, to, None)
+        tables = [table(o) for table, o in zip(self.tables, dense, strict=True)]
+        if self.matrices is None:
+            of = [table.modes.entries(coords) for table in self.tables]
+            *others, last = of
+            if others:
+                gathered = [t if e is None else t.index_select(0, e.row) for t, e in zip(tables, of, strict=True)]
+                tables, last = [reduce(mul, gathered)], None
+            rows, to = _shaped(tables[0], (len(tables[0]), self.width)), self.kept.entries(coords)
+            if last is None:
+                rows = rows.expand(len(values), self.width)
         else:
-            rows = sums(values, tables[0].reshape(-1, self.width), to, of[0])
-        result = _reordered(rows.view((*self.kept.sizes, *self.free)), self.order)
-        return result if dtype == wide else result.to(dtype)
+            groups, last = self.tables[self.matrices].modes.entries(coords), None
+            assert groups is not None
+            order, ends = groups.sorted()
+            n = 1 - self.matrices
+            modes = self.tables[n].modes
+            taken = modes.entries(coords, order)
+            rows = _products(sums(None, tables[n], None, taken), tables[self.matrices], ends)
+            rows, values = _shaped(rows, (len(values), self.width)), values.index_select(0, order)
+            to = taken if modes == self.kept else self.kept.entries(coords, order)
+        result = sums(values, rows, to, last)
+        if to is None:
+            result = result.sum(0, dtype=wide)
+        result = _shaped(result, (*self.kept.sizes, *self.free))
+        if self.order is not None:
+            result = result.permute(self.order).contiguous()
+        return result if result.dtype == dtype else result.to(dtype)
 
 
 def _order(letters: Names, wanted: Names) -> Ints | None:
@@ -238,5 +291,19 @@ def _order(letters: Names, wanted: Names) -> Ints | None:
     return None if letters == wanted else tuple(map(letters.index, wanted))
 
 
-def _reordered(tensor: Tensor, order: Ints | None) -> Tensor:
-    return tensor if order is None else tensor.permute(order).contiguous()
+def _shaped(tensor: Tensor, shape: Ints) -> Tensor:
+    """Return a tensor in a shape; itself where it has that, as each view takes the time of a launch."""
+    return tensor if tensor.shape == shape else tensor.reshape(shape)
+
+
+def _products(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """Multiply (n, each * shared) rows, sorted by group, by the (shared, wide) matrices of their groups."""
+    size, (_, shared, wide) = rows.element_size(), matrices.shape
+    if rows.shape[1] != shared:
+        ends = ends * (rows.shape[1] // shared)
+        rows = rows.view(-1, shared)
+    served = rows.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if served and not (shared * size % 16 or wide * size % 16) and rows.numel() and matrices.numel():
+        return F.grouped_mm(rows, matrices, offs=ends)
+    lengths = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    return torch.cat([part @ matrix for part, matrix in zip(rows.split(lengths), matrices.unbind(), strict=True)])

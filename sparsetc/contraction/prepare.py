@@ -19,7 +19,7 @@ from sparsetc.codegen import transpose
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.numba import copied
 from sparsetc.codegen.programs import Programs, stored_dtype
-from sparsetc.contraction.operands import Tensors, resolved
+from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.output import KEEP_SPARSE, output_of
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import rewrites_of
@@ -43,6 +43,7 @@ from sparsetc.support import Ints, among, memory, outside
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, of_modes
+from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.sums import accumulator, result_bytes
 
 

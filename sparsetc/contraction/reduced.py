@@ -57,7 +57,8 @@ def reduced(
     assert isinstance(x, SparseTensor)
     check_reduction(reduce, x.dtype)
     check_form(output, e)
-    sparse = sparse_result(Request(bound, operands, settings, output), expanded=False)
+    divided = reduce == "mean" and output == "dense"  # what a sum checks, it checks itself
+    sparse = not divided and sparse_result(Request(bound, operands, settings, output), expanded=False)
     dtype = x.dtype
     x = x.expand_dense().to(accumulator(dtype)).coalesce()
     operands = [x if isinstance(o, SparseTensor) else o.to(x.dtype) for o in operands]

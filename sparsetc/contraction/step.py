@@ -1,8 +1,8 @@
-"""A contraction of one sparse operand with dense ones as a differentiable function.
+"""A contraction of one sparse operand with dense ones: planned, packed and generated once; a differentiable function.
 
-In: a `Request` as rules leave it. Out: `Step`, a differentiable function from values and dense operands to the result.
+In: a `Request` as rules leave it. Out: `Step`, a function from values and dense operands to the result.
 
-`StepFunction` is a step of one sparse operand as such a function: its gradients and batches are einsums with the same
+`StepFunction` is a step as such a function for autograd: its gradients and batches are einsums with the same
 sparse pattern. The gradient of a dense operand is a dense result (``"ijk,ir,kr->jr"``), that of the values a sampled
 one (``"ijk,jr,kr,ir->ijk"``); both reuse what is packed for the pattern. A sparse output's gradient has a row a slot;
 it joins as a dense operand over one more mode of the sparse operand, the slot, so that there is no second sparse one.
@@ -10,35 +10,286 @@ it joins as a dense operand over one more mode of the sparse operand, the slot, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import Values
+from sparsetc.codegen.numba import unprinted
+from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
-from sparsetc.contraction.compiled_step import CompiledStep
 from sparsetc.contraction.contraction import Contraction, compiled
+from sparsetc.contraction.guard import Guard, finite, fit_for_halves
 from sparsetc.contraction.operands import Patterns, Tensors, repeated_dims, stand_ins
-from sparsetc.errors import EquationError
+from sparsetc.contraction.output import arranged
+from sparsetc.contraction.prepare import Preparation, Prepared, in_place
+from sparsetc.contraction.request import Request
+from sparsetc.device.profile import gpu, has_halves
+from sparsetc.errors import EquationError, PlanError
+from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
+from sparsetc.ir.plan import Plan, without_halves
 from sparsetc.options import Options, with_settings
-from sparsetc.planner.registry import plan_of_derived
+from sparsetc.planner.candidate import Choice
+from sparsetc.planner.registry import choose, plan_of_derived
+from sparsetc.planner.report import report, statistics_of
+from sparsetc.planner.symbolic import SymbolicCost, symbolic_cost
+from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import outside
-from sparsetc.support.lru import cached_property
+from sparsetc.support.entry import without_autocast
+from sparsetc.support.lru import Cache, cached_property
+from sparsetc.support.notices import warn_once
 from sparsetc.tensor.coords import picked
-from sparsetc.tensor.kept_values import gradient_taken
-from sparsetc.tensor.pattern import Pattern, followed, lasting
+from sparsetc.tensor.dtypes import resolved
+from sparsetc.tensor.kept_values import gradient_taken, kept_with
+from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import captured
+from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed_dtype
+
+_numbers = itertools.count()
 
 
-class Step(CompiledStep):
-    """A compiled step with gradients, tangents and batches, which are contractions of the same sparse pattern."""
+class Step(Preparation, Inspectable):
+    """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x.
 
+    Its gradients, tangents and batches are contractions of the same pattern.
+
+    Attributes:
+        number: no other step in this process has it.
+        empty: whether no nonzeros take part.
+        result_dtype: the dtype of what `result` gives.
+        turned: calls of all steps in which a candidate had its turn.
+        trials: the candidates that take turns in calls; None once the plan is decided.
+        guard: what says which operands the step takes; None where it takes all.
+        covers: whether programs store all of the result and read operands in any order.
+        whole: whether packed values are the dense tensor, which torch multiplies once.
+        straight: whether a call runs programs and nothing else, unless the guard refuses an infinity.
+        _empty: whether there is nothing to sum.
+        _repacks: whether packed values are a copy; otherwise parts read values where they are given.
+    """
+
+    turned = 0
+
+    def __init__(self, request: Request, choice: Choice | None = None) -> None:
+        """Plan, pack and generate.
+
+        Args:
+            request: an einsum as `rewrites_of` leaves it.
+            choice: of the plan, where it was chosen together with those of other einsums.
+        """
+        super().__init__(request)
+        settings = self.settings
+        self.number = next(_numbers)
+        self.equation = self.bound.einsum.text
+        self.form = request.form
+        self.result_dtype = summed_dtype(self.dtype) if self.written.plain_sum else self.dtype
+        self.empty = not self.operand.nnz
+        self.ordered = settings.deterministic and self.problem.backend == "torch"
+        self._others = dict[object, Any]()
+        self._pattern, self._order = arranged(self.output)
+        in_order = self.output.permutation is None
+        self._as_rows = in_order and (self.output.sparse or len(self.output.kept_shape) == 1)
+        self.trials: Any = None
+        with in_place(settings, self.device):
+            recurs = request.repeated and not settings.timed
+            self.take(choice or choose(settings.plan, self.problem, recurs))
+        if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
+            warn_once("no GPU: running the generated torch programs on the CPU")
+
+    def take(self, choice: Choice, ready: Step | None = None) -> None:
+        """Pack and generate by a choice, or as a step does that was made by it, and run so from here on."""
+        self.prepared: Prepared = self.prepare(choice.plan) if ready is None else ready.prepared
+        plan, self.filled, self.parts, self.executable, self.arrays = self.prepared
+        self.plan = replace(plan, reason=choice.plan.reason)
+        self.choice, self.inner = choice, (self.executable.programs,)
+        native = self.executable.programs.backend == "numba"
+        self.backend = "numba" if native else self.problem.backend
+        if self.problem.native == "all" and not native:
+            why = next(filter(None, map(unprinted, self.programs)), "numba cannot be imported")
+            self.plan = replace(self.plan, reason=f"{self.plan.reason}; as torch programs: {why}")
+        self.__dict__.pop("_ones", None)
+        self._value_keys = [
+            (p.packed.token, stored_dtype(p.program, self.dtype, self.problem.backend), p.program.view.values.halves)
+            for p in self.parts
+        ]
+        self.guard = self._guard()
+        self.covers = self.programs[0].covers
+        as_given = {key[1:] for key in self._value_keys} == {(self.dtype, False)}
+        self._repacks = not (as_given and all(p.packed.in_order for p in self.parts))
+        first, order = self.programs[0], self.parts[0].packed.storage.sequence
+        self.whole = first.is_product and as_given and not self.output.sparse and [*order] == sorted(order)
+        sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.bound.sizes))
+        self._empty = 0 in sizes
+        types = {self.dtype, self.executable.dtype, *(t for _, t, _ in self._value_keys)}
+        self.straight = types == {self.result_dtype} and not (
+            self._empty or self.arrays.second or self.ordered or (self.guard and self.guard.instead != "coo")
+        )
+
+    def under(self, plan: Plan, cache: Cache) -> Step:
+        """The step by another plan; what is packed for it is kept in a cache of its own."""
+        other, counts = copy(self), self.problem.counts
+        other.problem = replace(self.problem, counts=counts.cached_in(cache))
+        other._others, other.trials = {}, None
+        other.take(Choice(plan))
+        return other
+
+    @property
+    def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
+        """The dtype and the shapes of values and dense operands as `ready` takes them."""
+        return self.dtype, [(self.operand.nnz,), *self.bound.dense_shapes]
+
+    def ready(self, operands: Sequence[Tensor]) -> Callable[[], Tensor]:
+        """Return a function of no arguments that computes the result of these operands."""
+        values, *dense = operands
+        return partial(self.rows, values, dense, self.packed_values(values), dense)
+
+    def pattern_on(self, patterns: Patterns) -> Pattern | None:
+        """The pattern of a sparse result: the operand's own where all of its modes are kept; None of a dense one."""
+        return patterns[0] if self.output.own else self._pattern
+
+    def _guard(self) -> Guard | None:
+        """Return the guard of the operands that the step takes; None if it takes all.
+
+        Parts that multiply positions which hold no nonzero take no infinities. Parts in halves of 16 bits take values,
+        which come first where there are any, and dense operands that halves are exact enough for. What they do not take
+        is run by nonzeros alone, or by the same plan in dots of float32.
+        """
+        operands, plan = range(len(self.programs[0].operands)), without_halves(self.plan)
+        split = [any(p.operands[n].split or p.operands[n].halves for p in self.programs) for n in operands]
+        if not any([*split, *(halves for *_, halves in self._value_keys)]):
+            floats = self.dtype.is_floating_point or self.dtype.is_complex
+            reads_zeros = floats and any(p.reads_zeros for p in self.parts)
+            return Guard(finite, "coo", plan="coo") if reads_zeros else None
+        return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split), "floats", plan=plan)
+
+    # -- values -------------------------------------------------------------------------------------------------------
+    def packed(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values | None:
+        """Return the values as the parts store them; packed before, where they have not changed.
+
+        None while a transform of `torch.func` is active, which would follow them.
+
+        Args:
+            values: as they are kept with their storage.
+            flat: gives those of the operand; None where they are these.
+        """
+        if transforming() or self.trials is not None:
+            return None
+        return self.kept_values(values, flat)
+
+    def kept_values(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values:
+        """Return values as the parts store them, packed once for each change; arguments as of `packed`."""
+        if flat is None and not self._repacks:
+            return [resolved(values.detach()).contiguous()] * len(self.parts)
+        flat = flat or (lambda values: values)
+        kept = kept_with(values)
+        if kept is None:
+            return self.packed_values(flat(values))
+        packed = [kept.get(key) for key in self._value_keys]
+        if missing := [n for n, stored in enumerate(packed) if stored is None]:
+            if captured(values):
+                return self.packed_values(flat(values))
+            for n, stored in zip(missing, self.packed_values(flat(values), missing), strict=True):
+                packed[n] = kept.put(self._value_keys[n], stored)
+        return packed
+
+    def packed_values(self, values: Tensor | None, parts: Sequence[int] | None = None) -> Values:
+        """(nnz,) values as the parts store them, or as some of them do, by number; 1 at each nonzero of None."""
+        if values is None:
+            return self._ones
+        numbers = range(len(self.parts)) if parts is None else parts
+        flat = resolved(values.detach() if values.requires_grad else values)
+        flat = flat.to(accumulator(self.dtype) if self.problem.backend == "torch" else self.dtype)
+        stored: list[Tensor | split_float16.InHalves | None] = []
+        with without_autocast(flat.device):
+            if any(self._value_keys[n][2] for n in numbers):
+                most = split_float16.largest(flat)
+            for n in numbers:
+                (_, dtype, in_halves), pack = self._value_keys[n], self.parts[n].packed.pack_values
+                packed = pack(flat)
+                stored.append(split_float16.split_whole(packed, most) if in_halves else packed.to(dtype))
+        return stored
+
+    @cached_property
+    def _ones(self) -> Values:
+        """The values of the pattern itself: 1 at each nonzero; none where no part reads them."""
+        if not any(p.program.view.packed for p in self.parts):
+            return [None] * len(self.parts)
+        with lasting():
+            return self.packed_values(torch.ones(self.operand.nnz, dtype=self.dtype, device=self.device))
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
+        if self._pattern is None:
+            return self.output.shaped(rows)
+        return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
+
+    def rows(
+        self, values: Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None
+    ) -> Tensor:
+        """The result as (rows, *dense sizes), outside autograd.
+
+        Args:
+            values: (nnz,) of the sparse operand; None for 1 at each nonzero.
+            dense: the dense operands.
+            packed: the values as `packed` gives them, where the caller has them.
+            given: what the dense operands were made of, of which the guard knows its verdict while they stay the same.
+        """
+        if not self.ordered and not torch.is_autocast_enabled(self.device.type):
+            return self._rows(values, dense, packed, given)
+        with without_autocast(self.device), in_order(self.ordered):
+            return self._rows(values, dense, packed, given)
+
+    def on_arrays(self, packed: Values) -> Callable[[Any], Any] | None:
+        """Return the step with these values as a function from its one dense operand to the result, which is flat.
+
+        Both are ndarrays, the operand contiguous, of the step's dtype and writeable. None where a step is more than
+        native loops.
+        """
+        run = self.executable
+        more = self.guard or self._empty or self.trials is not None or not self._as_rows
+        if more or run.dtype != self.dtype or [o for _, o, _ in self.orders] != [None]:
+            return None
+        return run.on_arrays(self.arrays, packed)
+
+    def _rows(self, values: Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None) -> Tensor:
+        if self.trials is not None and not captured(self.operand._values):
+            return self.trials.rows(values, dense, given)
+        run = self.executable
+        if self._empty:
+            return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
+        tables = self.tables(dense, contiguous=not self.covers)
+        if self.problem.backend == "torch" and run.dtype != self.dtype:
+            tables = [t.to(run.dtype) for t in tables]
+        if self.guard is not None:
+            looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
+            if not self.guard.admits([*looked, *(given or dense)], [*looked, *tables]):
+                return self.instead(self.guard.instead, self.guard.changes).rows(values, dense)
+        result = run.run(self.arrays, self.packed_values(values) if packed is None else packed, tables)
+        if result.dtype == self.result_dtype:
+            return result
+        return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
+
+    def instead(self, why: str, changes: dict[str, object]) -> Step:
+        """The step of the same einsum with other settings, to take in place of this one; made when first asked for."""
+        other: Step | None = self._others.get(why)
+        if other is None:
+            with lasting():
+                settings = with_settings(self.settings, changes)
+                operands = stand_ins(self.bound, [self.operand])
+                other = Step(Request(self.bound, operands, settings, self.form, written=self.written))
+            self._others[why] = other
+        return other
+
+    # -- calls that autograd follows ----------------------------------------------------------------------------------
     @cached_property
     def derived(self) -> Options:
         """The settings of gradients and batches."""
@@ -69,9 +320,9 @@ class Step(CompiledStep):
         at = StepFunction(self, patterns[0], len(tensors) == len(expanded), packed, given or dense)
         return self.of_rows(apply(at, tensors))
 
-    def around(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> WholeFunction:
+    def around(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> StepFunction:
         """Return a contraction that has no other innermost as a function for autograd, in place of the step."""
-        return WholeFunction(self, pattern, values is None, packed, given, whole)
+        return StepFunction(self, pattern, values is None, packed, given, whole)
 
     def batched(self, size: int, which: Sequence[bool]) -> Contraction:
         """Return the contraction with one more mode, the batch, in the result and in the dense operands marked.
@@ -131,6 +382,46 @@ class Step(CompiledStep):
             coords = x.coords if order is None else x.coords[:, order]
             return Pattern(torch.cat([slot.unsqueeze(0), coords]), (self.output.rows, *x.shape), x.is_coalesced)
 
+    # -- what a user may look at --------------------------------------------------------------------------------------
+    def ptx(self, target: str) -> str:
+        """The assembly for a named target; needs no GPU.
+
+        Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
+        """
+        generated_programs = self.executable.programs
+        if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target)[0]):
+            return self.instead(self.guard.instead, self.guard.changes).ptx(target)
+        if generated_programs.backend == "triton":
+            return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
+        if self.backend == "triton":
+            raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
+        if self.dtype.is_complex:
+            raise PlanError("complex einsums run the generated torch programs, which have no PTX")
+        return self.instead("triton", {"backend": "triton"}).ptx(target)
+
+    def cost(self) -> SymbolicCost:
+        """Return the cost of a call, as expressions."""
+        with in_place(self.settings, self.device):
+            stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
+            problem = self.problem
+            return symbolic_cost(self.bound, self.plan, self.programs, stored, problem.backend, problem.profile)
+
+    def reports(self) -> list[StepReport]:
+        """Return the report of the step, for an explanation."""
+        with in_place(self.settings, self.device):
+            return [
+                report(
+                    self.equation,
+                    self.plan,
+                    self.choice,
+                    self.programs,
+                    [p.packed for p in self.parts],
+                    self.filled,
+                    self.problem,
+                    str(self.path),
+                )
+            ]
+
 
 @dataclass(frozen=True)
 class StepFunction(Multilinear):
@@ -139,6 +430,9 @@ class StepFunction(Multilinear):
     Attributes:
         ones: True if values are 1 at each nonzero, and not among the tensors.
         given: the operands of which the dense tensors were made, for the guard.
+        whole: the contraction that has no other innermost, where the tensors are those of its calls. Its gradients are
+            einsums of these, which are rewritten by themselves; what is converted and put back is no part of torch's
+            graph.
     """
 
     step: Step
@@ -146,25 +440,30 @@ class StepFunction(Multilinear):
     ones: bool
     packed: Values | None = None
     given: Tensors | None = None
+    whole: Contraction | None = None
 
     def _split(self, tensors: Tensors) -> tuple[Tensor | None, Tensors]:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])
 
     def rows(self, tensors: Tensors) -> Tensor:
-        """The rows of the step's result, outside autograd."""
+        """The rows of the step's result, or the contraction's result, outside autograd."""
         values, dense = self._split(tensors)
+        if self.whole is not None:
+            operands = [values], dense, self.packed, self.given
+            result = self.whole.straight(*operands)
+            return self.whole.run([self.pattern], *operands) if result is None else result
         if self.packed is UNREAD:
             return tensors[0].new_zeros(()).expand(self.step.executable.shape)
         return self.step.rows(values, dense, self.packed, self.given)
 
     def of_any(self) -> StepFunction:
         """The function without packed values."""
-        return StepFunction(self.step, self.pattern, self.ones)
+        return StepFunction(self.step, self.pattern, self.ones, whole=self.whole)
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
-        """Compute a batch: of dense operands it is one more letter, of values one call follows the other."""
+        """Compute a batch: of a step's dense operands it is one more letter; else one call follows the other."""
         values, dense = self._split(tensors)
-        if not self.ones and dims[0] is not None:
+        if self.whole is not None or (not self.ones and dims[0] is not None):
             return super().batched(tensors, dims, size)
         dense_dims = dims if self.ones else dims[1:]
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
@@ -174,30 +473,42 @@ class StepFunction(Multilinear):
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
-        e, *_ = self._raw
-        if upstream.ndim != len(e.output):
+        if upstream.ndim != len(self._raw.output):
             upstream = self.step.output.letters_apart(upstream)
-        positions = [*(() if self.ones else e.sparse), *e.dense]
+        positions = [*(() if self.ones else self._raw.sparse), *self._raw.dense]
         return [self._gradient(p, tensors, upstream) if w else None for p, w in zip(positions, wanted, strict=True)]
 
     @property
-    def _raw(self) -> tuple[Einsum, Pattern, Tensor | None]:
-        """The einsum that gradients are made of, its pattern, and the order of its values among the step's."""
-        step = self.step
-        return step.raw, *((step.slotted, step.by_slot) if step.output.sparse else (self.pattern, None))
+    def _raw(self) -> Einsum:
+        """The einsum that gradients are made of."""
+        return self.step.raw if self.whole is None else self.whole.bound.einsum
 
     def _gradient(self, operand: int, tensors: Tensors, upstream: Tensor) -> Tensor:
         """Compute the gradient of one operand by a contraction that is kept with the pattern."""
-        (e, pattern, order), (values, dense) = self._raw, self._split(tensors)
+        step, e, (values, dense) = self.step, self._raw, self._split(tensors)
+        pattern, order = self.pattern, None
+        sizes: Sequence[int] = (pattern.nnz,)
+        if self.whole is not None:
+            sizes = self.whole.compiled_for[0][1]
+        elif step.output.sparse:
+            pattern, order = step.slotted, step.by_slot
         sampled = operand in e.sparse
         einsum, sources = gradient(e, operand)
-        conjugate = torch.conj_physical if self.step.dtype.is_complex else lambda t: t
+        conjugate = torch.conj_physical if step.dtype.is_complex else lambda t: t
         weights = None if values is None or sampled else conjugate(picked(values, order))
         others = outside(sources, e.sparse)
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
-        if weights is None and (self.step.problem.backend == "triton" or len(self._values_shape) > 1):
+        if weights is None and (step.problem.backend == "triton" or len(sizes) > 1):
             pattern = pattern.of_ones
-        contraction = self._compiled(operand, einsum, pattern, operands, "sparse" if sampled else "dense")
+        key = "gradient", self.whole and self.whole.key, step.number, operand, *map(repeated_dims, operands)
+        contraction: Contraction | None = pattern.cache.get(key)
+        if contraction is None:
+            x = SparseTensor._make(pattern, torch.zeros((), dtype=step.dtype, device=pattern.device).expand(sizes))
+            rest = iter(operands)
+            compiled_for = [x if p in einsum.sparse else next(rest) for p in range(len(einsum.inputs))]
+            form = "sparse" if sampled else "dense"
+            # Or that of a thread that was first.
+            contraction = pattern.cache.put(key, compiled(str(einsum), compiled_for, step.derived, form))
         # Values that an earlier call packed are taken again, except within a CUDA graph.
         repacked = weights is None or captured(weights) or followed([weights, *operands])
         packed = None if repacked else contraction.packed([weights])  # type: ignore[list-item]
@@ -207,62 +518,3 @@ class StepFunction(Multilinear):
         gradient_taken(values)  # those that were packed here are of the call before
         result = result.reshape(values.shape)  # blocks of one position each have no sides in a result
         return result if order is None else torch.empty_like(result).index_copy(0, order, result)
-
-    def _compiled(self, operand: int, e: Einsum, pattern: Pattern, dense: Tensors, form: str) -> Contraction:
-        """Return the contraction that computes a gradient; it is cached with the pattern."""
-        key = ("gradient", self._key, operand, *map(repeated_dims, dense))
-        of_operand: Contraction | None = pattern.cache.get(key)
-        if of_operand is None:
-            like = torch.zeros((), dtype=self.step.dtype, device=pattern.device)
-            x = SparseTensor._make(pattern, like.expand(self._values_shape))
-            others = iter(dense)
-            operands = [x if p in e.sparse else next(others) for p in range(len(e.inputs))]
-            # Or that of a thread that was first.
-            of_operand = pattern.cache.put(key, compiled(str(e), operands, self.step.derived, form))
-        return of_operand
-
-    @property
-    def _key(self) -> object:
-        return self.step.number
-
-    @property
-    def _values_shape(self) -> Sequence[int]:
-        return (self.pattern.nnz,)
-
-
-@dataclass(frozen=True)
-class WholeFunction(StepFunction):
-    """A contraction whose one innermost is a step as such a function: of the values and dense operands of its calls.
-
-    Its gradients are einsums of these, which are rewritten by themselves; what is converted and put back is no part of
-    torch's graph.
-    """
-
-    whole: Contraction = None  # type: ignore[assignment]
-
-    def rows(self, tensors: Tensors) -> Tensor:
-        """The result, outside autograd."""
-        values, dense = self._split(tensors)
-        operands = [values], dense, self.packed, self.given
-        result = self.whole.straight(*operands)
-        return self.whole.run([self.pattern], *operands) if result is None else result
-
-    def of_any(self) -> WholeFunction:
-        """The function without packed values."""
-        return WholeFunction(self.step, self.pattern, self.ones, whole=self.whole)
-
-    def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
-        """Compute a batch, one result after the other."""
-        return Multilinear.batched(self, tensors, dims, size)
-
-    @property
-    def _raw(self) -> tuple[Einsum, Pattern, Tensor | None]:
-        return self.whole.bound.einsum, self.pattern, None
-
-    @property
-    def _key(self) -> object:
-        return self.whole.key
-
-    @property
-    def _values_shape(self) -> Sequence[int]:
-        return self.whole.compiled_for[0][1]

@@ -1,6 +1,6 @@
 """Plans by measurement (``tune=``): candidates are timed when a contraction is compiled, or in turn in first calls.
 
-In: a `CompiledStep` or a `Pair` with the plan that the cost model chose. Out: the same with the plan that was fastest,
+In: a `Step` or a `Pair` with the plan that the cost model chose. Out: the same with the plan that was fastest,
 and lines of the record. When something is compiled, candidates run on random operands, which are nobody's.
 """
 
@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.compiled_step import CompiledStep
 from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place
+from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing
 from sparsetc.errors import OutOfMemoryError, SparsetcError
 from sparsetc.explain import device_name
@@ -37,8 +37,7 @@ from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import JOINS, PLANS
 from sparsetc.support import memory
 from sparsetc.support.lru import Cache
-from sparsetc.support.notices import log_since, warn_once
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar, log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tuning.known import DAMAGED, Facts, Known, digest
@@ -80,7 +79,7 @@ class Run:
 leader: ContextVar[Leader | None] = ContextVar("sparsetc_leader", default=None)
 
 
-def tune(made: CompiledStep | Pair) -> None:
+def tune(made: Step | Pair) -> None:
     """Choose a plan by time, where options ask for that.
 
     It stays where the caller gave it, and where programs do not run as they would elsewhere. Triton's interpreter
@@ -112,12 +111,12 @@ def tune(made: CompiledStep | Pair) -> None:
             group.plans[made.equation] = made.choice.plan
 
 
-def _considered(made: CompiledStep | Pair, name: str) -> list[Candidate]:
+def _considered(made: Step | Pair, name: str) -> list[Candidate]:
     """Return the candidates to time, the cost model's choice first, with those that `plan="auto"` leaves out."""
-    methods = PLANS if isinstance(made, CompiledStep) else JOINS
+    methods = PLANS if isinstance(made, Step) else JOINS
     asked = [methods[name]] if name in methods else methods.values()
     candidates = ranked([c for method in asked for c in method.estimates(made.problem)])
-    if isinstance(made, CompiledStep):
+    if isinstance(made, Step):
         first = as_candidate(made)
     else:
         unpriced = Candidate(made.choice.plan, name=made.choice.plan.name)
@@ -125,9 +124,9 @@ def _considered(made: CompiledStep | Pair, name: str) -> list[Candidate]:
     return [first, *(c for c in candidates if c.total is not None and c.plan != first.plan)]
 
 
-def _facts(made: CompiledStep | Pair) -> Facts:
+def _facts(made: Step | Pair) -> Facts:
     """Return what a problem is known by."""
-    if isinstance(made, CompiledStep):
+    if isinstance(made, Step):
         return Facts.of(made.problem)
     join = made.join
     about = {
@@ -139,13 +138,13 @@ def _facts(made: CompiledStep | Pair) -> Facts:
     return Facts(digest(bits(join.x_key), bits(join.y_key)), made.equation, about, {"tasks": join.tasks})
 
 
-def as_candidate(step: CompiledStep) -> Candidate:
+def as_candidate(step: Step) -> Candidate:
     """Return a step's plan as a candidate, priced by the expected sizes of its parts."""
     chosen = step.choice
     return price(Candidate(chosen.plan, chosen.expected, describe(chosen.plan, step.problem)), step.problem)
 
 
-def search_of(made: CompiledStep | Pair, seconds: float) -> Search[Run]:
+def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
     """Prepare a search for the fastest plan on random operands.
 
     Args:
@@ -170,7 +169,7 @@ def search_of(made: CompiledStep | Pair, seconds: float) -> Search[Run]:
     return Search(make, made.device, made.settings.effective_precision(), seconds)
 
 
-def _search(made: CompiledStep | Pair, candidates: Sequence[Candidate], known: Known, alone: bool) -> dict[str, Run]:
+def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, alone: bool) -> dict[str, Run]:
     """Time candidates now; close ones are then timed in calls, if there is one sparse operand and nothing follows."""
     start, (mode, seconds) = time.perf_counter(), made.settings.effective_tune()
     few = shortlist(
@@ -182,9 +181,9 @@ def _search(made: CompiledStep | Pair, candidates: Sequence[Candidate], known: K
     if not trials:  # results that are not finite, of random operands
         return {}
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
-    if mode == "calls" and alone and isinstance(made, CompiledStep):
+    if mode == "calls" and alone and isinstance(made, Step):
         made.trials = Trials(made, close, known, candidates) if len(close) > 1 else None
-    elif isinstance(made, CompiledStep) and (made.backend == "triton" or made.device.type == "cpu"):
+    elif isinstance(made, Step) and (made.backend == "triton" or made.device.type == "cpu"):
         threads = 0 if made.backend == "triton" else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
     known.add(search.trials)
@@ -198,7 +197,7 @@ def runs_of(trials: Iterable[Trial[Run]]) -> dict[str, Run]:
     return {t.candidate.name: t.run for t in trials}
 
 
-def _decide(made: CompiledStep | Pair, known: Known, candidates: Sequence[Candidate], runs: dict[str, Run]) -> None:
+def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], runs: dict[str, Run]) -> None:
     """Switch to the fastest timed plan, if any was timed."""
     best, first = known.best(candidates), candidates[0].name
     if best is None:
@@ -207,7 +206,7 @@ def _decide(made: CompiledStep | Pair, known: Known, candidates: Sequence[Candid
     of = "the cost model's, than which none was faster by a margin," if best.name == first else "the fastest"
     plan = replace(best.plan, reason=f"{of} of {len(measured)} that were timed on {known.timed[best.name].day}")
     run = runs.get(best.name)
-    if run and isinstance(made, CompiledStep):
+    if run and isinstance(made, Step):
         for key in storage_keys(plan, made.problem.kept):  # others of the pattern may take what is packed
             if (packed := run.packed.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
@@ -236,9 +235,7 @@ class Trials:
     Every result is its caller's, and no call waits for a GPU: times are read once they are there.
     """
 
-    def __init__(
-        self, step: CompiledStep, trials: Sequence[Trial[Run]], known: Known, candidates: Sequence[Candidate]
-    ) -> None:
+    def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known, candidates: Sequence[Candidate]) -> None:
         self._trials = trials
         self._known = known
         self._candidates = candidates
@@ -247,7 +244,7 @@ class Trials:
         self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
 
     def rows(self, values: Tensor | None, dense: Tensors, given: Tensors | None) -> Tensor:
-        """The result of a call, as `CompiledStep.rows` has it, by the candidate whose turn it is, or the first."""
+        """The result of a call, as `Step.rows` has it, by the candidate whose turn it is, or the first."""
         number = self._begun % len(self._trials) if self._begun < ROUNDS * len(self._trials) else 0
         trial = self._trials[number].run.made
         packed = trial.packed_values(None) if values is None else trial.kept_values(values)
@@ -262,7 +259,7 @@ class Trials:
             result = trial._rows(values, dense, packed, given)
             self._taken[number].append(time.perf_counter() - begun)
         self._begun += 1
-        CompiledStep.turned += 1
+        Step.turned += 1
         self._look()
         return result
 

@@ -2,6 +2,9 @@
 
 In: factors, and `Equations` that give each mode's ``A H = B`` for the others as they are. Out: factors updated in place
 and the fit, measured from the last mode's equations: no residual tensor is formed.
+
+Completion fits the observed entries alone, by one least-squares problem a row: its H is one a row, the sum over the
+row's observed entries of the outer squares of the other factors' rows, ``"ijk,jr,kr,js,ks->irs"`` on a pattern of ones.
 """
 
 from __future__ import annotations
@@ -12,8 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.decomposition import checks
 from sparsetc.decomposition.kernels import mode_kernels
 from sparsetc.decomposition.linear import Update, balancing, fit_of
+from sparsetc.errors import DecompositionError, DeviceError, FormatError, ShapeError
+from sparsetc.support import memory
+from sparsetc.tensor.elementwise import is_strided, where_holds
+from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -163,3 +171,86 @@ class Sweep:
         for mode in self._free:
             self._factors[mode].mul_(scales[mode])
         self._equations.scaled(scales)
+
+
+def observed(x: SparseTensor, mask: Any) -> SparseTensor:
+    """Return the values at all known entries of a mask, 0 where x has no entry.
+
+    Args:
+        x: of single nonzeros, coalesced.
+        mask: ``"observed"`` for x's own positions, or a sparse or dense tensor that is not 0 at those that are known.
+
+    Raises:
+        DecompositionError, ShapeError, DeviceError, FormatError: of a mask that is none, that has NaN or that knows
+            nothing, and of known values that are not finite.
+    """
+    entries = x if isinstance(mask, str) and mask == "observed" else _on_mask(x, mask)
+    if entries.nnz == 0:
+        raise FormatError("the mask has no observed entry")
+    checks.check_values(entries.values)
+    return entries
+
+
+def _on_mask(x: SparseTensor, mask: Any) -> SparseTensor:
+    """Return the tensor on the positions at which a mask is not 0."""
+    where = as_dense(mask, "mask")
+    sparse = SparseTensor.from_dense(where) if is_strided(where) else SparseTensor.coerce(where)
+    if sparse is None:
+        raise DecompositionError(
+            f'mask must be "observed", or a sparse or dense tensor of x\'s shape, found {mask!r:.80}'
+        )
+    if sparse.shape != x.shape:
+        raise ShapeError(f"mask must have x's shape {x.shape}, found {sparse.shape}")
+    if sparse.device != x.device:
+        raise DeviceError(f"mask is on {sparse.device}, x is on {x.device}; move one of them with .to()")
+    if bool(sparse.values.isnan().any()):
+        raise FormatError("the mask has NaN; it must be 0 where an entry is not known, as ~x.isnan() is")
+    known = sparse.expand_dense().drop()
+    zeros: Any = known.with_values(torch.zeros_like(known.values, dtype=x.dtype))
+    return zeros + where_holds(x, known, True)  # type: ignore[no-any-return]
+
+
+class Observed(Equations):
+    """The equations of observed entries: B is an MTTKRP of their values, H one matrix a row.
+
+    H is symmetric, so an MTTKRP of ones with the ``rank (rank + 1) / 2`` products of two columns is all of it. Gram
+    matrices of factors stay those of the start, and are not read.
+
+    Attributes:
+        _numbers: which of the products each entry of H is.
+    """
+
+    def __init__(self, x: SparseTensor, factors: Sequence[Tensor], free: Sequence[int], **settings: Any) -> None:
+        rows, rank = max(x.shape[m] for m in free), factors[0].shape[1]
+        nbytes = 3 * rows * rank * rank * x.dtype.itemsize
+        memory.check(f"a {rank} x {rank} matrix for each of {rows:,} rows", nbytes, x.device)
+        super().__init__(x, factors, free, **settings)
+        self._left, self._right = torch.triu_indices(rank, rank, device=x.device)
+        ones = x.with_values(torch.ones_like(x.values))
+        self._squares = mode_kernels(ones, self._left.numel(), free, **settings)
+        numbers = torch.zeros(rank, rank, dtype=torch.int64, device=x.device)
+        numbers[self._left, self._right] = torch.arange(self._left.numel(), device=x.device)
+        self._numbers = torch.maximum(numbers, numbers.T).flatten()
+
+    def gram(self, mode: int) -> Tensor:
+        """H, (size, rank, rank)."""
+        rank = self._factors[mode].shape[1]
+        # That of the mode itself is not read; it is spared the product.
+        products = [f if m == mode else f[:, self._left] * f[:, self._right] for m, f in enumerate(self._factors)]
+        compact = self._squares[mode](products)
+        return compact[:, self._numbers].view(-1, rank, rank)
+
+    def updated(self, mode: int) -> None:
+        """Nothing is kept of factors."""
+
+    def model_square(self, mode: int, gram: Tensor) -> Tensor:
+        """The squares of the model at observed entries, from the H of a mode."""
+        factor = self._factors[mode]
+        return ((factor[:, None] @ gram)[:, 0] * factor).sum(dtype=torch.float64)
+
+    def norms(self) -> Tensor:
+        """Return (order, rank) float64 norms of the columns of the present factors."""
+        return torch.stack([torch.linalg.vector_norm(f, dim=0, dtype=torch.float64) for f in self._factors])
+
+    def scaled(self, scales: Tensor) -> None:
+        """Nothing is kept of factors."""

@@ -23,8 +23,6 @@ from sparsetc.errors import FormatError
 from sparsetc.options import Settings
 from sparsetc.support.entry import entry_point
 
-NAME = "cp_apr"
-
 
 @entry_point
 @undisturbed
@@ -77,22 +75,22 @@ def cp_apr(
         >>> model.weights
         tensor([120.0000])
     """
-    sparse = checks.tensor(x, NAME, single=True)
+    sparse = checks.tensor(x, single=True)
     if bool((sparse.values < 0).any()):
-        raise FormatError(f"{NAME}: x has values below 0, which no counts are; see cp_als")
-    rank = checks.number(rank, 1, f"{NAME}: the rank")
-    n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
+        raise FormatError("x has values below 0, which no counts are; see cp_als")
+    rank = checks.number(rank, 1, "the rank")
+    n_iter_max = checks.number(n_iter_max, 0, "n_iter_max")
 
     def model(rows: Rows, stopped: str) -> CP:
         return CP(weights.clone(), tuple(f.clone() for f in factors), column(rows, 0), stopped, column(rows, 1))
 
     checks.callback(callback)
-    n_inner_max = checks.number(n_inner_max, 1, f"{NAME}: n_inner_max")
-    tol, epsilon = checks.level(tol, f"{NAME}: tol"), checks.level(epsilon, f"{NAME}: epsilon")
-    kappa, kappa_tol = checks.level(kappa, f"{NAME}: kappa"), checks.level(kappa_tol, f"{NAME}: kappa_tol")
+    n_inner_max = checks.number(n_inner_max, 1, "n_inner_max")
+    tol, epsilon = checks.level(tol, "tol"), checks.level(epsilon, "epsilon")
+    kappa, kappa_tol = checks.level(kappa, "kappa"), checks.level(kappa_tol, "kappa_tol")
     modes = tuple(range(sparse.order))
-    start = cp_factors(sparse, rank, init, checks.generator(random_state, NAME), modes, NAME, ("random",))
-    checks.nonnegative(start, NAME)
+    start = cp_factors(sparse, rank, init, checks.generator(random_state), modes, ("random",))
+    checks.nonnegative(start)
     weights, factors = normalized(start, modes, p=1)
     norm = torch.linalg.vector_norm(sparse.values, dtype=torch.float64)
     kernels = mode_kernels(sparse, rank, modes, **settings)

@@ -50,69 +50,66 @@ def names(unknown: Iterable[str], name: str) -> None:
             raise KeywordError(f"{name} has no {other}=; here it is {OURS[other]}")
 
 
-def tensor(x: Any, name: str, single: bool = False, whole: bool = True) -> SparseTensor:
+def tensor(x: Any, single: bool = False, whole: bool = True) -> SparseTensor:
     """The sparse tensor to decompose: coalesced, of two modes or more, finite float32 or float64 values, no gradient.
 
     Integers become torch's default dtype.
 
     Args:
         x: as the user gave it.
-        name: of the decomposition, for messages.
         single: whether every nonzero must have its coordinates, none a place in a block or in a dense mode.
         whole: whether all values will be read; where not, `check_values` is for those that will.
 
     Raises:
         DtypeError, ShapeError, DeviceError, FormatError: it is none. To look at the values waits for a GPU once.
     """
-    check_plain(x, f"{name}: x")
+    check_plain(x, "x")
     if hasattr(x, "columns"):
-        *modes, values = tables.names(x) or [name]
+        *modes, values = tables.names(x) or [""]
         x = SparseTensor.from_table(x, modes, values)
     sparse = SparseTensor.coerce(x)
     if sparse is None:
-        raise DtypeError(f"{name}: x must be sparse, {not_sparse(x)}")
+        raise DtypeError(f"x must be sparse, {not_sparse(x)}")
     if sparse.dtype in (*INTEGERS, torch.bool):
         sparse = sparse.to(torch.get_default_dtype())
-    kind(sparse.dtype, sparse.device, sparse.shape, name)
+    kind(sparse.dtype, sparse.device, sparse.shape)
     sparse = sparse.coalesce()
     if sparse.requires_grad:
         sparse = sparse.with_values(sparse.values.detach())
     if sparse.blocksize or (single and sparse.dense_order):
         sparse = sparse.expand_dense()
     if whole:
-        check_values(sparse.values, name)
+        check_values(sparse.values)
     return sparse
 
 
-def kind(dtype: torch.dtype, device: torch.device, shape: Sequence[int], name: str) -> None:
+def kind(dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> None:
     """DtypeError, DeviceError or ShapeError of a tensor that nothing can be decomposed of, whatever its nonzeros."""
     if dtype not in DTYPES:
         hint = "there is no complex decomposition" if dtype.is_complex else "convert it: x.to(torch.float32)"
-        raise DtypeError(f"{name}: x must be float32 or float64, found {dtype}; {hint}")
+        raise DtypeError(f"x must be float32 or float64, found {dtype}; {hint}")
     if device.type == "meta":
-        raise DeviceError(f"{name}: x is on the meta device, which holds no values")
+        raise DeviceError("x is on the meta device, which holds no values")
     if len(shape) < 2:
-        raise ShapeError(f"{name}: x has one mode, shape {shape}; a decomposition needs at least 2")
+        raise ShapeError(f"x has one mode, shape {shape}; a decomposition needs at least 2")
     if 0 in shape:
-        raise ShapeError(f"{name}: mode {shape.index(0)} of x has size 0, shape {shape}; there is nothing to decompose")
+        raise ShapeError(f"mode {shape.index(0)} of x has size 0, shape {shape}; there is nothing to decompose")
 
 
-def check_values(values: Tensor, name: str) -> None:
+def check_values(values: Tensor) -> None:
     """Raise `FormatError` if values are not finite, or if the sum of their squares overflows or vanishes."""
     if not values.numel():
         return
     largest, square = torch.stack((values.abs().max(), values.square().sum())).tolist()
-    check_extent(largest, square, values.dtype, name)
+    check_extent(largest, square, values.dtype)
 
 
-def check_extent(largest: float, square: float, dtype: torch.dtype, name: str) -> None:
+def check_extent(largest: float, square: float, dtype: torch.dtype) -> None:
     """`check_values`, of the largest magnitude and the sum of the squares."""
     if not isfinite(largest):
-        raise FormatError(f"{name}: x has values that are infinite or NaN")
+        raise FormatError("x has values that are infinite or NaN")
     if largest and not torch.finfo(dtype).tiny <= square < inf:
-        raise FormatError(
-            f"{name}: x has values up to {largest:.3g}, whose squares add up to {square:.3g} in {dtype}; scale x"
-        )
+        raise FormatError(f"x has values up to {largest:.3g}, whose squares add up to {square:.3g} in {dtype}; scale x")
 
 
 def number(value: Any, least: int, what: str) -> int:
@@ -141,18 +138,18 @@ def callback(value: Any) -> None:
         raise DecompositionError(f"callback must be a function of a model and an error, found {value!r:.80}")
 
 
-def free_modes(fixed: Iterable[int] | None, order: int, name: str) -> Ints:
+def free_modes(fixed: Iterable[int] | None, order: int) -> Ints:
     """Return the modes that are not fixed, at least one; negative numbers count from the end."""
     kept = set()
     if fixed is None:
         fixed = ()
     for mode in (fixed,) if isinstance(fixed, int) else fixed:
         if isinstance(mode, bool) or not isinstance(mode, int) or not -order <= mode < order:
-            raise DecompositionError(f"{name}: fixed_modes has {mode!r:.80}, expected modes {-order}..{order - 1}")
+            raise DecompositionError(f"fixed_modes has {mode!r:.80}, expected modes {-order}..{order - 1}")
         kept.add(mode % order)
     free = outside(range(order), kept)
     if not free:
-        raise DecompositionError(f"{name}: fixed_modes has every mode, so there is nothing to compute")
+        raise DecompositionError("fixed_modes has every mode, so there is nothing to compute")
     return free
 
 
@@ -165,16 +162,16 @@ def model_parts(init: Any) -> tuple[Any, Any] | None:
     return tuple(init) if is_pair else None
 
 
-def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str, name: str) -> tuple[Any, list[Tensor]]:
+def model(init: Any, x: SparseTensor, ranks: Sequence[int], kind: str) -> tuple[Any, list[Tensor]]:
     """Check a start, and return its weights or core, None of a list of factors, and copies of its factors."""
     head, factors = model_parts(init) or (None, init)
     if not isinstance(factors, list | tuple):
         type_name = type(init).__name__
-        raise ShapeError(f"{name}: init must be a {kind} model, its two parts or a list of factors, found {type_name}")
+        raise ShapeError(f"init must be a {kind} model, its two parts or a list of factors, found {type_name}")
     if len(factors) != x.order:
-        raise ShapeError(f"{name}: init must have {x.order} factors, one a mode of x, found {len(factors)}")
+        raise ShapeError(f"init must have {x.order} factors, one a mode of x, found {len(factors)}")
     wanted = enumerate(zip(factors, x.shape, ranks, strict=True))
-    return head, [matrix(f, (n, r), x, f"{name}: init's factor of mode {m}") for m, (f, n, r) in wanted]
+    return head, [matrix(f, (n, r), x, f"init's factor of mode {m}") for m, (f, n, r) in wanted]
 
 
 def matrix(tensor: Any, shape: Ints, x: SparseTensor, what: str) -> Tensor:
@@ -191,14 +188,14 @@ def matrix(tensor: Any, shape: Ints, x: SparseTensor, what: str) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def nonnegative(factors: Sequence[Tensor], name: str) -> None:
+def nonnegative(factors: Sequence[Tensor]) -> None:
     """Raise where a start of a nonnegative decomposition has an entry below 0."""
     for mode, factor in enumerate(factors):
         if bool((factor < 0).any()):
-            raise DecompositionError(f"{name}: init's factor of mode {mode} has entries below 0, and none may be")
+            raise DecompositionError(f"init's factor of mode {mode} has entries below 0, and none may be")
 
 
-def generator(random_state: Any, name: str) -> torch.Generator | None:
+def generator(random_state: Any) -> torch.Generator | None:
     """Return the generator of a random start: the one given, a new one of a seed, or None for torch's own."""
     if random_state is None or isinstance(random_state, torch.Generator):
         return random_state
@@ -206,5 +203,5 @@ def generator(random_state: Any, name: str) -> torch.Generator | None:
         return torch.Generator().manual_seed(index(random_state))
     except (TypeError, ValueError, RuntimeError, OverflowError):  # no integer, or one that is no seed
         raise DecompositionError(
-            f"{name}: random_state must be a seed or a torch.Generator, found {random_state!r:.80}"
+            f"random_state must be a seed or a torch.Generator, found {random_state!r:.80}"
         ) from None

@@ -15,8 +15,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import Equations, Sweep
-from sparsetc.decomposition.completion import Observed, observed
+from sparsetc.decomposition.als import Equations, Observed, Sweep, observed
 from sparsetc.decomposition.initial import STARTS, cp_factors
 from sparsetc.decomposition.linear import Update, hals, least_squares, least_squares_by_row, normalized
 from sparsetc.decomposition.loop import Rows, column, convergence_test, iterate, undisturbed
@@ -24,8 +23,6 @@ from sparsetc.decomposition.models import CP
 from sparsetc.options import Settings
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
-
-NAME = "cp_als"
 
 
 @entry_point
@@ -104,9 +101,9 @@ def cp_als(
     )
     if hasattr(x, "_cp_als"):  # a tensor of several processes
         return x._cp_als(wanted, settings)
-    sparse = checks.tensor(x, NAME, single=mask is not None, whole=mask is None)
+    sparse = checks.tensor(x, single=mask is not None, whole=mask is None)
     wanted = wanted.checked(sparse.order)
-    entries = sparse if mask is None else observed(sparse, mask, NAME)
+    entries = sparse if mask is None else observed(sparse, mask)
     factors = start(entries, wanted)
     equations = (Equations if mask is None else Observed)(entries, factors, wanted.free, **settings)
     update = least_squares if mask is None else least_squares_by_row
@@ -142,22 +139,22 @@ class Wanted:
         checks.callback(self.callback)
         return replace(
             self,
-            rank=checks.number(self.rank, 1, f"{NAME}: the rank"),
-            free=checks.free_modes(self.fixed_modes, order, NAME),
-            n_iter_max=checks.number(self.n_iter_max, 0, f"{NAME}: n_iter_max"),
-            tol=checks.level(self.tol, f"{NAME}: tol"),
-            l2_reg=checks.level(self.l2_reg, f"{NAME}: l2_reg"),
+            rank=checks.number(self.rank, 1, "the rank"),
+            free=checks.free_modes(self.fixed_modes, order),
+            n_iter_max=checks.number(self.n_iter_max, 0, "n_iter_max"),
+            tol=checks.level(self.tol, "tol"),
+            l2_reg=checks.level(self.l2_reg, "l2_reg"),
         )
 
 
 def start(x: SparseTensor, wanted: Wanted, starts: Sequence[str] = STARTS) -> list[Tensor]:
     """The factors that a run starts from."""
-    random = checks.generator(wanted.random_state, NAME)
-    factors = cp_factors(x, wanted.rank, wanted.init, random, wanted.free, NAME, starts)
+    random = checks.generator(wanted.random_state)
+    factors = cp_factors(x, wanted.rank, wanted.init, random, wanted.free, starts)
     if wanted.nonnegative and isinstance(wanted.init, str):
         return [f.abs_() for f in factors]
     if wanted.nonnegative:
-        checks.nonnegative(factors, NAME)
+        checks.nonnegative(factors)
     return factors
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -20,16 +19,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from sparsetc.decomposition.checks import DTYPES
-from sparsetc.errors import (
-    DecompositionError,
-    DeviceError,
-    DtypeError,
-    IOFormatError,
-    OutOfMemoryError,
-    ShapeError,
-    SparsetcError,
-    printable,
-)
+from sparsetc.errors import DecompositionError, DeviceError, DtypeError, ShapeError
+from sparsetc.io import memory as files
 from sparsetc.io.atomic import replacing
 from sparsetc.support import FilePath, Ints, Names, memory, required
 from sparsetc.tensor.coords import check_range
@@ -218,11 +209,9 @@ class Factored:
             ImportError: without safetensors, the extra ``files``.
             FileNotFoundError: no such file.
         """
-        library, status = _safetensors(), os.stat(path)
-        try:
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError("a model is read from a regular file on disk, not a pipe or a folder")
-            memory.check(f"{os.fspath(path)}: the model, and the mapped file,", 2 * status.st_size, torch.device("cpu"))
+        library = _safetensors()
+        with files.on_disk(path), files.of_file(path, Exception):
+            files.check(path, "the model, and the mapped file,", 2 * os.path.getsize(path))
             with library.safe_open(path, "pt") as opened:
                 metadata, names = opened.metadata() or {}, sorted(opened.keys())
                 if metadata.get("kind") != cls.KIND:
@@ -234,11 +223,6 @@ class Factored:
             fields: dict[str, Any] = {cls.HEAD: tensors.pop(cls.HEAD).to(device), "stopped": metadata["stopped"]}
             fields["factors"] = tuple(tensors[f"factor_{m}"].to(device) for m in range(len(tensors)))
             return cls(**fields, **{name: tuple(map(float, json.loads(metadata[name]))) for name in cls.HISTORIES})
-        except (library.SafetensorError, SparsetcError, ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, OutOfMemoryError):
-                raise
-            fault = f"it has no {error}" if isinstance(error, KeyError) else printable(f"{error!s:.200}")
-            raise IOFormatError(f"{os.fspath(path)}: {fault}") from error
 
 
 def _array(tensor: Tensor) -> np.ndarray:

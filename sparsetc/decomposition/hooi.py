@@ -26,8 +26,6 @@ from sparsetc.support import Ints, memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-NAME = "tucker"
-
 
 @entry_point
 @undisturbed
@@ -74,11 +72,11 @@ def tucker(
         >>> model.core.shape, round(model.fit, 3)
         (torch.Size([1, 1, 1]), 1.0)
     """
-    sparse = checks.tensor(x, NAME)
-    sizes, free = _ranks(ranks, sparse), checks.free_modes(fixed_modes, sparse.order, NAME)
-    n_iter_max = checks.number(n_iter_max, 0, f"{NAME}: n_iter_max")
+    sparse = checks.tensor(x)
+    sizes, free = _ranks(ranks, sparse), checks.free_modes(fixed_modes, sparse.order)
+    n_iter_max = checks.number(n_iter_max, 0, "n_iter_max")
     numbers = sum(n * rank for n, rank in zip(sparse.shape, sizes, strict=True)) + 2 * prod(sizes)
-    memory.check(f"{NAME}: factors and a core of ranks {sizes}", numbers * sparse.dtype.itemsize, sparse.device)
+    memory.check(f"factors and a core of ranks {sizes}", numbers * sparse.dtype.itemsize, sparse.device)
 
     def model(rows: Rows, stopped: str) -> Tucker:
         if not rows:
@@ -86,8 +84,8 @@ def tucker(
         return Tucker(core.clone(), tuple(f.clone() for f in factors), column(rows, 0), stopped)
 
     checks.callback(callback)
-    tol = checks.level(tol, f"{NAME}: tol")
-    factors = _start(sparse, sizes, init, checks.generator(random_state, NAME), free)
+    tol = checks.level(tol, "tol")
+    factors = _start(sparse, sizes, init, checks.generator(random_state), free)
     chains = chain_kernels(sparse, sizes, free, **settings)
     norm = torch.linalg.vector_norm(sparse.values, dtype=torch.float64)
     core = sparse.values.new_zeros(sizes)
@@ -120,17 +118,15 @@ def tucker(
 def _ranks(rank: Any, x: SparseTensor) -> Ints:
     listed = list(rank) if isinstance(rank, Iterable) else [rank] * x.order
     if len(listed) != x.order:
-        raise DecompositionError(
-            f"{NAME}: ranks must be an integer or {x.order} of them, one a mode, found {rank!r:.80}"
-        )
-    ranks = tuple(checks.number(r, 1, f"{NAME}: the rank of mode {m}") for m, r in enumerate(listed))
+        raise DecompositionError(f"ranks must be an integer or {x.order} of them, one a mode, found {rank!r:.80}")
+    ranks = tuple(checks.number(r, 1, f"the rank of mode {m}") for m, r in enumerate(listed))
     for mode, (r, size) in enumerate(zip(ranks, x.shape, strict=True)):
         others = prod(ranks) // r
         if r > size:
-            raise DecompositionError(f"{NAME}: the rank of mode {mode} is {r}, above its size {size}")
+            raise DecompositionError(f"the rank of mode {mode} is {r}, above its size {size}")
         if r > others:
             raise DecompositionError(
-                f"{NAME}: the rank of mode {mode} is {r}, above the product {others} of the others, so part of the "
+                f"the rank of mode {mode} is {r}, above the product {others} of the others, so part of the "
                 "core would be 0"
             )
     return ranks
@@ -140,7 +136,7 @@ def _start(
     x: SparseTensor, ranks: Sequence[int], init: Any, random: torch.Generator | None, free: Sequence[int]
 ) -> list[Tensor]:
     """(size, rank) factors of orthonormal columns, to be changed in place."""
-    _, factors = begun(x, ranks, init, random, free, "Tucker", NAME, draw=torch.randn)
+    _, factors = begun(x, ranks, init, random, free, "Tucker", draw=torch.randn)
     if isinstance(init, str) and init == "nvecs":
         return factors
     for mode, factor in enumerate(factors):
@@ -151,7 +147,6 @@ def _start(
             off = (gram - torch.eye(factor.shape[1]).to(gram)).abs().max()
             if not bool(off < torch.finfo(factor.dtype).eps ** 0.5):
                 raise DecompositionError(
-                    f"{NAME}: init's factor of mode {mode} is fixed, so its columns must be orthonormal "
-                    "(torch.linalg.qr)"
+                    f"init's factor of mode {mode} is fixed, so its columns must be orthonormal (torch.linalg.qr)"
                 )
     return factors

@@ -34,9 +34,6 @@ WARM_STEPS = 3
 """Iterations from the vectors of an earlier sweep."""
 SPARE = 8
 """Columns besides those wanted that make a random start converge."""
-AUTO, ROWS = "auto", "rows"
-"""Plans of einsums of unfoldings; one that options name is for those of the tensor, and may not apply to these. A few
-products take less time than to find out by which plan they take least (H200, Uber: 0.85 s, without a record)."""
 
 
 def begun(
@@ -46,7 +43,6 @@ def begun(
     random: torch.Generator | None,
     free: Sequence[int],
     kind: str,
-    name: str,
     starts: Sequence[str] = STARTS,
     draw: Callable[..., Tensor] = torch.rand,
 ) -> tuple[Any, list[Tensor]]:
@@ -59,7 +55,6 @@ def begun(
         random: what draws.
         free: the modes whose factors may change.
         kind: of model.
-        name: of the decomposition.
         starts: those that it has.
         draw: torch's function for ``"random"``.
 
@@ -67,12 +62,12 @@ def begun(
         DecompositionError, ShapeError, DtypeError, DeviceError, FormatError: of a start that is none.
     """
     if not isinstance(init, str):
-        return checks.model(init, x, ranks, kind, name)
+        return checks.model(init, x, ranks, kind)
     if init not in starts:
         wanted = ", ".join((*map(repr, starts), f"a {kind} model or a list of factors"))
-        raise DecompositionError(f"{name}: init must be {wanted}, found {init!r:.80}")
+        raise DecompositionError(f"init must be {wanted}, found {init!r:.80}")
     if len(free) < x.order:
-        raise DecompositionError(f"{name}: fixed_modes keeps factors of init, which must give them, found {init!r}")
+        raise DecompositionError(f"fixed_modes keeps factors of init, which must give them, found {init!r}")
     sizes = list(zip(x.shape, ranks, strict=True))
     if init == "random":
         return None, [drawn(draw, n, rank, x, random) for n, rank in sizes]
@@ -80,13 +75,7 @@ def begun(
 
 
 def cp_factors(
-    x: SparseTensor,
-    rank: int,
-    init: Any,
-    random: torch.Generator | None,
-    free: Sequence[int],
-    name: str,
-    starts: Sequence[str] = STARTS,
+    x: SparseTensor, rank: int, init: Any, random: torch.Generator | None, free: Sequence[int], starts: Sequence[str]
 ) -> list[Tensor]:
     """Return (size, rank) factors to change in place; modes that are not `free` keep the factors given.
 
@@ -95,15 +84,15 @@ def cp_factors(
         OutOfMemoryError: factors of this rank, and their float64 Gram matrices, would pass the memory limit.
     """
     nbytes = rank * (sum(x.shape) * x.dtype.itemsize + x.order * rank * 8)
-    memory.check(f"{name}: factors of rank {rank:,}, and their Gram matrices,", nbytes, x.device)
-    weights, factors = begun(x, [rank] * x.order, init, random, free, "CP", name, starts)
+    memory.check(f"factors of rank {rank:,}, and their Gram matrices,", nbytes, x.device)
+    weights, factors = begun(x, [rank] * x.order, init, random, free, "CP", starts)
     for mode, vectors in enumerate(factors):  # a mode has no more leading vectors than its size
         size, count = vectors.shape
         if count < rank:  # random columns of about their length
             more = drawn(torch.rand, size, rank - count, x, random) / size**0.5
             factors[mode] = torch.cat((vectors, more), 1)
     if weights is not None:  # tensorly has None for ones
-        scales = checks.matrix(weights, (rank,), x, f"{name}: init's weights")
+        scales = checks.matrix(weights, (rank,), x, "init's weights")
         lengths = torch.where(scales == 0, 1, scales.abs() ** (1 / len(free)))
         for mode in free:
             factors[mode].mul_(lengths)
@@ -135,15 +124,16 @@ def leading(matrix: Tensor, start: Tensor) -> Tensor:
 
 def leading_vectors(x: SparseTensor, mode: int, count: int, random: torch.Generator | None) -> Tensor:
     """(size, count) leading left singular vectors of x unfolded along a mode: a sparse matrix with a column a fiber."""
-    unfolded = _unfolded(x, mode)
+    unfolded = _unfolded(x, mode)  # a plan that options name is for einsums of x, and may not apply to this
     size, columns = unfolded.shape
     if size <= GRAM:
-        gram: Any = einsum("ij,kj->ik", unfolded, unfolded, output="dense", plan=AUTO)
+        gram: Any = einsum("ij,kj->ik", unfolded, unfolded, output="dense", plan="auto")
         return signed(last_vectors(gram.double(), count).to(x.dtype))
     width = min(size, count + SPARE)
     start = drawn(torch.randn, size, width, x, random)
-    back: Any = compile("ij,ir->jr", unfolded, start, plan=ROWS)
-    forth: Any = compile("ij,jr->ir", unfolded, start.new_empty(columns, width), plan=ROWS)
+    # A few products take less time than to find out by which plan (H200, Uber: 0.85 s, without a record).
+    back: Any = compile("ij,ir->jr", unfolded, start, plan="rows")
+    forth: Any = compile("ij,jr->ir", unfolded, start.new_empty(columns, width), plan="rows")
     return signed(_iterated(lambda basis: forth(back(basis)), torch.linalg.qr(start).Q, STEPS)[:, :count])
 
 

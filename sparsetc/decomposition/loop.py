@@ -24,8 +24,8 @@ from torch import Tensor
 
 from sparsetc.contraction.step import Step
 from sparsetc.decomposition import checks
-from sparsetc.support.notices import log_since, warn
-from sparsetc.support.progress import bar
+from sparsetc.errors import SparsetcError
+from sparsetc.support.notices import bar, log_since, warn
 
 
 def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
@@ -73,7 +73,7 @@ R = TypeVar("R")
 
 
 def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a decomposition: runs it without gradients and without autocast.
+    """Decorator of a decomposition: runs it without gradients and without autocast, and names it in errors.
 
     Autocast would round dense products to half precision, which normal equations do not bear, and would hand buffers
     of another dtype to steps in place, which raise. Arguments that only other libraries have are answered by ours.
@@ -84,7 +84,12 @@ def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         checks.names(kwargs.keys() - parameters.keys(), function.__name__)
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except SparsetcError as error:
+                if not str(error).startswith(function.__name__):
+                    error.args = (f"{function.__name__}: {error}",)
+                raise
 
     return run
 

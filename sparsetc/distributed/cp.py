@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.als import Equations
-from sparsetc.decomposition.cp import NAME, Wanted, run, start
+from sparsetc.decomposition.cp import Wanted, run, start
 from sparsetc.decomposition.linear import hals, least_squares
 from sparsetc.decomposition.models import CP
 from sparsetc.distributed.cut import Cut, Range, shares
@@ -47,14 +47,14 @@ def cp_als(x: Sharded, wanted: Wanted, settings: dict[str, Any]) -> CP:
 
     def begun() -> tuple[Wanted, list[Tensor]]:
         if wanted.mask is not None:
-            raise DecompositionError(f"{NAME}: there is no mask= of a sharded tensor; one of one process has it")
-        checks.kind(x.dtype, x.device, x.shape, NAME)
+            raise DecompositionError("there is no mask= of a sharded tensor; one of one process has it")
+        checks.kind(x.dtype, x.device, x.shape)
         chosen, no_coords = wanted.checked(x.order), torch.zeros((x.order, 0), dtype=torch.int64, device=x.device)
         # A random start asks for shape, dtype and device alone.
         without_nonzeros = SparseTensor._of(no_coords, x.local.values.new_zeros(0), x.shape, True)
         return chosen, start(without_nonzeros, chosen, ("random",))
 
-    chosen, factors = agreed(ranks, NAME, begun, _said(x, wanted) | alike(settings))
+    chosen, factors = agreed(ranks, "cp_als", begun, _said(x, wanted) | alike(settings))
     _check_values(x)
     if not (isinstance(init, str) and isinstance(wanted.random_state, int)):
         factors = [ranks.first(f) for f in factors]
@@ -122,7 +122,7 @@ def prepared(
             **settings,
         ), own_rows
 
-    equations, own_rows = on_all(ranks, NAME, make, settings)
+    equations, own_rows = on_all(ranks, "cp_als", make, settings)
     equations.join()
 
     def gather() -> list[Tensor]:
@@ -158,7 +158,7 @@ def _check_values(x: Sharded) -> None:
     largest = values.abs().max() if values.numel() else values.new_zeros(())
     most = x.ranks.most(torch.stack((~largest.isfinite(), largest.nan_to_num())))
     unfit, worst, square = torch.stack((*most, x.ranks.sum_(values.square().sum()))).tolist()
-    checks.check_extent(float("nan") if unfit else worst, square, x.dtype, NAME)
+    checks.check_extent(float("nan") if unfit else worst, square, x.dtype)
 
 
 def _together(why: str, x: Sharded) -> str:

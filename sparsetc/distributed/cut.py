@@ -45,13 +45,14 @@ class Cut:
     Attributes:
         shape: sizes of all modes.
         bounds: for each mode where its ranges begin, and its size at last; (0, size) of a mode that is not cut.
-        places: for each rank the number of its range along every mode and, last, of its part of the box's nonzeros.
+        coordinates: of each rank in the grid: the number of its range along every mode and, last, of its part of the
+            box's nonzeros.
         nnz: nonzeros of each rank.
     """
 
     shape: Ints
     bounds: tuple[Ints, ...]
-    places: tuple[Ints, ...]
+    coordinates: tuple[Ints, ...]
     nnz: Ints
 
     @property
@@ -62,12 +63,12 @@ class Cut:
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return len(self.places)
+        return len(self.coordinates)
 
     @property
     def grid(self) -> Ints:
         """The number of ranges along each mode and, last, of parts of a box."""
-        return (*(len(b) - 1 for b in self.bounds), 1 + max(p[-1] for p in self.places))
+        return (*(len(b) - 1 for b in self.bounds), 1 + max(at[-1] for at in self.coordinates))
 
     @property
     def modes(self) -> Ints:
@@ -81,13 +82,13 @@ class Cut:
 
     def ranges(self, rank: int) -> Box:
         """Return the range of rows of each mode in a rank's box."""
-        return tuple((b[at], b[at + 1]) for b, at in zip(self.bounds, self.places[rank], strict=False))
+        return tuple((b[at], b[at + 1]) for b, at in zip(self.bounds, self.coordinates[rank], strict=False))
 
     def sharing(self, modes: Iterable[int]) -> tuple[Ints, ...]:
         """Group the ranks that have the same ranges in all these modes."""
         modes, parts = tuple(modes), dict[Ints, list[int]]()
-        for rank, place in enumerate(self.places):
-            parts.setdefault(tuple(place[m] for m in modes), []).append(rank)
+        for rank, at in enumerate(self.coordinates):
+            parts.setdefault(tuple(at[m] for m in modes), []).append(rank)
         return tuple(tuple(part) for _, part in sorted(parts.items()))
 
     def __str__(self) -> str:
@@ -107,7 +108,7 @@ class Cut:
         ranges = self.ranges(rank)
         said = [f"mode {m} {ranges[m][0]:,}..{ranges[m][1]:,}" for m in self.modes]
         if self.grid[-1] > 1:
-            said.append(f"part {self.places[rank][-1]}")
+            said.append(f"part {self.coordinates[rank][-1]}")
         return ", ".join(said) or "all"
 
 
@@ -182,7 +183,10 @@ def chosen(coords: Tensor, shape: Sequence[int], modes: Sequence[int], ranks: Ra
     def cut(grid: Grid) -> Cut:
         bounds = tuple(boundaries(counts[m], g) if m in counts else (0, shape[m]) for m, g in enumerate(grid[:-1]))
         per_box = torch.bincount(box_of(coords, bounds), minlength=prod(grid[:-1]))
-        return cut_of(shape, grid, bounds, ranks.sum_(per_box).tolist())
+        counted, parts = ranks.sum_(per_box).tolist(), grid[-1]
+        # rank n has the n-th box, or, of boxes in parts, the n-th part; the last mode's ranges, and parts, are fastest
+        nnz = [n * (k + 1) // parts - n * k // parts for n in counted for k in range(parts)]
+        return Cut(tuple(shape), bounds, tuple(product(*map(range, grid))), tuple(nnz))
 
     def tried(divided: bool) -> Iterator[Cut]:
         listed = (grid for grid in grids(ranks.size, shape, modes, divided) if divided == (grid[-1] > 1))
@@ -206,17 +210,3 @@ def box_of(coords: Tensor, bounds: Sequence[Sequence[int]]) -> Tensor:
             inner = torch.tensor(b[1:-1], device=coords.device)
             box.mul_(len(b) - 1).add_(torch.bucketize(coords[m], inner, right=True))
     return box
-
-
-def cut_of(shape: Sequence[int], grid: Grid, bounds: tuple[Ints, ...], counts: Sequence[int]) -> Cut:
-    """The cut by which rank n has the n-th box, or, of boxes in parts, the n-th part; parts are fastest.
-
-    Args:
-        shape: sizes of all modes.
-        grid: ranges along each mode; last, parts.
-        bounds: where they begin and end.
-        counts: nonzeros of each box, the last mode's ranges fastest.
-    """
-    parts = grid[-1]
-    nnz = [n * (k + 1) // parts - n * k // parts for n in counts for k in range(parts)]
-    return Cut(tuple(shape), bounds, tuple(product(*map(range, grid))), tuple(nnz))

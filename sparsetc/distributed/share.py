@@ -138,11 +138,11 @@ def sparse_result(share: Share, local: SparseTensor, ranks: Ranks) -> Combined:
     shape = share.bound.output_shape
     bounds = [(0, n) if m is None else share.cut.bounds[m] for m, n in zip(modes, shape, strict=True)]
     number = {rank: at for part in share.summing for at, rank in enumerate(part)}
-    along = [tuple(0 if m is None else place[m] for m in modes) for place in share.cut.places]
+    along = [tuple(0 if m is None else at[m] for m in modes) for at in share.cut.coordinates]
     part = next(part for part in share.summing if ranks.rank in part)
     local, transfers = _united(local, part, ranks) if len(part) > 1 else (local, ())
-    places = tuple((*at, number[rank]) for rank, at in enumerate(along))
-    cut = Cut(shape, tuple(bounds), places, tuple(ranks.objects(local.nnz)))
+    coordinates = tuple((*at, number[rank]) for rank, at in enumerate(along))
+    cut = Cut(shape, tuple(bounds), coordinates, tuple(ranks.objects(local.nnz)))
     return transfers, lambda values: Sharded(cut, local.with_values(values), ranks)
 
 
@@ -171,13 +171,13 @@ def _united(local: SparseTensor, part: Sequence[int], ranks: Ranks) -> tuple[Spa
     start, stop = spans[ranks.rank]
     numbers_sent = [within(ranks.rank, spans.get(rank, (0, 0))).numel() for rank in every]
     ends = list(accumulate(numbers_sent))
-    places = [(at - start, (at.numel(), *width)) for at in (within(rank, (start, stop)) for rank in every)]
+    regions = [(at - start, (at.numel(), *width)) for at in (within(rank, (start, stop)) for rank in every)]
     values = local.values.new_zeros((stop - start, *width))
     transfer = Transfer(
         ranks,
         tuple((end - n, end) for n, end in zip(numbers_sent, ends, strict=True)),
         prod(width),
-        tuple(places),
+        tuple(regions),
         tuple(values.shape),
         adds=True,
         order=torch.argsort(numbers[ranks.rank]),

@@ -21,7 +21,7 @@ from sparsetc.support import Ints
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import INTEGERS, accumulator, fitted, refuse_wrapped
 
-Place = tuple[Any, Ints]
+Region = tuple[Any, Ints]
 """An index of a tensor, slices or numbers of rows, and the sizes of what lies there."""
 Parts = list[tuple[Any, Tensor]]
 
@@ -33,7 +33,7 @@ class Transfer:
     Attributes:
         spans: for each rank, which rows it is sent.
         width: elements of each of these rows.
-        places: where the part of each rank lies in the result.
+        regions: where the part of each rank lies in the result.
         shape: of the result.
         adds: whether parts are added up, on any rank: in order of the ranks, so sums have the same bits at each run.
         moves: whether anything is to be done, on any rank.
@@ -43,7 +43,7 @@ class Transfer:
     ranks: Ranks
     spans: tuple[Range, ...]
     width: int
-    places: tuple[Place, ...]
+    regions: tuple[Region, ...]
     shape: Ints
     adds: bool
     moves: bool = True
@@ -101,9 +101,9 @@ class Transfer:
         rows, me = [local[a:b] for a, b in self.spans], self.ranks.rank
         others = [one for rank, one in enumerate(rows) if rank != me and one.numel()] or [local[:0]]
         sending = others[0] if len(others) == 1 else torch.cat(others)
-        counts = [prod(one) * (rank != me) for rank, (_, one) in enumerate(self.places)]
+        counts = [prod(one) * (rank != me) for rank, (_, one) in enumerate(self.regions)]
         buffer = self.ranks.exchanged(sending.reshape(-1), counts, self.sent)
-        each = zip(self.places, buffer.split(counts), strict=True)
+        each = zip(self.regions, buffer.split(counts), strict=True)
         parts = [(index, rows[me] if n == me else part.view(one)) for n, ((index, one), part) in enumerate(each)]
         return [(index, part) for index, part in parts if part.numel()]
 

@@ -37,7 +37,7 @@ from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.tiles import placed
 from sparsetc.planner.pricing import ROUNDING
 from sparsetc.planner.registry import register_format
-from sparsetc.support import Ints, Names, among, outside, volume
+from sparsetc.support import Ints, Names, among, outside, row_major, volume
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sums import accumulator
 
@@ -113,7 +113,7 @@ def at_positions(shape: Ints, storage: Storage, position: Expression) -> Nest:
 def _strides(shape: Sequence[int], storage: Storage) -> dict[int, int]:
     """Return the stride of each mode, outermost first; an empty mode counts as size 1."""
     sequence = storage.sequence or tuple(range(len(shape)))
-    return {m: prod([max(1, shape[n]) for n in sequence[at + 1 :]]) for at, m in enumerate(sequence)}
+    return dict(zip(sequence, row_major([max(1, shape[m]) for m in sequence]), strict=True))
 
 
 # -- what torch multiplies --------------------------------------------------------------------------------------------

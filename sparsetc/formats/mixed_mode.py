@@ -29,7 +29,7 @@ from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Method, add_plans
 from sparsetc.planner.schedule import schedule_of
 from sparsetc.support import outside
-from sparsetc.tensor.coords import narrow_ranks, of_modes
+from sparsetc.tensor.coords import linear_key, of_modes, ranked
 
 NAME, PARTITION = "mm-csf", "mixed_mode"
 
@@ -106,7 +106,7 @@ def by_mixed_mode(coords: Tensor, shape: tuple[int, ...]) -> list[Tensor | None]
 
     for along in modes:
         others = [m for m in modes if m != along]
-        of_fibers, fibers = narrow_ranks(*of_modes(coords, shape, others), coords[0])
+        of_fibers, fibers = ranked(*linear_key(*of_modes(coords, shape, others), coords[0]))
         number.append(of_fibers)
         left.append(torch.zeros(fibers, dtype=of_fibers.dtype, device=coords.device))
         count(along, of_fibers, 1)

@@ -39,7 +39,7 @@ from sparsetc.planner.registry import register_format
 from sparsetc.similarity.groups import Groups, group_rows
 from sparsetc.support import Ints, Names, outside
 from sparsetc.support.lru import Cache
-from sparsetc.tensor.coords import linear_key, narrow_ranks, narrow_runs, of_modes, starts_of_runs
+from sparsetc.tensor.coords import linear_key, narrow_runs, of_modes, ranked, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
 """Parameters of a storage of windows, and of the partition that divides by them."""
@@ -94,7 +94,7 @@ def ranked_rows(coords: Tensor, shape: Ints, storage: Storage, cache: Cache | No
 
 def _ranks(coords: Tensor, shape: Ints, modes: Ints) -> tuple[Tensor, int]:
     """Return (nnz,) the number of each nonzero's fiber of these modes, and the number of fibers."""
-    return narrow_ranks(*of_modes(coords, shape, modes), coords[0])
+    return ranked(*linear_key(*of_modes(coords, shape, modes), coords[0]))
 
 
 @register_format

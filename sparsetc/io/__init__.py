@@ -8,16 +8,16 @@ and made of the others by `packing`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from sparsetc.errors import FormatError, IOFormatError, ShapeError
-from sparsetc.io import bounds, foreign, memory, mtx, npz, packed, table, tns
+from sparsetc.errors import FormatError, ShapeError
+from sparsetc.io import bounds, foreign, memory, mtx, npz, numbers, packed, table, tns
 from sparsetc.io import columns as tables
-from sparsetc.io.packing import TEXT, pack
+from sparsetc.io.packing import READ, SUFFIXES, TEXT, pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
 from sparsetc.support import FilePath
@@ -27,12 +27,8 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 
 __all__ = ["SUFFIXES", "PackedFile", "open_packed", "pack", "read", "write"]
 
-SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet")
-"""Suffixes of files that ``read`` and ``write`` understand."""
 LABELLED = (".npz", ".parquet")
 """Suffixes of files that keep labels."""
-READ = dict.fromkeys((*SUFFIXES, *TEXT, *tables.CSV, *foreign.READERS))
-"""Suffixes that ``read`` understands."""
 
 
 def read(
@@ -73,10 +69,11 @@ def read(
         SparseTensor(shape=(4, 4), nnz=4, density=0.25, dtype=torch.float32, device=cpu)
     """
     path = foreign.matrix_of_folder(memory.text_of(path))
-    suffix = _suffix(path, READ)
+    suffix = memory.suffix_of(path, READ)
     by_columns = tables.is_table(path, columns)
-    cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
-    with cpu, memory.named(path, "reading takes several times the bytes of the tensor"):
+    numbers.check_dtype(path, dtype)
+    # not on the default device in force, on which no ndarray is
+    with memory.CPU, memory.named(path, "reading takes several times the bytes of the tensor"):
         if by_columns:
             tensor = tables.read(path, columns, dtype)
         elif text := TEXT.get(suffix):
@@ -113,7 +110,7 @@ def write(path: FilePath, x: Any) -> None:
         (3, 3)
     """
     path = memory.text_of(path)
-    suffix = _suffix(path, SUFFIXES)
+    suffix = memory.suffix_of(path, SUFFIXES)
     tensor = SparseTensor.coerce(x)
     if tensor is None:
         raise FormatError(f"write takes a sparse tensor, {not_sparse(x)}")
@@ -123,12 +120,3 @@ def write(path: FilePath, x: Any) -> None:
         raise ShapeError(f"a file holds a tensor of at most {bounds.ORDER} modes, this one has {tensor.order}")
     module: Any = {"tns": tns, "mtx": mtx, "npz": npz, "parquet": packed}[suffix.split(".")[1]]
     module.write(path, tensor)
-
-
-def _suffix(path: str, known: Iterable[str]) -> str:
-    name = path.lower()
-    # longest first, so that .tns.gz is not taken for an unknown .gz
-    for suffix in sorted(known, key=len, reverse=True):
-        if name.endswith(suffix):
-            return suffix
-    raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(known)}")

@@ -42,7 +42,6 @@ def is_table(path: str, columns: Sequence[Any] | None) -> bool:
 
 def read(path: str, columns: Sequence[Any] | None, dtype: torch.dtype | None) -> SparseTensor:
     """Return the tensor of a table, as `sparsetc.read` does."""
-    numbers.check_dtype(path, dtype)
     with _opened(path, columns, dtype) as (table, modes, value):
         memory.check(path, "the tensor and its table (stc.pack takes it in parts)", _nbytes(path, table))
         batches = list(_batches(table))

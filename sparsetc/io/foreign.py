@@ -36,11 +36,9 @@ def read(path: str, suffix: str, dtype: torch.dtype | None) -> SparseTensor:
     Raises:
         IOFormatError: a file that its library refuses, or that holds no one sparse tensor, or values of another dtype.
         OutOfMemoryError: the tensor would pass the memory limit, or memory did not suffice.
-        DtypeError: ``dtype`` is none that values may have.
         FileNotFoundError: no such file.
         ImportError: the library is not installed.
     """
-    numbers.check_dtype(path, dtype)
     memory.on_disk(path).close()  # else some libraries say in words of their own that there is no such file
     with memory.of_file(path, Exception if suffix in READERS else ValueError):  # of libraries anything may come
         x = WHOLE[suffix](path)
@@ -55,13 +53,13 @@ def matrix_of_folder(path: str) -> str:
     return next((os.fspath(file) for file in inside if file.is_file()), path)
 
 
-def _library(path: str, name: str, extra: str) -> Any:
-    return required(name, f"{path} is read by {name}: pip install {extra}")
+def _scipy_io(path: str) -> Any:
+    return required("scipy.io", f'{path} is read by scipy.io: pip install "sparsetc[io]"')
 
 
 def _hdf5(path: str) -> SparseTensor:
     """A matrix of AnnData, of 10x Genomics or of MATLAB 7.3: by columns unless it says that it is by rows."""
-    h5py = _library(path, "h5py", "h5py")
+    h5py = required("h5py", f"{path} is read by h5py: pip install h5py")
 
     def array(group: Any, name: str) -> np.ndarray:
         data = group[name]
@@ -127,17 +125,12 @@ def _only(preferred: str, matrices: list[str], how: str) -> str:
 
 
 def _matlab(path: str) -> SparseTensor:
-    scipy_io = _library(path, "scipy.io", '"sparsetc[io]"')
     try:
-        variables = scipy_io.loadmat(path)
+        variables = _scipy_io(path).loadmat(path)
     except NotImplementedError:  # version 7.3, which is HDF5
         return _hdf5(path)
     sparse = [name for name, variable in variables.items() if hasattr(variable, "tocoo")]
     return SparseTensor.from_scipy(variables[_only("", sparse, f"scipy.io.loadmat({path!r})[name]")])
-
-
-def _harwell_boeing(path: str) -> SparseTensor:
-    return SparseTensor.from_scipy(_library(path, "scipy.io", '"sparsetc[io]"').hb_read(path))
 
 
 def _torch(path: str) -> SparseTensor:
@@ -180,7 +173,10 @@ def _text(path: str) -> str:
 READERS: dict[str, Callable[[str], SparseTensor]] = {
     **dict.fromkeys((".h5", ".h5ad", ".hdf5"), _hdf5),
     ".mat": _matlab,
-    **dict.fromkeys((".rua", ".rsa", ".pua", ".psa", ".hb", ".rb"), _harwell_boeing),
+    **dict.fromkeys(
+        (".rua", ".rsa", ".pua", ".psa", ".hb", ".rb"),
+        lambda path: SparseTensor.from_scipy(_scipy_io(path).hb_read(path)),
+    ),
     **dict.fromkeys((".pt", ".pth"), _torch),
     ".smtx": _smtx,
     "fcidump": _fcidump,

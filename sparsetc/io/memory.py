@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -36,6 +36,14 @@ def text_of(path: FilePath) -> str:
     return text
 
 
+def suffix_of(path: str, known: Iterable[str]) -> str:
+    """Return the longest of the known suffixes that a path has. Raise `IOFormatError` if it has none."""
+    found = [suffix for suffix in known if path.lower().endswith(suffix)]
+    if not found:
+        raise IOFormatError(f"{path}: unknown suffix; known are {', '.join(known)}")
+    return max(found, key=len)
+
+
 def on_disk(path: FilePath) -> IO[bytes]:
     """Open a file that is not read from first to last; raises IOFormatError for a pipe."""
     if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
@@ -61,7 +69,7 @@ def tensor_of(path: FilePath, coords: Any, values: Any, shape: Sequence[int] | N
         sizes = as_shape(shape, coords, values)
         order = coords.shape[0]
         crd.check_range(coords, sizes[:order])
-        in_order = crd.is_sorted_unique(crd.sort_keys(coords, sizes[:order]))
+        in_order = crd.is_coalesced(coords, sizes[:order])
         if not in_order:
             nbytes = coalescing_bytes(sizes[:order], values.shape[0], values)
             check(path, "putting its nonzeros in order", coords.nbytes + values.nbytes + nbytes)
@@ -81,13 +89,15 @@ def named(path: FilePath, needed: str) -> Iterator[None]:
 
 @contextmanager
 def of_file(path: FilePath, kinds: type[Exception] = SparsetcError) -> Iterator[None]:
-    """Turn errors of ``kinds`` about a tensor read from a file into an IOFormatError of the file."""
+    """Turn errors of ``kinds`` about what was read from a file into an IOFormatError; the system's stay as they are."""
     try:
         yield
     except (IOFormatError, OutOfMemoryError, ImportError):
         raise
     except kinds as error:
-        if isinstance(error, (MemoryError, RuntimeError)) and lacks_memory(error):
+        lacking = isinstance(error, (MemoryError, RuntimeError)) and lacks_memory(error)
+        if lacking or getattr(error, "errno", None) is not None:
             raise
-        said = str(error).partition("\n")[0][:300]
-        raise IOFormatError(f"{os.fspath(path)}: {said}") from error
+        said = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0][:300]
+        ours = isinstance(error, SparsetcError | KeyError) or type(error) is ValueError
+        raise IOFormatError(f"{os.fspath(path)}: {'' if ours else 'damaged: '}{said}") from error

@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io import lines, memory, table
 from sparsetc.support import FilePath
-from sparsetc.tensor.dtypes import DTYPES, dtype_name
+from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"%"
@@ -62,7 +62,7 @@ def head(
     *shape, count = map(int, sizes)
     is_complex, reals = field == "complex", _NUMBERS[field]
     dtype = dtype or table.stated_dtype(reader)
-    if dtype and (dtype not in DTYPES or (is_complex and not dtype.is_complex)):
+    if dtype and is_complex and not dtype.is_complex:
         raise DtypeError(f"{reader.path} is of field {field}; it cannot be read as {dtype}")
     real = (dtype or (default if reals else torch.float32)).to_real()
 
@@ -77,9 +77,7 @@ def head(
 
     kind = dtype or (real.to_complex() if is_complex else real)
     is_open = dtype is None and reals > 0
-    return table.TableLayout(
-        2, reals, real, _described, tuple(shape), count, dtype_open=is_open, kind=kind, entries=entries
-    )
+    return table.TableLayout(2, reals, real, tuple(shape), count, dtype_open=is_open, kind=kind, entries=entries)
 
 
 def in_full(coords: Tensor, values: Tensor, symmetry: str) -> tuple[Tensor, Tensor]:
@@ -96,10 +94,6 @@ def in_full(coords: Tensor, values: Tensor, symmetry: str) -> tuple[Tensor, Tens
     if symmetry == "hermitian":
         mirrored = mirrored.conj().resolve_conj()
     return torch.cat((coords, coords[:, off].flip(0)), dim=1), torch.cat((values, mirrored))
-
-
-def _described(mode: int, text: str) -> str:
-    return f"{('row', 'column')[mode]} {text}"
 
 
 def write(path: FilePath, x: SparseTensor) -> None:

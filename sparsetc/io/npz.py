@@ -26,7 +26,7 @@ from sparsetc.io import bounds, memory
 from sparsetc.io.atomic import replacing
 from sparsetc.support import FilePath, required
 from sparsetc.tensor.blocks import inside_only
-from sparsetc.tensor.dtypes import dtype_name
+from sparsetc.tensor.dtypes import dtype_name, resolved
 from sparsetc.tensor.inputs import as_values
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -180,7 +180,7 @@ def write(path: FilePath, x: SparseTensor) -> None:
     values = x.values.detach()
     if x.pattern.blocks is not None:
         values = inside_only(values, x.pattern.blocks.masks(x.coords))
-    values = values.resolve_conj().resolve_neg().cpu().contiguous()
+    values = resolved(values).cpu().contiguous()
     bits = values.view(torch.int16).numpy().view(np.uint16) if x.dtype == torch.bfloat16 else values.numpy()
     coords = x.coords.cpu().numpy()
     largest = int(coords.max()) if coords.size else 0

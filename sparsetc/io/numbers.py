@@ -93,20 +93,19 @@ def check_dtype(path: Any, dtype: torch.dtype | None) -> None:
 
 
 def with_dtype(x: SparseTensor, dtype: torch.dtype | None) -> SparseTensor:
-    """Return a tensor with values as `cast` gives them; itself where no dtype is asked for."""
-    return x if dtype is None else x.with_values(cast(x.values, dtype))
+    """Return a tensor with values in another dtype, rounded; itself where no dtype is asked for.
 
-
-def cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Values in another dtype, rounded; ValueError where a real or an integer dtype cannot hold one of them."""
+    Raises:
+        ValueError: a real or an integer dtype cannot hold one of them.
+    """
     if dtype is None:
-        return values
-    if values.is_complex() and not dtype.is_complex:
+        return x
+    if x.dtype.is_complex and not dtype.is_complex:
         raise ValueError(f"complex values cannot be read as {dtype}")
-    result, lost = converted(values, dtype)
+    values, lost = converted(x.values, dtype)
     if bool(lost.any()):
-        raise ValueError(f"the value {values[lost][0].item()} does not fit {dtype}")
-    return result
+        raise ValueError(f"the value {x.values[lost][0].item()} does not fit {dtype}")
+    return x.with_values(values)
 
 
 def converted(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from sparsetc.io import bounds
 from sparsetc.io.atomic import replacing
 from sparsetc.support import FilePath, Ints
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.dtypes import NAMED, SUMMED_IN, dtype_name
+from sparsetc.tensor.dtypes import NAMED, SUMMED_IN, dtype_name, resolved
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -72,7 +72,7 @@ def append(
     }
     with arrow.parquet.ParquetWriter(file, schema, write_page_checksum=True, store_schema=False, **options) as writer:
         for coords, values in batches:
-            plain = values.resolve_conj().resolve_neg().contiguous().to(SUMMED_IN.get(dtype, dtype))
+            plain = resolved(values).contiguous().to(SUMMED_IN.get(dtype, dtype))
             arrays = [*(column.numpy() for column in coords), *columns(plain)]
             arrow_columns = [arrow.array(array.astype(kind)) for array, kind in zip(arrays, kinds, strict=True)]
             writer.write_table(arrow.Table.from_arrays(arrow_columns, schema=schema), len(values))

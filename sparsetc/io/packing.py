@@ -24,14 +24,14 @@ from torch import Tensor
 
 from sparsetc.errors import DtypeError, IOFormatError, OutOfMemoryError
 from sparsetc.io import columns as tables
-from sparsetc.io import foreign, lines, memory, mtx, packed, parquet, table, tns
+from sparsetc.io import foreign, lines, memory, mtx, numbers, packed, parquet, table, tns
 from sparsetc.io.atomic import replacing
 from sparsetc.io.packed import Batch
 from sparsetc.options import current, options
 from sparsetc.support import FilePath, Ints, required
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.dtypes import SUMMED_IN, check_dtype
+from sparsetc.tensor.dtypes import SUMMED_IN
 from sparsetc.tensor.pattern import Labels
 from sparsetc.tensor.sums import INTEGERS, halves, joined, summed_rows, wide
 
@@ -50,6 +50,10 @@ TEXT: dict[str, Any] = {
     kind + zipped: m for kind, m in ((".tns", tns), (".mtx", mtx)) for zipped in ("", *lines.UNZIPPED)
 }
 """Modules of text formats by suffix."""
+SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet")
+"""Suffixes of files that ``read`` and ``write`` understand."""
+READ = dict.fromkeys((*SUFFIXES, *TEXT, *tables.CSV, *foreign.READERS))
+"""Suffixes of files that are read, and packed."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +123,18 @@ def pack(
     name, path = memory.text_of(source), memory.text_of(path)
     if not path.lower().endswith(".parquet"):
         raise IOFormatError(f"{path}: a packed file is called .parquet")
-    if dtype is not None:
-        check_dtype(dtype)
+    numbers.check_dtype(name, dtype)
     limit = _limit(name, memory_limit)
-    cpu = torch.device("cpu")  # not the default device in force, on which no ndarray is
-    suffix = next((suffix for suffix in (*foreign.READERS, ".npz") if name.lower().endswith(suffix)), None)
-    if suffix is not None:
+    suffix = memory.suffix_of(name, READ)
+    if suffix == ".npz" or suffix in foreign.READERS:
         tables.is_table(name, columns)
-        with cpu, options(memory_limit=limit):
+        with memory.CPU, options(memory_limit=limit):
             packed.write(path, foreign.read(name, suffix, dtype))
         return
-    with cpu, memory.named(name, f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
+    # not on the default device in force, on which no ndarray is
+    with memory.CPU, memory.named(name, f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
-        with _opened(name, dtype, columns, limit, progress) as opened, ExitStack() as stack:
+        with _opened(name, TEXT.get(suffix), dtype, columns, limit, progress) as opened, ExitStack() as stack:
             largest = [-1] * opened.order
             blocks, held = _blocks(opened, largest), list[list[Tensor]]()
             for block in blocks:
@@ -156,8 +159,8 @@ def _limit(source: str, limit: Any) -> int:
     """Return the bytes that packing may take."""
     limit, least = current().memory_limit if limit is None else as_bytes(limit), FIXED + THREAD
     if limit is None:
-        return max(available_memory(torch.device("cpu")) // SHARE, least)
-    check(f"{source}: packing", least, torch.device("cpu"), limit)
+        return max(available_memory(memory.CPU) // SHARE, least)
+    check(f"{source}: packing", least, memory.CPU, limit)
     return limit
 
 
@@ -172,14 +175,13 @@ def _state(source: str) -> tuple[int, int] | None:
 
 @contextmanager
 def _opened(
-    path: str, dtype: torch.dtype | None, columns: Sequence[str | None] | None, limit: int, show: bool | None
+    path: str, text: Any, dtype: torch.dtype | None, columns: Sequence[str | None] | None, limit: int, show: bool | None
 ) -> Iterator[PackingSource]:
-    """Open a source by the suffix of its path. Raise `IOFormatError` for an unknown one."""
-    name = path.lower()
+    """Open a source: of text, by the module of its format; else a table, since what is packed already is refused."""
     by_columns = tables.is_table(path, columns)
-    if module := next((TEXT[suffix] for suffix in TEXT if name.endswith(suffix)), None):
-        with lines.opened(path, module.COMMENT, show) as reader:
-            layout = module.head(reader, dtype, torch.float32)
+    if text:
+        with lines.opened(path, text.COMMENT, show) as reader:
+            layout = text.head(reader, dtype, torch.float32)
             yield PackingSource(layout.order, layout.kind or layout.dtype, layout.sizes, _text(reader, layout))
     elif by_columns:
         with options(memory_limit=limit // WHOLE):
@@ -191,12 +193,9 @@ def _opened(
             kind = dtype or first.dtype
             batches = ((list(x.coords), x.values) for x in chain([first], blocks))
             yield PackingSource(first.order, kind, None, batches, labels)
-    elif name.endswith(".parquet"):
+    else:
         with closing(parquet.PackedFile(path)) as opened:
             raise opened.fault("a packed file already")
-    else:
-        known = ", ".join((".npz", ".parquet", *tables.CSV, *foreign.READERS))
-        raise IOFormatError(f"{path}: unknown suffix; .tns and .mtx, also compressed, {known} can be packed")
 
 
 def _text(reader: lines.LineReader, layout: table.TableLayout) -> Iterator[Batch]:
@@ -261,10 +260,9 @@ def _sorted_here(held: list[list[Tensor]], source: PackingSource) -> Iterator[li
     columns = [torch.cat(parts) for parts in zip(*held, strict=True)]
     held.clear()
     sizes = [int(column.max()) + 1 if column.numel() else 1 for column in columns[: source.order]]
-    keys = crd.sort_keys(columns[: source.order], sizes)
-    if not crd.is_sorted_unique(keys):
-        by_keys = crd.order_of(keys)
-        columns = [column[by_keys] for column in columns]
+    if not crd.is_coalesced(columns[: source.order], sizes):
+        order = crd.lexsort(columns[: source.order], sizes)
+        columns = [column[order] for column in columns]
     if columns[0].numel():
         yield from map(list, zip(*(column.split(source.rows) for column in columns), strict=True))
 

@@ -11,7 +11,7 @@ import os
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.errors import CoordinateError, IOFormatError, SparsetcError
+from sparsetc.errors import CoordinateError, IOFormatError
 from sparsetc.io import bounds, memory, packed
 from sparsetc.support import FilePath
 from sparsetc.support.lru import Lock, cached_property
@@ -48,21 +48,24 @@ class Table:
         self._lock = Lock()
         self._raw = memory.on_disk(self.path)
         try:
-            with self._faults("its footer"):
-                self._file = self._arrow.parquet.ParquetFile(self._raw, page_checksum_verification=True)
-                self.schema = self._file.schema_arrow
-                self.names = list(self.schema.names)
-                about = self._file.metadata
-                if about.num_row_groups > bounds.GROUPS + about.num_rows // bounds.PER_GROUP:
-                    rule = f"beyond {bounds.GROUPS:,}, one may be had for {bounds.PER_GROUP} rows"
-                    raise ValueError(f"{about.num_row_groups:,} row groups of {about.num_rows:,} rows: {rule}")
-                sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
-                if min(sizes, default=0) < 0 or sum(sizes) != about.num_rows:
-                    raise ValueError(f"row groups of {sizes!s:.60} rows in a file of {about.num_rows:,}")
-            self.starts = [0, *accumulate(sizes)]
+            with memory.of_file(f"{self.path}: its footer", Exception):
+                self._read_footer()
         except BaseException:
             self.close()
             raise
+
+    def _read_footer(self) -> None:
+        self._file = self._arrow.parquet.ParquetFile(self._raw, page_checksum_verification=True)
+        self.schema = self._file.schema_arrow
+        self.names = list(self.schema.names)
+        about = self._file.metadata
+        if about.num_row_groups > bounds.GROUPS + about.num_rows // bounds.PER_GROUP:
+            rule = f"beyond {bounds.GROUPS:,}, one may be had for {bounds.PER_GROUP} rows"
+            raise ValueError(f"{about.num_row_groups:,} row groups of {about.num_rows:,} rows: {rule}")
+        sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+        if min(sizes, default=0) < 0 or sum(sizes) != about.num_rows:
+            raise ValueError(f"row groups of {sizes!s:.60} rows in a file of {about.num_rows:,}")
+        self.starts = [0, *accumulate(sizes)]
 
     @property
     def nnz(self) -> int:
@@ -87,7 +90,10 @@ class Table:
     def _row_group(self, group: int, names: Sequence[Any]) -> Any:
         rows = self.starts[group + 1] - self.starts[group]
         memory.check(self.path, f"row group {group}", self._nbytes(group, names))
-        with self._faults(f"row group {group}"), self._lock.own:  # as a file object has one position
+        with (
+            memory.of_file(f"{self.path}: row group {group}", Exception),
+            self._lock.own,
+        ):  # as a file object has one position
             row_group = self._file.read_row_group(group, names)
             columns = [row_group.column(name) for name in names]
             if any(len(column) != rows for column in columns):
@@ -103,7 +109,7 @@ class Table:
 
     def _nbytes(self, group: int, names: Sequence[str]) -> int:
         """Return the bytes of columns of a row group, unpacked and decoded."""
-        with self._faults(f"row group {group}"):
+        with memory.of_file(f"{self.path}: row group {group}", Exception):
             chunks = map(self._file.metadata.row_group(group).column, range(self._file.metadata.num_columns))
             unpacked = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names)
         return max(0, unpacked) + 8 * len(names) * (self.starts[group + 1] - self.starts[group])
@@ -121,25 +127,12 @@ class Table:
             self._raw.seek(-8 - size, os.SEEK_END)
             return zlib.crc32(self._raw.read(size))
 
-    @contextmanager
-    def _faults(self, what: str) -> Iterator[None]:
-        """Turn pyarrow's errors about a damaged file into `IOFormatError`; errors of the system stay as they are."""
-        try:
-            yield
-        except SparsetcError as error:
-            raise self.fault(f"{what}: {error}") from None
-        except (self._arrow.ArrowException, ValueError, KeyError, OverflowError, AttributeError, OSError) as error:
-            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
-                raise
-            said = str(error).partition("\n")[0][:200]
-            raise self.fault(f"{what}: {said}" if type(error) is ValueError else f"{what}: damaged: {said}") from error
-
 
 class PackedFile(Table):
     """The nonzeros of an open packed file, in lexicographic order; `sparsetc.open_packed` opens one.
 
-    It may be read by several threads, and is closed by `close` or at the end of a ``with`` block. The row group that
-    was read last is held where a range ended within it. A copy, and what another process is sent, opens the same path.
+    It may be read by several threads, and is closed by `close` or at the end of a ``with`` block. If a range ends
+    within a row group, that group stays in memory for the next range. A copy or unpickled object opens the file again.
 
     Raises:
         IOFormatError: a file that is no packed file, is truncated or altered; the message names footer or row group.
@@ -158,18 +151,13 @@ class PackedFile(Table):
                 [1, 2]])
     """
 
-    def __init__(self, path: FilePath) -> None:
-        super().__init__(path)
-        try:
-            with self._faults("its footer"):
-                self.shape, self.dtype = packed.header_of(self._file.metadata.metadata)
-                if not self.schema.equals(packed.schema_of(self.shape, self.dtype)):
-                    raise ValueError("columns that do not follow from its shape and dtype")
-                if len({*self.starts}) < len(self.starts):
-                    raise ValueError("a row group without rows")
-        except BaseException:
-            self.close()
-            raise
+    def _read_footer(self) -> None:
+        super()._read_footer()
+        self.shape, self.dtype = packed.header_of(self._file.metadata.metadata)
+        if not self.schema.equals(packed.schema_of(self.shape, self.dtype)):
+            raise ValueError("columns that do not follow from its shape and dtype")
+        if len({*self.starts}) < len(self.starts):
+            raise ValueError("a row group without rows")
         self._opened = os.path.abspath(self.path)  # wherever the current folder is later
         self._held = (-1, [np.empty(0)])
 
@@ -310,7 +298,7 @@ class PackedFile(Table):
         return self.starts[low - 1] + int(np.searchsorted(leading(low - 1), row)) if low else 0
 
     def _check_order(self, coords: Tensor) -> None:
-        if not crd.is_sorted_unique(crd.sort_keys(coords, self.shape)):
+        if not crd.is_coalesced(coords, self.shape):
             raise self.fault("nonzeros that are not in lexicographic order, or not unique")
 
 

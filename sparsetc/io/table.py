@@ -50,7 +50,6 @@ class TableLayout:
         rows: rows that the head of the file declares, which messages call entries; None where it says nothing.
         dtype_open: whether no dtype was asked for: what is read as float64 may be float32, and what would lose digits
             is refused.
-        describe: names the coordinate of a mode in messages, given the mode and its text.
         kind: dtype of the values that are made of the numbers of a block; that of the numbers by default.
         entries: makes coordinates and values of the columns of a part.
     """
@@ -58,7 +57,6 @@ class TableLayout:
     order: int
     reals: int
     dtype: torch.dtype
-    describe: Callable[[int, str], str]
     sizes: Ints | None = None
     rows: int | None = None
     dtype_open: bool = False
@@ -174,7 +172,9 @@ def parts(reader: LineReader, layout: TableLayout) -> Iterator[ParsedPart]:
             if fault.field is not None:
                 token = line.split()[fault.field].decode("latin-1")
                 token = repr(token if len(token) <= 30 else token[:27] + "...")
-                what = layout.describe(fault.field, token) if fault.field < layout.order else f"the value {token}"
+                what = f"the value {token}"
+                if fault.field < layout.order:
+                    what = f"coordinate {token} of mode {fault.field}"
             hint = FROM_0 if token == "'0'" else ""
             raise reader.fault(f"{what} {fault.reason}{hint}".strip(), reader.line, line)
 

@@ -15,7 +15,7 @@ import torch
 from sparsetc.errors import DtypeError
 from sparsetc.io import bounds, lines, table
 from sparsetc.support import FilePath, Ints
-from sparsetc.tensor.dtypes import DTYPES, dtype_name
+from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 COMMENT = b"#"
@@ -46,9 +46,9 @@ def head(
         reason = f"a tensor of {order} modes; a file holds at most {bounds.ORDER}"
         raise reader.fault(reason, reader.line, reader.shown())
     dtype = dtype or table.stated_dtype(reader)
-    if dtype and (dtype not in DTYPES or dtype.is_complex):
+    if dtype and dtype.is_complex:
         raise DtypeError(f"{reader.path}: a .tns file holds real numbers; it cannot be read as {dtype}")
-    return table.TableLayout(order, 1, dtype or default, _described, sizes, rows, dtype_open=dtype is None)
+    return table.TableLayout(order, 1, dtype or default, sizes, rows, dtype_open=dtype is None)
 
 
 def _declared(reader: lines.LineReader) -> tuple[Ints | None, int | None]:
@@ -91,10 +91,6 @@ def _commented(reader: lines.LineReader, sizes: Ints | None) -> Ints | None:
 
 def _spaced(sizes: Ints | None) -> str:
     return " ".join(map(str, sizes or ()))
-
-
-def _described(mode: int, text: str) -> str:
-    return f"coordinate {text} of mode {mode}"
 
 
 def write(path: FilePath, x: SparseTensor) -> None:

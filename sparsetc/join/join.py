@@ -34,7 +34,7 @@ from sparsetc.join import loops
 from sparsetc.support import Ints, Names, among, outside
 from sparsetc.support.compiled import native, room
 from sparsetc.support.lru import cached_property
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import Numbering, histogram, joint_keys, lexsort, numbered
 from sparsetc.tensor.sums import accumulator, in_order, summed_rows

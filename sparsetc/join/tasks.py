@@ -32,7 +32,7 @@ from sparsetc.packing.words import bits_of
 from sparsetc.support.compiled import native, room
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import INT32_MAX
 

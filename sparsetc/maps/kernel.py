@@ -91,15 +91,13 @@ class Sides:
     lines: int = 1
 
 
-def sides_of(
-    sizes: Sequence[int], dtype: torch.dtype, backward: bool, width: int, by_row: bool = False
-) -> Sides | None:
+def sides_of(sizes: Sequence[int], dtype: torch.dtype, number: int, width: int, by_row: bool = False) -> Sides | None:
     """Return the sides for tables of these row sizes; None where a program would not fit in registers.
 
     Args:
         sizes: of the tables' rows.
         dtype: of the tables.
-        backward: whether gradients are computed.
+        number: 0 of the walk of the result, 1 of gradients of rows, 2 of columns.
         width: columns of a tile at most; 0 if columns are gathered.
         by_row: whether a window is one row.
     """
@@ -107,21 +105,25 @@ def sides_of(
         return ROW_FORMS.get(padded(max(sizes), dots=False))
     size = max(padded(max(sizes), dots=True), SMALLEST)
     if width:
-        sides = FORMS[dtype.itemsize, backward].get(size)
+        sides = FORMS[dtype.itemsize, number].get(size)
         return sides and replace(sides, width=min(sides.width, width))
-    return GATHERED[dtype.itemsize, backward].get(size) or ROW_FORMS.get(padded(max(sizes), dots=False))
+    return GATHERED[dtype.itemsize, number > 0].get(size) or ROW_FORMS.get(padded(max(sizes), dots=False))
 
 
 FORMS = {
-    (2, False): {64: Sides(64, 64, 4, 3), 128: Sides(64, 64, 4, 2), 256: Sides(64, 32, 4, 2)},
-    (2, True): {64: Sides(64, 64, 4, 2), 128: Sides(64, 32, 4, 2), 256: Sides(32, 32, 4, 1)},
-    (4, False): {64: Sides(64, 32, 4, 3), 128: Sides(32, 32, 8, 1), 256: Sides(16, 32, 8, 1)},
-    (4, True): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1), 256: Sides(16, 32, 8, 1)},
+    (2, 0): {64: Sides(64, 64, 4, 3), 128: Sides(64, 64, 4, 2), 256: Sides(64, 32, 4, 2)},
+    (2, 1): {64: Sides(64, 64, 4, 2), 128: Sides(64, 32, 4, 3), 256: Sides(64, 32, 4, 1)},
+    (2, 2): {64: Sides(64, 64, 4, 2), 128: Sides(64, 32, 4, 3), 256: Sides(32, 32, 4, 2)},
+    (4, 0): {64: Sides(64, 32, 4, 3), 128: Sides(32, 32, 8, 1), 256: Sides(16, 32, 8, 1)},
+    (4, 1): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1), 256: Sides(16, 32, 8, 1)},
 }
-"""By bytes of an element, whether gradients are computed, and row size: sides by which few registers or none are
-spilled on sm_90, as its assembler reports (80 in the last; steps take ten times as long), and two programs or three are
-on a multiprocessor (128 of 16 bits backward, H200: 128 us for 193 by 64 columns and 8 warps, which share rows)."""
-IN_RUNS = {FORMS[2, True][64]: 3}
+FORMS[4, 2] = FORMS[4, 1]
+"""By bytes of an element, number of the walk, and row size: sides by which few registers or none are spilled on sm_90,
+as its assembler reports (80 in the last; steps take ten times as long), and two programs or three are on a
+multiprocessor (H200, float16, 8 heads, causal, n 2048: of 128 elements 127 us by 3 stages, 129 by 2, 193 by 64 columns
+and 8 warps, which share rows; documents 146 and 184; of 256 elements rows 139 us, 261 by 32 at once; columns 245 us,
+306 by 1 stage, 223 by 64 at once and 8 warps, for which some cards have too little shared memory)."""
+IN_RUNS = {FORMS[2, 1][64]: 3}
 """Stages in place of those of some sides, where full tiles are neighbours (causal masks, 8 x 64, H100: .97 and .91 of
 the time of 2 at n = 4096 and 16384; 1.03 where each tile's number is read)."""
 GATHERED = {
@@ -246,6 +248,7 @@ class WalkKernel:
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed, sides.lines)
         self.run = self._cut if self.slots else self.launch
         if self.slots:
+            self.sums = self._sums()
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
             self.combine = self._bound(module.combine, self.source.combine, cut, 1)
 
@@ -279,19 +282,16 @@ class WalkKernel:
             self.run(tensors)
 
     def _cut(self, tensors: Mapping[str, Tensor]) -> None:
-        """Launch, and combine the partial sums of windows that are cut."""
-        whole = {**tensors, **self._slots()}
+        """Launch, and combine the partial sums of windows that are cut, which lie in one allocation."""
+        sums = torch.empty(sum(self.sums.values()), dtype=torch.float32, device=self.device)
+        whole = {**tensors, **dict(zip(self.sums, sums.split(list(self.sums.values())), strict=True))}
         self.launch(whole)
         self.combine(whole)
 
-    def _slots(self) -> dict[str, Tensor]:
-        """Return memory for the partial sums of windows that are cut."""
+    def _sums(self) -> dict[str, int]:
+        """Return how many partial sums each array of windows that are cut has; all begin at multiples of `ALIGNED`."""
         rows, sizes = self.slots * self.parts * self.sides.height, dict(self.layout.sizes)
-        shapes = {
-            name: (padded(self.walk.width(term, sizes), self.sides.height >= LEAST_DOT),) if term else ()
-            for _, term, name in self.walk.accumulated
-        }
-        shapes |= {"top": (), "sum": ()} if self.walk.online else {}
-        return {
-            f"{n}_slots": torch.empty((rows, *s), dtype=torch.float32, device=self.device) for n, s in shapes.items()
-        }
+        widths = {"top": 1, "sum": 1} if self.walk.online else {}
+        for _, term, name in self.walk.accumulated:
+            widths[name] = padded(self.walk.width(term, sizes), self.sides.height >= LEAST_DOT) if term else 1
+        return {f"{name}_slots": -(-rows * width // ALIGNED) * ALIGNED for name, width in widths.items()}

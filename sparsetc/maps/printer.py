@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sparsetc.codegen.triton import signature
 from sparsetc.codegen.triton_values import COUNT, POPC
@@ -210,8 +211,9 @@ class Printer(Loop):
         self.finish()
 
 
+@lru_cache(maxsize=256)
 def printed(walk: Walk, layout: Layout, name: str) -> Printed:
-    """Return the module of a walk.
+    """Return the module of a walk, printed once.
 
     Args:
         walk: what is computed.

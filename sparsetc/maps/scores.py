@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -45,7 +46,8 @@ class Score:
     Attributes:
         function: of the score and of the numbers below.
         numbers: by name, the node of the graph that gives them, and the positions that it reads.
-        whole: of some of these, a whole number of i and j that kernels have, and by which alone they depend on i and j.
+        whole: of some of these, a whole number of i and j that kernels have, and by which alone they depend on i and j;
+            of two such numbers, as of a table's rows and columns, one is made.
         places: of the tensors that the function reads, by the names of nodes: which of them.
     """
 
@@ -232,8 +234,10 @@ class _Reader(Reader):
         if kind not in FLOATS and max(most) > EXACT:
             raise Untraced("whole numbers may be too large for float32")
         alpha: Any = node.kwargs.get("alpha", 1)
-        if integer:  # of a remainder the divisor comes last
-            bound = {"mul": prod(most), "remainder": most[-1]}.get(name, sum(most))
+        if integer:  # of a remainder and of a quotient the divisor comes last
+            bounds = {"mul": prod(most), "remainder": most[-1], "floor_divide": most[0] // max(1, most[-1]) + 1}
+            bounds |= {"clamp": max(most[1:])} if len(constants) == 2 else {}
+            bound = bounds.get(name, sum(most))
             self.most[result] = bound * max(1, abs(alpha))
         if not any(one in self.whole for one in refs):
             return
@@ -256,7 +260,7 @@ class _Reader(Reader):
             return None
         name = f"x{len(self.numbers)}"
         self.numbers[name] = node, reads
-        single = self._single(node, reads & {"i", "j"}) if "j" in reads else None
+        single = self._alone(node, reads & {"i", "j"}) if "j" in reads else None
         if single is not None:
             self.single[name] = single
         number = self.builder.add(INPUT, name)
@@ -267,18 +271,27 @@ class _Reader(Reader):
             self.whole.add(number)
         return number
 
-    def _single(self, node: Node, both: frozenset[str]) -> Ref | None:
-        """Return the last whole number, of `both` i and j or of j, by which alone a node depends on them."""
+    def _alone(self, node: Node, both: frozenset[str]) -> Any:
+        """Return a whole number by which alone a node depends on i and j, or on j: one of the graph, or made of two."""
         before = [one for one in node.graph.nodes if one in self.reads]
+        wholes = list[tuple[Node, Any]]()
         for one in reversed(before):
             ref, kind = self.values.get(one), one.meta["val"].dtype
-            if self.reads[one] != both or kind in (*FLOATS, torch.bool) or not isinstance(ref, Ref):
-                continue
-            otherwise: set[Node] = set()
+            integer = isinstance(ref, Ref) and kind not in (*FLOATS, torch.bool) and ref not in self.whole
+            if integer and set() < self.reads[one] <= both and self.most.get(ref, EXACT) < EXACT:
+                wholes.append((one, ref))
+        for cut in (*combinations(wholes, 1), *combinations(wholes, 2)):
+            nodes, refs = zip(*cut, strict=True)
+            ref, *columns = sorted(refs, key=self.most.__getitem__, reverse=True)
+            otherwise = set[Node]()
             for other in before:
-                if other is not one:
+                if other not in nodes:
                     depends = other.meta.get("position") in both or not otherwise.isdisjoint(other.all_input_nodes)
                     otherwise |= {other} if depends else set()
-            if node not in otherwise and ref not in self.whole and self.most.get(ref, EXACT) < EXACT:
-                return ref
+            width = 2 * max(self.most[one] for one in columns) + 1 if columns else 1  # columns are of both signs
+            if node in otherwise or self.most[ref] * width + width >= EXACT:
+                continue
+            for column in columns:
+                ref = self.builder.add("add", self.builder.add("mul", ref, width), column)
+            return ref
         return None

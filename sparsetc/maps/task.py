@@ -110,17 +110,16 @@ class Kernels:
             self.refusal = _unfit_for_tiles(side, body)
             if self.refusal and loops:
                 self.refusal, self.entries = "", pairs.entries()
-            sides: Sequence[Sides | None] = [Sides(side, side, 0, 0)] * 2
+            sides: Sequence[Sides | None] = [Sides(side, side, 0, 0)] * 3
         else:
             sides = _sides(task, named, numbered)
             self.refusal = _refusal(pairs, body, sides)
         if self.refusal:
             return
-        forward, backward = self.sides = [one for one in sides if one]
+        self.sides = [one for one in sides if one]
         self.tiles: list[RowTiles] = []
         if not self.entries:
-            self.tiles = [pairs.row_tiles(0, forward, numbered)]
-            self.tiles += [pairs.row_tiles(mode, backward, numbered) for mode in (0, 1)]
+            self.tiles = [pairs.row_tiles(max(n - 1, 0), one, numbered) for n, one in enumerate(self.sides)]
         self.shape = result_shape(body, pairs, tensors)
         try:
             self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
@@ -163,7 +162,7 @@ class Kernels:
         if backend != "triton":
             kernel = TorchWalk(walk, self.tiles[number], self.heads, precision)
             return lambda tensors: kernel(self._grouped(tensors))
-        tiles, sides = self.tiles[number], self.sides[number > 0]
+        tiles, sides = self.tiles[number], self.sides[number]
         return WalkKernel(walk, tiles, self._grouped(tensors), self.heads, sides, precision, cache_dir, kind)
 
     def reports(self) -> tuple[TileReport, ...]:
@@ -306,18 +305,18 @@ def _heads(pairs: Pairs, body: Body, named: Mapping[str, Tensor]) -> Heads:
 
 
 def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Sides | None]:
-    """Return the sides of the tiles of the result's walk, and of those of gradients; None where none fit."""
+    """Return the sides of the tiles of each walk; None where none fit."""
     pairs, body = task.pairs, task.body
     first, *_ = named.values()
     sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], first.dtype
     width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
     exact = dtype == torch.float32 and task.precision == "highest" and max(sizes) <= EXACT
     sides = []
-    for back in (False, True):
-        without_dots = exact or not (back or body.products)
+    for number in range(3):
+        without_dots = exact or not (number or body.products)
         by_row = bool(body.inner) or (width == APART and without_dots)
-        chosen = sides_of(sizes, dtype, back, width, by_row)
-        if chosen and back and numbered and chosen.height > 1:  # numbers of entries take registers
+        chosen = sides_of(sizes, dtype, number, width, by_row)
+        if chosen and number and numbered and chosen.height > 1:  # numbers of entries take registers
             chosen = replace(chosen, warps=max(chosen.warps, 2))
         sides.append(chosen)
     return sides

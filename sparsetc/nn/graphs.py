@@ -44,8 +44,9 @@ class GraphConv(nn.Module):
 
     def forward(self, adjacency: SparseTensor, x: Tensor) -> Tensor:
         """Map (sources, in_channels) features by a (targets, sources) adjacency to (targets, out_channels)."""
-        graph = graph_matrix(SparseTensor, adjacency, into_rows=True)
-        adjacency = adjacency if graph is None else graph
+        if not isinstance(adjacency, SparseTensor):
+            graph = graph_matrix(SparseTensor, adjacency, into_rows=True)
+            adjacency = adjacency if graph is None else graph
         narrow = self.linear.in_features <= self.linear.out_features  # neighbours are added up at the smaller width
         out = einsum("ij,jr->ir", adjacency, x if narrow else self.linear(x), output="dense", **self.settings)
         out = self.linear(out) if narrow else out

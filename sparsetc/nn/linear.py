@@ -206,7 +206,7 @@ class SparseLinear(nn.Module):
             coords = coords.long()
             pattern = self._pattern(coords, values)
             crd.check_range(coords, pattern.shape, "nonzero" if pattern.blocks is None else "block")
-            if not crd.is_sorted_unique(crd.sort_keys(coords, pattern.shape)):
+            if not crd.is_coalesced(coords, pattern.shape):
                 raise CoordinateError(f"{prefix}coords must be in lexicographic order and without duplicates")
             shape = pattern.values_shape(())
             if shape != self.values.shape:

@@ -22,7 +22,7 @@ from sparsetc.packing.base import Packed, pack
 from sparsetc.support import Ints
 from sparsetc.support.lru import Cache, given_to, signature_of
 from sparsetc.support.names import check_free, check_label, is_own
-from sparsetc.tensor.coords import linear_key, narrow_ranks, of_modes, ranked
+from sparsetc.tensor.coords import linear_key, of_modes, ranked
 from sparsetc.tensor.pattern import clear_patterns
 
 PartitionFunction = Callable[..., list[Tensor | None]]
@@ -137,7 +137,7 @@ def divide(
     if not ordered:  # formats rely on lexicographic order
         parts = [part.sort().values for part in parts]
     if rule.whole_rows and from_outside and sum(part.numel() > 0 for part in parts) > 1:
-        row, _ = narrow_ranks(*of_modes(coords, shape, kept), coords[0])
+        row, _ = ranked(*linear_key(*of_modes(coords, shape, kept), coords[0]))
         _check_whole_rows(name, parts, row.long())
     return [None if nnz and part.numel() == nnz else part for part in parts]
 

@@ -22,7 +22,7 @@ from sparsetc.ir.plan import Storage
 from sparsetc.packing import words
 from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
 from sparsetc.support import Ints, NamedInts, Names
-from sparsetc.tensor.coords import linear_key, narrow_ranks, narrowed, starts_of_runs
+from sparsetc.tensor.coords import linear_key, narrowed, ranked, starts_of_runs
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
@@ -196,5 +196,5 @@ def tile_populations(coords: Tensor, shape: Ints, sides: Ints) -> Tensor:
     if coords.shape[1] == 0:
         return coords.new_zeros(0)
     rows = (row // side for row, side in zip(coords, sides, strict=True))
-    tile, _ = narrow_ranks(rows, tiles_along(shape, sides), coords[0])
+    tile, _ = ranked(*linear_key(rows, tiles_along(shape, sides), coords[0]))
     return torch.bincount(tile).index_select(0, tile)

@@ -45,7 +45,7 @@ class Nonzeros:
         if modes == tuple(range(len(shape))):
             return cls(coords, shape)
         rows, sizes = crd.of_modes(coords, shape, modes)
-        if crd.likely_sorted(rows[0]) and crd.is_sorted_unique(crd.sort_keys(rows, sizes)):
+        if crd.likely_sorted(rows[0]) and crd.is_coalesced(rows, sizes):
             return cls(coords, shape)
         return cls(coords, shape, crd.lexsort(rows, sizes))
 

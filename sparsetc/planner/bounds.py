@@ -189,7 +189,9 @@ def _windows(counts: Counts, kept: Ints, rest: Ints, strip: int | None) -> Windo
     count, device = lengths.numel(), lengths.device
     sorted_by_row = kept == tuple(range(len(kept)))
     if not sorted_by_row:
-        row = crd.narrow_ranks((counts.row(m) for m in kept), [counts.shape[m] for m in kept], counts.row(0))[0]
+        row = crd.ranked(
+            *crd.linear_key((counts.row(m) for m in kept), [counts.shape[m] for m in kept], counts.row(0))
+        )[0]
     elif strip is not None:
         row = torch.repeat_interleave(lengths, output_size=counts.nnz)
     order = None if strip is None else similar_order(row, counts.row(rest[-1]) >> strip, count)

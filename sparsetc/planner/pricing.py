@@ -69,8 +69,6 @@ LARGEST = 4
 """Bytes read of each element to find an operand's largest magnitude."""
 CONVERTED = 3
 """Bytes read and written, beside the rest, for each byte of a 16-bit result that is summed in 32 bits."""
-COMPARED = 2
-"""Bytes read for each byte of values that are stored among zeros, to see that they are as they were when packed."""
 HALVING = 4 + 4
 """Bytes read and written to split one element of an operand into two halves."""
 
@@ -121,8 +119,8 @@ def seconds_of(
     for n, (part, sizes), alone in zip(run, both, scalar, strict=True):
         slowed = by_precision(profile.fused_slowdown, part.precision) if alone and beside_tiles else 1.0
         seconds[n] += slowed * part.predicted(sizes, profile)
-        if backend == "torch" and sizes.stored > sizes.nnz:
-            seconds[n] += COMPARED * sizes.nnz * sizes.itemsize / profile.memory
+        if backend == "torch" and sizes.stored > sizes.nnz:  # values are compared with those that were packed
+            seconds[n] += 2 * sizes.nnz * sizes.itemsize / profile.memory
     return tuple(seconds)
 
 

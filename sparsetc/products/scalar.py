@@ -39,7 +39,7 @@ from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support.compiled import room
 from sparsetc.support.lru import cached_property
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import accumulator, wide
 

@@ -1,11 +1,11 @@
 """Functions of one number for generated native loops, by the names that `maps.elementwise.TEXT` has for them."""
 
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from math import cos, erf, exp, expm1, factorial, log1p, log2, sin, sqrt, tanh
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -20,16 +20,16 @@ POWERS = [math.log(2) ** n / factorial(n) for n in range(8)]
 """Taylor's series of 2 ** x, which is right to float32's last digits for x of half a unit."""
 
 
-def constant(value: float) -> Any:
+def constant(value: float):
     return ir.Constant(ir.FloatType(), float(np.float32(value)))
 
 
-def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def _fused(builder, a, b, c):
     """Return a * b + c, rounded once where the machine does that."""
     return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
 
 
-def _polynomial(builder: Any, factors: Sequence[float], x: Any) -> Any:
+def _polynomial(builder, factors: Sequence[float], x):
     """Return the sum of factors, the highest power's first, times powers of x."""
     result = constant(factors[0])
     for factor in factors[1:]:
@@ -38,10 +38,10 @@ def _polynomial(builder: Any, factors: Sequence[float], x: Any) -> Any:
 
 
 @intrinsic
-def _exp2(typing: Any, x: Any) -> Any:
+def _exp2(typing, x):
     """Return 2 ** x of float32, without a call, so that loops of it are made of vectors; below 2 ** -126 it is 0."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context, builder, signature, arguments):
         number, whole, value = ir.FloatType(), ir.IntType(32), arguments[0]
         for sign, end in (("<", -127.0), (">", 128.0)):  # NaN stays
             value = builder.select(builder.fcmp_ordered(sign, value, constant(end)), constant(end), value)
@@ -57,13 +57,13 @@ def _exp2(typing: Any, x: Any) -> Any:
     return x(x), code
 
 
-def exp2(x: Any) -> Any:
+def exp2(x):
     """Return 2 ** x."""
     raise NotImplementedError
 
 
 @overload(exp2, strict=False)  # type: ignore[untyped-decorator]
-def _(x: Any) -> Any:
+def _(x):
     if x == types.float32:
         return lambda x: _exp2(x)  # type: ignore[call-arg]
     return lambda x: np.exp2(x)
@@ -75,10 +75,10 @@ LOGARITHM += [-0.5, 1.0, 0.0]
 
 
 @intrinsic
-def _log(typing: Any, x: Any) -> Any:
+def _log(typing, x):
     """Return the logarithm of a float32 without a call, for loops of vectors."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context, builder, signature, arguments):
         number, whole = ir.FloatType(), ir.IntType(32)
         given, tiny = arguments[0], builder.fcmp_ordered("<", arguments[0], constant(2.0**-126))
         value = builder.select(tiny, builder.fmul(given, constant(2.0**23)), given)
@@ -96,50 +96,50 @@ def _log(typing: Any, x: Any) -> Any:
     return x(x), code
 
 
-def log(x: Any) -> Any:
+def log(x):
     """Return the natural logarithm."""
     raise NotImplementedError
 
 
 @overload(log, strict=False)  # type: ignore[untyped-decorator]
-def _(x: Any) -> Any:
+def _(x):
     if x == types.float32:
         return lambda x: _log(x)  # type: ignore[call-arg]
     return lambda x: math.log(x)
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def maximum(x: Any, y: Any) -> Any:
+def maximum(x, y):
     """Return the larger number, or NaN if one is."""
     return x if x > y or x != x else y
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def minimum(x: Any, y: Any) -> Any:
+def minimum(x, y):
     """Return the smaller number, or NaN if one is."""
     return x if x < y or x != x else y
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def where(condition: Any, x: Any, y: Any) -> Any:
+def where(condition, x, y):
     """Return x where the condition holds, else y."""
     return x if condition else y
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def sigmoid(x: Any) -> Any:
+def sigmoid(x):
     """Return the logistic function."""
     return 1 / (1 + exp(-x))
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def rsqrt(x: Any) -> Any:
+def rsqrt(x):
     """Return the reciprocal of the root."""
     return 1 / sqrt(x)
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def mixed(x: Any) -> Any:
+def mixed(x):
     """Return a hash of 32 bits (lowbias32, Wellons 2018)."""
     x = np.uint32(x)
     x = np.uint32((x ^ (x >> 16)) * 0x7FEB352D)

@@ -6,16 +6,16 @@ some elements in registers, added and multiplied by ``+`` and ``*``, by numbers 
 negative; numba's own indexing tests each of them for that.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic, lower_builtin, models, register_jitable, register_model, type_callable
+from numba.core.typing.templates import infer, infer_global, make_concrete_template, signature
+from numba.extending import intrinsic, lower_builtin, models, register_jitable, register_model
 
 LENGTHS = (16, 8, 4, 2)
 """Elements of the vectors that there are functions for."""
@@ -29,14 +29,14 @@ native = njit(nogil=True, error_model="numpy", fastmath={*FLAGS, "reassoc"})
 class Vector(types.Type):
     """Some elements of a type, in registers."""
 
-    def __init__(self, element: Any, length: int) -> None:
+    def __init__(self, element, length: int) -> None:
         self.element, self.length = element, length
         super().__init__(name=f"Vector({element}, {length})")
 
 
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, vector: Vector) -> None:
+    def __init__(self, manager, vector: Vector) -> None:
         super().__init__(manager, vector, _llvm(vector))
 
 
@@ -48,7 +48,7 @@ def _llvm(vector: Vector) -> ir.Type:
     return ir.VectorType(number, vector.length)
 
 
-def _pointer(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any = None) -> Any:
+def _pointer(context, builder, signature, arguments, kind=None):
     """Return a pointer to a place of an array, the first two arguments, as one to a kind of element."""
     array, at = arguments[:2]
     where = context.cast(builder, at, signature.args[1], types.int64)
@@ -57,10 +57,10 @@ def _pointer(context: Any, builder: Any, signature: Any, arguments: Any, kind: A
 
 
 @intrinsic
-def load(typing: Any, array: Any, at: Any) -> Any:
+def load(typing, array, at):
     """Return the element of a contiguous array at a place, which is not checked."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context, builder, signature, arguments):
         pointer = _pointer(context, builder, signature, arguments)
         return context.unpack_value(builder, signature.return_type, pointer)
 
@@ -68,10 +68,10 @@ def load(typing: Any, array: Any, at: Any) -> Any:
 
 
 @intrinsic
-def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
+def store(typing, array, at, value):
     """Write a number, or a vector of neighbours, to a contiguous array from a place on, which is not checked."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context, builder, signature, arguments):
         array_type, _, kind = signature.args
         if isinstance(kind, Vector):
             pointer = _pointer(context, builder, signature, arguments, _llvm(kind))
@@ -86,28 +86,30 @@ def store(typing: Any, array: Any, at: Any, value: Any) -> Any:
 
 
 @intrinsic
-def add_up(typing: Any, vector: Any) -> Any:
+def add_up(typing, vector):
     """Return the sum of a vector's elements."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context, builder, signature, arguments):
         (vector,), number = signature.args, signature.return_type
         values, length = arguments[0], vector.length
         while length > 1:  # halves are added to one another
             length //= 2
             places = [ir.Constant(ir.VectorType(ir.IntType(32), length), [*range(n, n + length)]) for n in (0, length)]
             undefined = ir.Constant(values.type, ir.Undefined)
-            values = _add(builder, number, *(builder.shuffle_vector(values, undefined, half) for half in places))
+            values = _made(
+                builder, "add", number, *(builder.shuffle_vector(values, undefined, half) for half in places)
+            )
         return builder.extract_element(values, ir.IntType(32)(0))
 
     return vector.element(vector), code
 
 
-def _of_length(length: int) -> tuple[Any, Any]:
+def _of_length(length: int):
     """Return the functions that load `length` neighbours and make `length` zeros of an array's type."""
 
     @intrinsic
-    def load(typing: Any, array: Any, at: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def load(typing, array, at):
+        def code(context, builder, signature, arguments):
             vector = signature.return_type
             values = builder.load(_pointer(context, builder, signature, arguments, _llvm(vector)))
             values.align = vector.element.bitwidth // 8
@@ -116,8 +118,8 @@ def _of_length(length: int) -> tuple[Any, Any]:
         return Vector(array.dtype, length)(array, at), code
 
     @intrinsic
-    def zeros(typing: Any, array: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def zeros(typing, array):
+        def code(context, builder, signature, arguments):
             return ir.Constant(_llvm(signature.return_type), None)
 
         return Vector(array.dtype, length)(array), code
@@ -130,52 +132,45 @@ def _of_length(length: int) -> tuple[Any, Any]:
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
-def _add(builder: Any, element: types.Type, left: Any, right: Any) -> Any:
+def _made(builder, instruction: str, element: types.Type, left, right):
+    """Return what an instruction, of integers or of floats, makes of two vectors of elements."""
     if isinstance(element, types.Integer):
-        return builder.add(left, right)
-    return builder.fadd(left, right, flags=FLAGS)
+        return getattr(builder, instruction)(left, right)
+    return getattr(builder, f"f{instruction}")(left, right, flags=FLAGS)
 
 
-def _multiply(builder: Any, element: types.Type, left: Any, right: Any) -> Any:
-    if isinstance(element, types.Integer):
-        return builder.mul(left, right)
-    return builder.fmul(left, right, flags=FLAGS)
+_INSTRUCTIONS = {operator.add: "add", operator.iadd: "add", operator.mul: "mul"}
 
 
-_OPERATIONS: dict[Any, Callable[..., Any]] = {operator.add: _add, operator.iadd: _add, operator.mul: _multiply}
-
-
-def _typed(left: Any, right: Any) -> Any:
-    """Return the vector that an operation on these types gives; None if it is not of this module."""
-    vector, other = (left, right) if isinstance(left, Vector) else (right, left)
-    fits = isinstance(vector, Vector) and (other == vector or isinstance(other, types.Number))
-    return vector if fits else None
-
-
-def _spread(context: Any, builder: Any, vector: Vector, kind: Any, value: Any) -> Any:
+def _spread(builder, vector: Vector, kind, value):
     """Return a number repeated as a vector; a vector is returned as it is."""
     if isinstance(kind, Vector):
         return value
-    number, undefined = context.cast(builder, value, kind, vector.element), ir.Constant(_llvm(vector), ir.Undefined)
-    first = builder.insert_element(undefined, number, ir.IntType(32)(0))
+    undefined = ir.Constant(_llvm(vector), ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.IntType(32)(0))
     places = ir.Constant(ir.VectorType(ir.IntType(32), vector.length), None)
     return builder.shuffle_vector(first, undefined, places)
 
 
-for _function in _OPERATIONS:
-    type_callable(_function)(lambda context: _typed)
+VECTORS = [Vector(kind, length) for kind in (types.float32, types.float64, types.int64) for length in LENGTHS]
+_CASES = [signature(v, *sides) for v in VECTORS for sides in ((v, v), (v, v.element), (v.element, v))]
+"""The types of the operators: numbers become elements before they are repeated."""
 
-    def _code(context: Any, builder: Any, signature: Any, arguments: Any, function: Any = _function) -> Any:
+for _function, _instruction in _INSTRUCTIONS.items():
+    _template = infer(make_concrete_template(_instruction, _function, _CASES))
+    infer_global(_function, types.Function(_template))
+
+    def _code(context, builder, signature, arguments, instruction=_instruction):
         vector = signature.return_type
-        sides = map(partial(_spread, context, builder, vector), signature.args, arguments)
-        return _OPERATIONS[function](builder, vector.element, *sides)
+        sides = map(partial(_spread, builder, vector), signature.args, arguments)
+        return _made(builder, instruction, vector.element, *sides)
 
     for _sides in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
         lower_builtin(_function, *_sides)(_code)
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def expand(bits: Any, begins: Any, values: Any, word: int, tile: int, out: Any) -> None:
+def expand(bits, begins, values, word: int, tile: int, out) -> None:
     """Write to `out` the values of a tile at the positions whose bits are set, in words of `word` bits; 0 elsewhere."""
     first, at = tile * (-(-out.size // word)), begins[tile]
     for position in range(out.size):
@@ -186,7 +181,7 @@ def expand(bits: Any, begins: Any, values: Any, word: int, tile: int, out: Any) 
 
 
 @register_jitable  # type: ignore[untyped-decorator]
-def copy(table: Any, first: int, pitch: int, panel: Any, width: int) -> None:
+def copy(table, first: int, pitch: int, panel, width: int) -> None:
     """Fill a panel with `width` elements of each `pitch` of a table, from `first` on."""
     for row in range(panel.size // width):
         for c in range(width):

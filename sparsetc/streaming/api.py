@@ -31,7 +31,7 @@ from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
 from sparsetc.streaming.stream import Stream
 from sparsetc.support import FilePath
 from sparsetc.support.entry import entry_point
-from sparsetc.support.progress import bar
+from sparsetc.support.notices import bar
 from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -108,8 +108,8 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
             held.enter_context(tensor)
         bound = _bound(equation, tensor, dense)
         target = chosen.target([*dense, x])
-        compiler = Compiler(bound, tensor.dtype, settings, chosen.output, target)
         check_form(chosen.output, bound.einsum)
+        compiler = Compiler(bound, tensor.dtype, settings, chosen.output, target)
         _check_order(settings, compiler)
         check_request(requested(settings.plan))  # of which chunks ask, where there are any
         form = compiler.template.output

@@ -206,10 +206,10 @@ class Budget:
         free = self.limit - self.dense
         room = free - self.result(rows or 0)
         if rows is not None and room >= self.streams * SMALLEST:
-            return min(wanted, _pages(room // self.streams)), None
+            return min(wanted, room // self.streams // SMALLEST * SMALLEST), None
         if not keeps or free < self.streams * (SMALLEST + self.row):
             self._refuse(SMALLEST, self.row if keeps else self.result(rows or 0), "take fewer columns at a time")
-        chunk = max(SMALLEST, min(wanted, _pages(free // 2 // self.streams)))
+        chunk = max(SMALLEST, min(wanted, free // 2 // self.streams // SMALLEST * SMALLEST))
         return chunk, max(1, (free // self.streams - chunk) // max(1, self.row))
 
     def keeps(self, chunks: StreamCut, rows: int, whole: bool = True) -> bool:
@@ -248,7 +248,3 @@ class Budget:
         free = self.limit - self.dense - self.result(rows) - self.streams * chunk
         most = free // COPIES_SHARE // max(1, rows * self.row)
         return 1 << (most.bit_length() - 1) if most > 1 else 1
-
-
-def _pages(nbytes: int) -> int:
-    return nbytes // SMALLEST * SMALLEST

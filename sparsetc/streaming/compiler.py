@@ -30,7 +30,6 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.packing.base import get_format
 from sparsetc.planner.registry import choose
-from sparsetc.support.lru import cached_property
 from sparsetc.support.records import Record
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
@@ -66,6 +65,8 @@ class Compiler:
     Attributes:
         form, copies: the form of chunks' results, and the most copies that programs may add to.
         plan: the plan by which chunks are packed, once it is chosen.
+        template: the einsum of a tensor without nonzeros: what is known before any is seen.
+        pull: the map from the dense operands of a call to those of the lowered einsum.
     """
 
     def __init__(self, bound: Bound, dtype: torch.dtype, settings: Options, form: str, target: torch.device) -> None:
@@ -84,21 +85,8 @@ class Compiler:
         self.settings = replace(settings, backend=settings.effective_backend(target), memory_limit=None)
         self.form, self.copies = form, 1
         self.plan: Plan | None = None
-
-    @property
-    def template(self) -> Preparation:
-        """The einsum of a tensor without nonzeros: what is known before any is seen."""
-        return self._template[0]
-
-    @property
-    def pull(self) -> Pull:
-        """The map from the dense operands of a call to those of the lowered einsum."""
-        return self._template[1]
-
-    @cached_property
-    def _template(self) -> tuple[Preparation, Pull]:
-        coords = torch.empty((len(self.bound.shape(0)), 0), dtype=torch.long, device="cpu")
-        return self._prepared(coords, torch.empty(0, dtype=self.dtype, device="cpu"))
+        no_coords = torch.empty((len(bound.shape(0)), 0), dtype=torch.long, device="cpu")
+        self.template, self.pull = self._prepared(no_coords, torch.empty(0, dtype=dtype, device="cpu"))
 
     @property
     def backend(self) -> str:

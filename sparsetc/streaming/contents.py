@@ -31,7 +31,7 @@ from sparsetc.streaming.cutting import NAMES, Chunk, StoredPart, StreamCut
 from sparsetc.streaming.store import MALFORMED, ChunkFile, ChunkWriter
 from sparsetc.support import Ints, Names, outside
 from sparsetc.support.records import Record
-from sparsetc.tensor.coords import check_range, checked_shape, is_sorted_unique, sort_keys
+from sparsetc.tensor.coords import check_range, checked_shape, is_coalesced
 from sparsetc.tensor.dtypes import NAMED
 from sparsetc.tuning.lines import as_data, plan_of
 
@@ -115,7 +115,7 @@ def _arrays(made: StreamCut) -> dict[str, Any]:
     for number, chunk in enumerate(made.chunks):
         programs = enumerate(made.variants[chunk.variant].programs)
         names = [f"{number}.{part}.{name}" for part, program in programs for name in (*_index(program), "values")]
-        for name, (dtype, count), (begin, end, after) in zip(names, chunk.arrays, chunk.places, strict=True):
+        for name, (dtype, count), (begin, end, after) in zip(names, chunk.arrays, chunk.offsets, strict=True):
             listed[name] = _entry(dtype, [count], at + begin, at + end)
             if end < after:
                 listed[f"{name}.gap"] = _entry("U8", [after - end], at + end, at + after)
@@ -183,7 +183,7 @@ def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
             raise ValueError("its arrays do not lie one after the other")
         file.read(len(chunks), made.coords.view(-1).view(torch.uint8))
         check_range(made.coords, kept)
-        if end and not is_sorted_unique(sort_keys(made.coords, kept)):
+        if end and not is_coalesced(made.coords, kept):
             raise ValueError("rows that are not in order")
     except MALFORMED as error:
         raise file.fault(

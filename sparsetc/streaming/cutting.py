@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen.launch import PartArrays
-from sparsetc.contraction.operands import resolved
 from sparsetc.errors import EquationError, IOFormatError, PlanError, TransformError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant
 from sparsetc.streaming.store import Sink, host_bytes
 from sparsetc.support import NamedInts
 from sparsetc.support.lru import cached_property
-from sparsetc.support.progress import At
+from sparsetc.support.notices import At
 from sparsetc.support.records import Record
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -199,7 +199,7 @@ class Chunk(Record):
         return tuple([array for part in self.parts for array in part.arrays])
 
     @cached_property
-    def places(self) -> list[tuple[int, int, int]]:
+    def offsets(self) -> list[tuple[int, int, int]]:
         """Return (begin, end, begin of the next) of each array in the buffer."""
         sizes = [DTYPES[name].itemsize * count for name, count in self.arrays]
         begins = pairwise(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
@@ -208,11 +208,11 @@ class Chunk(Record):
     @property
     def nbytes(self) -> int:
         """Bytes of its buffer."""
-        return self.places[-1][2]
+        return self.offsets[-1][2]
 
     def tensors(self, buffer: Tensor) -> list[Tensor]:
         """Return all arrays as views of (`nbytes` or more,) uint8."""
-        views = zip(self.arrays, self.places, strict=True)
+        views = zip(self.arrays, self.offsets, strict=True)
         return [buffer[begin:end].view(DTYPES[name]) for (name, _), (begin, end, _) in views]
 
     def views(self, buffer: Tensor) -> tuple[list[PartArrays], list[Tensor]]:
@@ -239,11 +239,6 @@ class StreamCut:
     chunks: tuple[Chunk, ...]
     variants: tuple[Variant, ...]
     coords: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all chunks."""
-        return sum(c.nbytes for c in self.chunks)
 
     @property
     def largest(self) -> int:
@@ -303,8 +298,8 @@ def cut(
                 continue
             buffer = host_bytes(chunk.nbytes, sink.pinned)
             packed_arrays = [array for arrays, values in parts for array in (*arrays.index, values)]
-            for place, array in zip(chunk.tensors(buffer), packed_arrays, strict=True):
-                place.copy_(array)
+            for view, array in zip(chunk.tensors(buffer), packed_arrays, strict=True):
+                view.copy_(array)
             sink.put(buffer)
             first = 0
             if coords_of_rows is not None:  # whose first row may be the last of the chunk before

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from sparsetc.codegen.launch import Call
 from sparsetc.codegen.programs import Programs
-from sparsetc.streaming.cutting import Chunk, StreamCut
+from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.store import ChunkFile, ChunkMemory
-from sparsetc.support.progress import At, unseen
+from sparsetc.support.notices import At, unseen
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Engine:
         at: At,
     ) -> None:
         """Enqueue all chunks on a GPU, or run them on the CPU."""
-        done = 0
+        done, window = 0, self.cut.window
         for position, number in enumerate(self.order):
             buffers, chunk = self.buffers[position % len(self.buffers)], self.cut.chunks[number]
             event = partial(torch.cuda.Event, enable_timing=True) if self.cuda else HostEvent
@@ -205,11 +205,17 @@ class Engine:
                 marks[1].record()
                 copied.append(marks[1].synchronize)
                 call, values = self._call(position, buffer, held)
-                out = self._out(chunk, buffers, target)
+                if target.whole is None:
+                    out = buffers.rows
+                    out[: chunk.rows].zero_()
+                else:
+                    out = target.whole[0, chunk.first : chunk.first + window] if window else target.whole
                 call(values, tables, out)
                 marks[2].record()
-                if target.whole is None:
-                    self._back(position, chunk, out, target)
+                if target.whole is None:  # rows go to the host: the first apart, others where no chunk copies any
+                    target.firsts[position].copy_(out[0], non_blocking=True)
+                    host_rows = target.host[chunk.first + 1 : chunk.first + chunk.rows]
+                    host_rows.copy_(out[1 : chunk.rows], non_blocking=True)
                     marks[3].record()
             self._marks.append(marks)
             done += chunk.nbytes
@@ -228,21 +234,6 @@ class Engine:
         call = self.programs[chunk.variant].bind(arrays, chunk.views(held)[0])
         self._bound[position] = (buffer.data_ptr(), call, values)
         return call, values
-
-    def _out(self, chunk: Chunk, buffers: StreamBuffers, target: ResultTarget) -> Tensor:
-        """Return the buffer that a chunk adds to."""
-        if target.whole is None:
-            buffers.rows[: chunk.rows].zero_()
-            return buffers.rows
-        window = self.cut.window
-        return target.whole[0, chunk.first : chunk.first + window] if window else target.whole
-
-    def _back(self, position: int, chunk: Chunk, out: Tensor, target: ResultTarget) -> None:
-        """Copy a chunk's rows to the host: the first apart, the others where no other chunk copies any."""
-        target.firsts[position].copy_(out[0], non_blocking=True)
-        if chunk.rows > 1:
-            host_rows = target.host[chunk.first + 1 : chunk.first + chunk.rows]
-            host_rows.copy_(out[1 : chunk.rows], non_blocking=True)
 
     # -- evidence ---------------------------------------------------------------------------------------------------
     def times(self) -> list[ChunkTimes]:

@@ -38,7 +38,7 @@ MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, Overfl
 """The exceptions that reading JSON of another shape than expected may raise."""
 
 
-def host_bytes(nbytes: int, pinned: bool = False) -> Tensor:
+def host_bytes(nbytes: int, pinned: bool) -> Tensor:
     """Return (nbytes,) zeros of uint8 in host memory; a GPU copies from it at full speed where it is pinned."""
     return torch.zeros(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
@@ -150,7 +150,13 @@ class ChunkFile:
         self._checked: set[int] = set()
         self._file = memory.on_disk(path)
         try:
-            self.arrays = self._header()
+            size = os.fstat(self._file.fileno()).st_size
+            head = os.pread(self._file.fileno(), 8, 0)
+            length = int.from_bytes(head, "little")
+            self._begin, self.nbytes = 8 + length, size - 8 - length
+            if len(head) < 8 or length > MOST or self.nbytes < 0:
+                raise self.fault("not a safetensors file, or a truncated one")
+            self.arrays: dict[str, Any] = json.loads(os.pread(self._file.fileno(), length, 8))
             metadata = self.arrays.pop("__metadata__")
             if zlib.crc32(metadata["stream"].encode()) != int(metadata["crc32"]):
                 raise ValueError("its checksum is another")
@@ -160,15 +166,6 @@ class ChunkFile:
             if isinstance(error, MALFORMED) and not isinstance(error, IOFormatError):
                 raise self.fault(f"no file of packed chunks, or a damaged one ({error!s:.80})") from None
             raise
-
-    def _header(self) -> dict[str, Any]:
-        size = os.fstat(self._file.fileno()).st_size
-        head = os.pread(self._file.fileno(), 8, 0)
-        length = int.from_bytes(head, "little")
-        self._begin, self.nbytes = 8 + length, size - 8 - length
-        if len(head) < 8 or length > MOST or self.nbytes < 0:
-            raise self.fault("not a safetensors file, or a truncated one")
-        return json.loads(os.pread(self._file.fileno(), length, 8))  # type: ignore[no-any-return]
 
     def expect(self, sizes: Sequence[int], checksums: Sequence[Sequence[int]]) -> None:
         """Set sizes and checksums of the buffers. Raise `ValueError` unless the file consists of them."""
@@ -204,16 +201,6 @@ class ChunkFile:
         if number not in self._checked and zlib.crc32(block) != self._checksums[number][begin // BLOCK]:
             raise self.fault(f"chunk {number}: damaged, its checksum is another")
 
-    def _accept(self, number: int, buffer: Tensor) -> None:
-        """Check a chunk once, after its first reading."""
-        if number in self._checked:
-            return
-        try:
-            self.check(number, buffer)
-        except FormatError as error:
-            raise self.fault(f"chunk {number}: {error}; pack the tensor again") from None
-        self._checked.add(number)
-
     def feed(
         self, order: Sequence[int], streams: int, copied: Sequence[Callable[[], object]]
     ) -> Generator[Tensor, None, None]:
@@ -239,5 +226,11 @@ class ChunkFile:
                     reads.append([pool.submit(self._read_block, at, begin, into) for begin in blocks])
                 for block in reads[position]:
                     block.result()
-                self._accept(number, self._ring[position % ring])
-                yield self._ring[position % ring]
+                buffer = self._ring[position % ring]
+                if number not in self._checked:
+                    try:
+                        self.check(number, buffer)
+                    except FormatError as error:
+                        raise self.fault(f"chunk {number}: {error}; pack the tensor again") from None
+                    self._checked.add(number)
+                yield buffer

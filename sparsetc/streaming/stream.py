@@ -30,7 +30,7 @@ from sparsetc.streaming.contents import Recipe
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.engine import ChunkTimes, Engine
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
-from sparsetc.support import FilePath, notices, progress
+from sparsetc.support import FilePath, notices
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -73,11 +73,8 @@ class ResultForm:
         if output.pattern is None:
             return output.shaped(rows)
         # A dense result that does not fit on the device, of the rows that have nonzeros.
-        number = torch.zeros(output.pattern.nnz, dtype=torch.long, device="cpu")
-        for n, coords in zip(output.kept_shape, output.pattern.coords, strict=True):
-            number = number * n + coords
         whole = torch.zeros((prod(output.kept_shape), *output.width_shape), dtype=rows.dtype, device="cpu")
-        whole.index_copy_(0, number, rows.cpu())
+        whole.index_copy_(0, output.pattern.places, rows.cpu())
         return replace(output, pattern=None).shaped(whole)
 
     def _sparse(self, rows: Tensor) -> SparseTensor:
@@ -185,7 +182,7 @@ class Stream:
     @property
     def nbytes(self) -> int:
         """The bytes of all chunks, which pass through the device at each call."""
-        return self.cut.nbytes
+        return sum(c.nbytes for c in self.cut.chunks)
 
     @property
     def chunks(self) -> int:
@@ -276,7 +273,7 @@ class Stream:
         if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
         exact = in_order(settings.deterministic and self.compiler.backend == "torch")
-        bar = progress.bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
+        bar = notices.bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
         start = time.perf_counter()
         with without_autocast(self.device), exact, bar as at:
             rows = engine.run(self._store, tables, at)

@@ -58,6 +58,11 @@ def outside(things: Iterable[T], some: Container[T]) -> tuple[T, ...]:
     return tuple(filterfalse(some.__contains__, things))
 
 
+def row_major(sizes: Sequence[int]) -> list[int]:
+    """Return how far apart neighbours along each mode of a contiguous tensor lie."""
+    return [prod(sizes[n + 1 :]) for n in range(len(sizes))]
+
+
 def volume(sizes: Mapping[Any, int] | Sequence[int], axes: Iterable[Any]) -> int:
     """Return the product of the sizes of some axes."""
     return prod(map(sizes.__getitem__, axes))

@@ -102,7 +102,8 @@ _NOTHING = nullcontext()
 
 def on_gpu(device: torch.device) -> AbstractContextManager[object]:
     """The current GPU is this device within a ``with`` block; nothing changes for a CPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else _NOTHING
+    other = device.type == "cuda" and device.index != torch._C._cuda_getDevice()
+    return torch.cuda.device(device) if other else _NOTHING
 
 
 class matmul_precision(ContextDecorator):

@@ -81,20 +81,15 @@ class Blocks:
         return tuple(inside)
 
     def check_end(self, coords: Tensor, values: Tensor) -> None:
-        """Raise `FormatError` unless values past the end are zero; waits for the device once a ragged mode."""
-        if not self.ragged:
-            return
-        whole = values.detach().reshape(*values.shape[: 1 + len(self.sides)], prod(values.shape[1 + len(self.sides) :]))
-        for mode, mask in zip(self.ragged, self.masks(coords), strict=True):
-            past = (whole != 0).any(-1) & ~mask
-            wrong = past.flatten(1).any(1)
-            if not bool(wrong.any()):
-                continue
-            block = int(wrong.nonzero()[0, 0])
-            first = int(past[block].nonzero()[0, mode]) + int(coords[mode, block]) * self.sides[mode]
+        """Raise `FormatError` unless values past the end are zero; waits for the device if a mode is ragged."""
+        inside = inside_only(torch.ones_like(values, dtype=torch.bool), self.masks(coords))
+        wrong = ((values.detach() != 0) & ~inside).nonzero() if self.ragged else coords[:0]
+        for block, *position in wrong[:1].tolist():
+            at = [c * side + n for c, side, n in zip(coords[:, block].tolist(), self.sides, position, strict=False)]
+            mode = next(m for m in self.ragged if at[m] >= self.shape[m])
             raise FormatError(
-                f"block {block} has a nonzero at coordinate {first} of mode {mode}, whose size is {self.shape[mode]}: "
-                "what blocks hold past the end of the shape must be zero"
+                f"block {block} has a nonzero at coordinate {at[mode]} of mode {mode}, whose size is "
+                f"{self.shape[mode]}: what blocks hold past the end of the shape must be zero"
             )
 
 

@@ -10,8 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-WORDS = {1: torch.int8, 2: torch.int16}
-"""Integers that hold the bits of elements of so many bytes; int32 those of larger ones."""
+from sparsetc.tensor.dtypes import WORDS, real_numbers
+
 CHUNK = 1 << 18
 """Words of a chunk, so that a core's cache holds their products: 1.2 ns each on one core of a CPU. On a GPU 16 times as
 many, so that launches take less time than products; not measured."""
@@ -19,13 +19,13 @@ many, so that launches take less time than products; not measured."""
 
 def bits(x: Tensor) -> int:
     """A number for the bits of a tensor in their order, which other tensors rarely have; waits for a GPU."""
-    x = torch.atleast_1d(torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()).resolve_neg()
+    x = torch.atleast_1d(real_numbers(x))
     weights = _weights(CHUNK << 4 * x.is_cuda, x.device)
     chunk, number = weights.numel(), torch.zeros((), dtype=torch.int64, device=x.device)
     for rows in x.split(max(1, chunk // max(1, x[:1].numel()))):
         # Of one element, or none, `contiguous` leaves any stride.
         flat = rows.contiguous().as_strided((rows.numel(),), (1,))
-        for words in flat.view(WORDS.get(x.element_size(), torch.int32)).split(chunk):
+        for words in flat.view(WORDS[min(4, x.element_size())]).split(chunk):
             number.mul_(3).add_((words * weights[: words.numel()]).sum())
     return int(number)
 

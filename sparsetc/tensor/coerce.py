@@ -114,7 +114,7 @@ def _of_edges(
     return cls(edges, values, (*sizes, *values.shape[1:]))
 
 
-def coerce(cls: type[Sparse], obj: object) -> Sparse | None:
+def coerce(cls: type[Sparse], obj: Any) -> Sparse | None:
     """Convert any sparse tensor or graph of a known library; None for other objects, which are not sparse.
 
     Examples:
@@ -135,20 +135,11 @@ def coerce(cls: type[Sparse], obj: object) -> Sparse | None:
     if is_pydata(obj):
         return from_pydata(cls, obj)
     if comes_from(obj, "pyttb") and hasattr(obj, "subs"):
-        return _from_pyttb(cls, obj)
+        shape = tuple(obj.shape)
+        coords = np.asarray(obj.subs, dtype=np.int64).reshape(-1, len(shape))  # of no nonzeros it is (1, 0)
+        return cls(coords.T, np.asarray(obj.vals).reshape(-1), shape)
     if comes_from(obj, "torch_sparse") and hasattr(obj, "coo"):
-        return _from_torch_sparse(cls, obj)
+        rows, columns, values = obj.coo()
+        values = torch.ones(rows.shape, device=rows.device) if values is None else values
+        return cls(torch.stack((rows, columns)), values, obj.sizes())
     return None
-
-
-def _from_torch_sparse(cls: type[Sparse], matrix: Any) -> Sparse:
-    rows, columns, values = matrix.coo()
-    if values is None:
-        values = torch.ones(rows.shape, device=rows.device)
-    return cls(torch.stack((rows, columns)), values, matrix.sizes())
-
-
-def _from_pyttb(cls: type[Sparse], tensor: Any) -> Sparse:
-    shape = tuple(tensor.shape)
-    coords = np.asarray(tensor.subs, dtype=np.int64).reshape(-1, len(shape))  # of no nonzeros it is (1, 0)
-    return cls(coords.T, np.asarray(tensor.vals).reshape(-1), shape)

@@ -24,7 +24,7 @@ from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import Attributes, Sparse
 from sparsetc.tensor.blocks import Blocks, checked
-from sparsetc.tensor.dtypes import computable
+from sparsetc.tensor.dtypes import computable, resolved
 from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.inputs import as_tensor, as_values, check_plain, comes_from
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -130,7 +130,7 @@ def to_numpy(x: Attributes) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     x = expand_dense(x) if x.blocksize else x
     if x.dtype == torch.bfloat16:
         raise DtypeError("numpy has no bfloat16; convert with .to(torch.float32) first")
-    return x.coords.cpu().numpy(), x.values.detach().resolve_conj().resolve_neg().cpu().numpy(), x.shape
+    return x.coords.cpu().numpy(), resolved(x.values.detach()).cpu().numpy(), x.shape
 
 
 def _not_a_matrix(x: Attributes) -> str:
@@ -152,7 +152,7 @@ def to_scipy(x: Attributes) -> Any:
     sparse = required("scipy.sparse", 'to_scipy needs scipy: pip install "sparsetc[io]"')
     if x.pattern.blocks is not None and not x.pattern.blocks.ragged:
         bsr = to_torch(x, torch.sparse_bsr, None).detach().cpu()
-        values = bsr.values().resolve_conj().resolve_neg().numpy()
+        values = resolved(bsr.values()).numpy()
         return sparse.bsr_array((values, bsr.col_indices().numpy(), bsr.crow_indices().numpy()), shape=x.shape)
     coords, values, shape = to_numpy(x)
     return sparse.coo_array((values, (coords[0], coords[1])), shape=shape)
@@ -271,11 +271,11 @@ def from_dense(cls: type[Sparse], tensor: Any, *, mask: Any = None, blocksize: S
         memory.check(f"a tensor {tuple(strided.shape)} padded to blocks of {blocks.sides}", nbytes, strided.device)
         strided = blocks.cut_out(strided if mask is None else strided.masked_fill(chosen == 0, 0))
     with lasting():
-        places = chosen.detach() != 0
+        taken = chosen.detach() != 0
         if blocks is not None:
-            places = blocks.cut_out(places).flatten(len(blocks.sides)).any(-1)
-        coords = torch.nonzero(places).T.contiguous()
-    return cls._make(Pattern(coords, tuple(places.shape), True, blocks), strided[tuple(coords)])
+            taken = blocks.cut_out(taken).flatten(len(blocks.sides)).any(-1)
+        coords = torch.nonzero(taken).T.contiguous()
+    return cls._make(Pattern(coords, tuple(taken.shape), True, blocks), strided[tuple(coords)])
 
 
 def from_scipy(cls: type[Sparse], matrix: Any) -> Sparse:

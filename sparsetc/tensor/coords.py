@@ -145,12 +145,14 @@ def starts_of_runs(keys: Sequence[Tensor]) -> Tensor:
 
 
 def sorted_runs(keys: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(`order_of` the keys, `starts_of_runs` of them in that order)."""
-    if len(keys) == 1:
-        ascending, order = torch.sort(keys[0], stable=True)
-        return order, starts_of_runs([ascending])
-    order = order_of(keys)
-    return order, starts_of_runs([key[order] for key in keys])
+    """Return (nnz,) int64 a stable permutation that puts keys in order, and `starts_of_runs` of them in that order.
+
+    One stable sort a key, least significant first, so equal nonzeros keep the order in which they were given.
+    """
+    ascending, order = torch.sort(keys[-1], stable=True)
+    for key in reversed(keys[:-1]):
+        order = order[torch.sort(key[order], stable=True).indices]
+    return order, starts_of_runs([ascending] if len(keys) == 1 else [key[order] for key in keys])
 
 
 def on_diagonal(labels: Sequence[Hashable], coords: Tensor) -> Tensor | None:
@@ -172,6 +174,11 @@ def is_sorted_unique(keys: Sequence[Tensor]) -> bool:
     return bool(rising.all())
 
 
+def is_coalesced(coords: Iterable[Tensor], shape: Sequence[int]) -> bool:
+    """True if nonzeros are in lexicographic order and unique; one transfer from the device."""
+    return is_sorted_unique(sort_keys(coords, shape))
+
+
 FIRST = 64
 """Coordinates of which some fall where not all of them ascend, most likely."""
 
@@ -180,17 +187,6 @@ def likely_sorted(row: Tensor) -> bool:
     """True if the first coordinates do not fall; one transfer from the device."""
     first = row[:FIRST]
     return not bool((first[1:] < first[:-1]).any())
-
-
-def order_of(keys: Sequence[Tensor]) -> Tensor:
-    """Stable permutation (nnz,) int64 that puts ``keys`` (most significant first; coordinates will do) in order.
-
-    One stable sort a key, least significant first, so equal nonzeros keep the order in which they were given.
-    """
-    order = torch.sort(keys[-1], stable=True).indices
-    for key in reversed(keys[:-1]):
-        order = order[torch.sort(key[order], stable=True).indices]
-    return order
 
 
 # -- numbers for tuples -----------------------------------------------------------------------------------------------
@@ -245,8 +241,8 @@ def numbered(rows: Rows, sizes: Sequence[int], n: int, like: Tensor, ascending: 
     return Numbering(rank, tuple(row[representatives] for row in rows), representatives.numel())
 
 
-def narrow_ranks(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor) -> tuple[Tensor, int]:
-    """Number tuples in lexicographic order, in little memory.
+def narrow_runs(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Number tuples in lexicographic order, in little memory, and give the first tuple of each number.
 
     Args:
         rows: (n,) a mode, below `sizes`.
@@ -254,16 +250,7 @@ def narrow_ranks(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor) -> 
         like: (n,) int64, on the device wanted.
 
     Returns:
-        (n,) the number of each tuple, int32 where that holds them all; how many different tuples there are.
-    """
-    return ranked(*linear_key(rows, sizes, like))
-
-
-def narrow_runs(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Number tuples as `narrow_ranks` does, and give the first tuple of each number.
-
-    Returns:
-        (n,) the number of each tuple; (numbers,) int64, the first that has the number.
+        (n,) the number of each tuple, int32 where that holds them all; (numbers,) int64, the first that has the number.
     """
     number, order, fresh = _by_sorting(narrowed(*linear_key(rows, sizes, like)))
     return torch.empty_like(number).scatter_(0, order, number), order[fresh]

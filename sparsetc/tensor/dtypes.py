@@ -29,6 +29,21 @@ WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: tor
 """Unsigned integers, which torch stores and computes nothing with, each with the dtype that values of it become."""
 
 
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by the number of their bytes."""
+
+
+def resolved(values: Tensor) -> Tensor:
+    """A tensor whose memory reads as its elements do: torch marks negation and conjugation by a bit."""
+    return values.resolve_conj().resolve_neg() if values.is_conj() or values.is_neg() else values
+
+
+def real_numbers(values: Tensor) -> Tensor:
+    """Return values without a gradient, with a dimension of real and imaginary parts if they are complex."""
+    plain = resolved(values.detach())
+    return torch.view_as_real(plain) if plain.is_complex() else plain
+
+
 def check_dtype(dtype: torch.dtype, given: object = None) -> None:
     """Raise DtypeError unless values may have ``dtype``; the message names the conversion for `given`."""
     if dtype not in DTYPES:

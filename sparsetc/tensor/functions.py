@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
+from functools import partial
 from string import ascii_letters
 from typing import Any
 
@@ -30,8 +31,6 @@ POSITIONAL = ("condition", "input", "tensors", "other", "mat1", "mat2", "vec", "
 
 class Functions:
     """Handle functions of torch and numpy that are called with a `SparseTensor`."""
-
-    __slots__ = ()
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,12 +148,13 @@ def _method(name: str) -> Callable[..., Any]:
     return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
 
 
-def _of_orders(*orders: int) -> Callable[[Any, Any], Any]:
-    """Return the product for operands of exactly these orders."""
+def _of_orders(*orders: tuple[int, int]) -> Callable[[Any, Any], Any]:
+    """Return the product for operands of some pairs of orders."""
 
     def called(x: Any, y: Any) -> Any:
-        if (len(_shape_of(x, "a product")), len(_shape_of(y, "a product"))) != orders:
-            raise ShapeError(f"this product takes orders {orders}, found {len(x.shape)} and {len(y.shape)}: take @")
+        found = len(_shape_of(x, "a product")), len(_shape_of(y, "a product"))
+        if found not in orders:
+            raise ShapeError(f"this product takes orders {' or '.join(map(str, orders))}, found {found}: take @")
         return matmul(x, y)
 
     return called
@@ -182,12 +182,6 @@ def _by_numpys_names(name: str) -> Callable[..., Any]:
         return FUNCTIONS[name](*args, **kwargs)
 
     return called
-
-
-def _dot(x: Any, y: Any) -> Any:
-    if max(len(x.shape), len(y.shape)) > 2:
-        raise ShapeError(f"numpy's dot takes vectors and matrices, found {tuple(x.shape)} and {tuple(y.shape)}")
-    return matmul(x, y)
 
 
 def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -283,10 +277,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         for name in ("softmax", "log_softmax")
         for prefix in ("", "_sparse_")
     },
-    **dict.fromkeys(("mm", "_sparse_mm", "smm", "hspmm"), _of_orders(2, 2)),
-    "bmm": _of_orders(3, 3),
-    "mv": _of_orders(2, 1),
-    "dot": _of_orders(1, 1),
+    **dict.fromkeys(("mm", "_sparse_mm", "smm", "hspmm"), _of_orders((2, 2))),
+    "bmm": _of_orders((3, 3)),
+    "mv": _of_orders((2, 1)),
+    "dot": _of_orders((1, 1)),
     "neg": _method("__neg__"),
     "negative": _method("__neg__"),
     "absolute": _method("abs"),
@@ -316,6 +310,7 @@ NUMPYS_NAMES = {
     "k": "diagonal",
     "a_min": "min",
     "a_max": "max",
+    "ddof": "correction",
 }
 """Arguments, by numpy's names, and what torch calls them."""
 RENAMED = """
@@ -324,17 +319,15 @@ RENAMED = """
 """.split()  # noqa: SIM905
 """Functions of numpy that are torch's, but for the names of arguments."""
 ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
-    **dict.fromkeys(("flip", "shape", "ndim", "fix")),
+    **dict.fromkeys(("flip", "shape", "ndim", "fix", "swapaxes")),
     **{name: _by_numpys_names(name) for name in RENAMED},
     "size": lambda a, axis=None: a.numel() if axis is None else a.size(axis),
     "max": _method("amax"),
     "min": _method("amin"),
-    "var": lambda a, axis=None, ddof=0, keepdims=False: a.var(axis, keepdim=keepdims, correction=ddof),
-    "std": lambda a, axis=None, ddof=0, keepdims=False: a.std(axis, keepdim=keepdims, correction=ddof),
+    **{name: partial(_by_numpys_names(name), ddof=0) for name in ("var", "std")},
     "round": lambda a, decimals=0: FUNCTIONS["round"](a, decimals=decimals),
     "trace": lambda a, offset=0, axis1=0, axis2=1: a.diagonal(offset, axis1, axis2).sum(-1),
     "transpose": lambda a, axes=None: a.permute(list(axes or range(a.ndim)[::-1])),
-    "swapaxes": _method("transpose"),
     "roll": lambda a, shift, axis=None: a.roll(shift, axis),
     "moveaxis": _method("movedim"),
     "expand_dims": lambda a, axis: a.unsqueeze(axis),
@@ -343,7 +336,7 @@ ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
     "copy": _method("clone"),
     "nonzero": lambda a: tuple(a.nonzero().T),
     "array_equal": FUNCTIONS["equal"],
-    "dot": _dot,
+    "dot": _of_orders((1, 1), (1, 2), (2, 1), (2, 2)),
     "norm": _by_numpys_names("linalg_norm"),
 }
 """Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
@@ -352,10 +345,11 @@ for _name in ("softmax", "log_softmax"):
 for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names
     if hasattr(Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
         _call.__doc__ = (
-            _call.__doc__ or f"Return what ``torch.{_name}`` returns for this tensor, with 0 where it has no entry."
+            _call.__doc__
+            or f"Return ``torch.{_name}`` of this tensor, as of a dense one: positions without an entry are 0."
         )
         setattr(Functions, _name, property(_call) if _name in ("real", "imag") else _call)
 Functions.where = lambda x, condition, y=0: FUNCTIONS["where"](condition, x, y)  # type: ignore[attr-defined]
-Functions.where.__doc__ = "Return these elements where ``condition`` holds, and ``y`` elsewhere."  # type: ignore[attr-defined]
+Functions.where.__doc__ = "Return this tensor's elements where ``condition`` holds, and those of ``y`` elsewhere."  # type: ignore[attr-defined]
 if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here
     sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"

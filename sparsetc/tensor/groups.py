@@ -141,10 +141,10 @@ def _products(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
 
 def gathered(source: Tensor, rows: Tensor) -> Tensor:
     """``source.index_select(0, rows)``, of rows of any width."""
-    places = _places(source, rows)
-    if places is None:
+    single = _single(source, rows)
+    if single is None:
         return source.index_select(0, rows)
-    return source.reshape(-1).gather(0, places).view(rows.numel(), *source.shape[1:])
+    return source.reshape(-1).gather(0, single).view(rows.numel(), *source.shape[1:])
 
 
 def added(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
@@ -156,15 +156,15 @@ def added(values: Tensor, pattern: Pattern, kept: Ints) -> Tensor:
     if values.is_complex():
         return torch.view_as_complex(added(torch.view_as_real(values.resolve_conj()), pattern, kept))
     terms = values.to(wide(values.dtype)) if largest > LONG else values
-    places = rows if values.ndim == 1 else _places(terms, rows)
-    if places is None:
+    single = rows if values.ndim == 1 else _single(terms, rows)
+    if single is None:
         return terms.new_zeros(count, *values.shape[1:]).index_add(0, rows, terms).to(values.dtype)
     out = terms.new_zeros(count * prod(values.shape[1:]))
-    return out.scatter_add(0, places, terms.reshape(-1)).view(count, *values.shape[1:]).to(values.dtype)
+    return out.scatter_add(0, single, terms.reshape(-1)).view(count, *values.shape[1:]).to(values.dtype)
 
 
-def _places(values: Tensor, rows: Tensor) -> Tensor | None:
-    """The place of each single value of narrow rows, on a GPU; None of others."""
+def _single(values: Tensor, rows: Tensor) -> Tensor | None:
+    """Return the number of each single value of narrow rows, on a GPU; None for others."""
     width = prod(values.shape[1:])
     if not values.is_cuda or not 1 < width <= NARROW:
         return None
@@ -193,5 +193,5 @@ def _reduced(values: Tensor, pattern: Pattern, kept: Ints, kind: str) -> Tensor:
 def _segments(pattern: Pattern, kept: Ints, most: int) -> tuple[Tensor | None, list[Tensor]]:
     """Return the entries sorted by groups (None if they are), and the lengths of segments, level by level."""
     rows, sizes = groups_of(pattern, kept)[1:3]
-    order = None if bool((rows[1:] >= rows[:-1]).all()) else crd.order_of([rows])
+    order = None if bool((rows[1:] >= rows[:-1]).all()) else torch.sort(rows, stable=True).indices
     return order, [*segments(sizes, most)]

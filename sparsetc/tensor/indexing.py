@@ -20,6 +20,7 @@ from sparsetc.support.compiled import native, room
 from sparsetc.support.entry import entry_point, on_gpu
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
+from sparsetc.tensor.dtypes import WORDS
 from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.pattern import Labels, Pattern, followed, once, transforming
 
@@ -27,15 +28,13 @@ SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search; on a GPU only
 if it has fewer entries than rows."""
 WHOLE = slice(None)
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-"""Types of so many bytes by which values of any type are moved; of more bytes there are several, of 8 each."""
 Taken = tuple[Pattern, Tensor | None]
 """A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
 
 
 def sorted_pattern(rows: Tensor, shape: tuple[int, ...], entries: Tensor | None) -> Taken:
     """Sort unique coordinates into a coalesced pattern; return it, and the entries in its order."""
-    if not crd.is_sorted_unique(crd.sort_keys(rows, shape)):
+    if not crd.is_coalesced(rows, shape):
         order = crd.lexsort(rows, shape)
         rows, entries = rows[:, order], order if entries is None else entries[order]
     return Pattern(rows.contiguous(), shape, True), entries
@@ -51,8 +50,6 @@ def indexed(x: Any, keys: list[Any]) -> Any:
     for key in keys:
         if mode >= x.sparse_order:
             left.index_dense(key, mode)
-        elif key is None:
-            left.insert_mode()
         else:
             left.index(key, mode)
         mode += key is not None
@@ -95,29 +92,20 @@ class _EntriesLeft:
         self.copied = self.whole = False
         self.axis = 1
 
-    def insert_mode(self) -> None:
-        """Add a mode of size 1."""
-        self.rows.append(torch.zeros_like(crd.picked(self.coords[0], self.kept)))
-        self.shape.append(1)
-        self.whole = False
-
     def index_dense(self, key: Any, mode: int) -> None:
         """Index a dense mode; None adds one."""
-        if isinstance(key, int):
-            self.values = self.values.select(self.axis, key)
-            return
-        if key is None:
-            self.values = self.values.unsqueeze(self.axis)
-        elif isinstance(key, Tensor) or key != WHOLE:
-            if isinstance(key, slice):
-                key = torch.tensor(
-                    range(*key.indices(self.x.shape[mode])), dtype=torch.int64, device=self.values.device
-                )
-            self.values = self.values.index_select(self.axis, key)
-        self.axis += 1
+        if isinstance(key, slice) and key != WHOLE:  # of which torch takes none with a step below 0
+            key = torch.tensor(range(*key.indices(self.x.shape[mode])), dtype=torch.int64, device=self.values.device)
+        self.values = self.values[tuple([WHOLE] * self.axis + [key])]
+        self.axis += not isinstance(key, int)
 
     def index(self, key: Any, mode: int) -> None:
-        """Index a mode with coordinates."""
+        """Index a mode with coordinates; None adds one, of size 1."""
+        if key is None:
+            self.rows.append(torch.zeros_like(crd.picked(self.coords[0], self.kept)))
+            self.shape.append(1)
+            self.whole = False
+            return
         size, first = self.x.shape[mode], not mode and not self.rows
         if first:
             key, size = self._index_first(key, size)
@@ -341,7 +329,8 @@ def _enumerated(
         moved = values.contiguous() if plain else torch.arange(len(values), device=first.device)
         new_coords = room(first.device, first.dtype, len(coords), count)
         new_values = room(first.device, moved.dtype, count, *moved.shape[1:])
-        bits = [flat.view(BITS.get(moved.itemsize, torch.int64)).flatten() for flat in (moved, new_values)]
+        word = WORDS[min(8, moved.itemsize)]  # values of any type are moved as integers, larger ones as several
+        bits = [flat.view(word).flatten() for flat in (moved, new_values)]
         width = max(1, moved.itemsize // 8) * (width if plain else 1)
         kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
         copy_runs(kinds, first, ends, coords, bits[0], width, new_coords, bits[1])

@@ -20,8 +20,8 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.dtypes import computable
 from sparsetc.tensor.duplicates import coalesced
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
-from sparsetc.tensor.readings import Unsorted, passing, reading, version_of
+from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
+from sparsetc.tensor.readings import Unsorted, passing, read_together, reading, version_of
 
 ArrayLike: TypeAlias = Any  # a torch tensor, an ndarray, or nested sequences of numbers
 CONVERT = ".to(dtype) of torch, .astype(dtype) of numpy, scipy and tables"
@@ -135,6 +135,8 @@ def as_coords(coords: ArrayLike, values: Tensor) -> Tensor:
         raise DeviceError(f"coords are on {raw.device}, values on {values.device}; move one with .to()")
     if values.device.type == "meta":
         raise DeviceError("coords and values are on the meta device, which holds no numbers; make them on another")
+    if raw.dtype == torch.int64 and raw.is_contiguous() and raw.device == values.device:
+        return raw  # each conversion takes the time of a launch, also where there is nothing to convert
     return raw.detach().to(device=values.device, dtype=torch.int64).contiguous()
 
 
@@ -146,17 +148,6 @@ def _without_subclass(coords: ArrayLike) -> ArrayLike:
     plain = torch.empty(coords.shape, dtype=coords.dtype, device=coords.device)
     plain.copy_(coords)  # what it returns may be of the subclass
     return plain
-
-
-def shares_memory(tensor: Tensor, data: ArrayLike) -> bool:
-    """True if a tensor made of ``data`` may still be the caller's memory; one made of sequences is not."""
-    if transforming():  # whose tensors do not say where they are
-        return True
-    if isinstance(data, Tensor):
-        return tensor.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
-    if isinstance(data, np.ndarray):
-        return tensor.data_ptr() == data.ctypes.data
-    return not isinstance(data, list | tuple) and tensor.device.type == "cpu"
 
 
 def _from_sequences(coords: ArrayLike) -> ArrayLike:
@@ -208,32 +199,30 @@ def constructed(
     Of coordinates that are in no order, and that may be used once and no more, these are `Unsorted`.
     """
     vals, coords = as_values(values), _without_subclass(coords)
-    comes_again = type(coords) is Tensor and not transforming()
+    comes_again, recorded = type(coords) is Tensor and not transforming(), followed([vals])
     with lasting():
         raw = as_coords(coords, vals)
         blocks = _as_blocks(shape, raw.shape[0], tuple(vals.shape[1:])) if in_blocks else None
         sizes = as_shape(shape, raw, vals)[: raw.shape[0]] if blocks is None else blocks.grid
         if coalesce and check and comes_again:
             kind = torch.sparse_coo if blocks is None else blocks
-            coordinates = reading(kind, sizes, [coords], [coords.untyped_storage()], _as_int64, blocks)
-            unsorted = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and coordinates.unsorted
-            pattern, merge = (None, None) if unsorted else (coordinates.pattern, coordinates.merge)
+            memory = [coords.untyped_storage()]
+            loose = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and blocks is None
+            if loose and not recorded and raw is coords and (entries := read_together(sizes, raw, vals)):
+                return entries
+            coordinates = reading(kind, sizes, [coords], memory, lambda own: own[0].long().contiguous(), blocks)
+            loose = loose and coordinates.unsorted
+            pattern, merge = (None, None) if loose else (coordinates.pattern, coordinates.merge)
         else:
             if check:
                 crd.check_range(raw, sizes, "nonzero" if blocks is None else "block")
             crds, merge = coalesced(raw, sizes) if coalesce else (raw, None)
-            if crds is raw and shares_memory(raw, coords):
-                crds = raw.clone()
-            pattern = Pattern(crds, sizes, coalesce, blocks)
+            pattern = Pattern(raw.clone() if crds is raw else crds, sizes, coalesce, blocks)  # raw may be the caller's
         if check and blocks is not None:
             blocks.check_end(raw, vals)
     if pattern is None:
         return Unsorted(coordinates, vals, vals.clone(), version_of(vals))
     return pattern, vals if merge is None else merge.values(vals)
-
-
-def _as_int64(arrays: tuple[Tensor, ...]) -> Tensor:
-    return arrays[0].long().contiguous()
 
 
 def _as_blocks(shape: Any, order: int, block: Ints) -> Blocks:

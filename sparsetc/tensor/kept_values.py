@@ -21,12 +21,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsetc.support.lru import Lru
+from sparsetc.tensor.dtypes import WORDS, real_numbers
 from sparsetc.tensor.sums import captured
 
 KEPT = 16
 """Things kept for one tensor of values. Not measured: the storages of four modes, each with those of its gradients."""
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by the number of their bytes."""
 
 
 @dataclass
@@ -50,7 +49,7 @@ class _Seen:
     def of(cls, values: Tensor) -> _Seen:
         key, forget = id(values), _seen.pop  # held, as names of modules are gone when a process ends
         tensor = weakref.ref(values, lambda _: forget(key, None))
-        if counted(values):
+        if values.is_cuda:
             return cls(tensor, weakref.ref(values.untyped_storage()), _changes(values), None)
         return cls(tensor, None, None, _bits(values).copy())
 
@@ -58,7 +57,7 @@ class _Seen:
         if self.tensor() is not values:
             return False
         if self.copy is not None:
-            return not counted(values) and np.array_equal(self.copy, _bits(values))
+            return not values.is_cuda and np.array_equal(self.copy, _bits(values))
         return self.storage() is values.untyped_storage() and self.changes == _changes(values)  # type: ignore[misc]
 
 
@@ -78,7 +77,7 @@ def kept_with(values: Tensor) -> Lru[Any, Any] | None:
     was packed when it was captured.
     """
     trained = values.requires_grad and torch.is_grad_enabled() and captured(values)
-    if not values.is_leaf or trained or (counted(values) and values.is_inference()):
+    if not values.is_leaf or trained or (values.is_cuda and values.is_inference()):
         return None
     seen = _seen.get(id(values))
     if seen is None or not seen.unchanged(values):
@@ -90,17 +89,12 @@ def kept_with(values: Tensor) -> Lru[Any, Any] | None:
     return seen.kept
 
 
-def counted(values: Tensor) -> bool:
-    """Return True if torch's count of changes is believed: on a GPU, where no ndarray has the memory."""
-    return values.is_cuda
-
-
 def gradient_taken(values: Tensor) -> None:
     """Take values that learn for changed from here on: an optimiser may write to them without torch's count."""
     global _others
     if not values.is_leaf:  # a view of the values, or what becomes them
         _others += 1
-    elif counted(values):
+    elif values.is_cuda:
         _seen.pop(id(values), None)
 
 
@@ -110,6 +104,5 @@ def _changes(values: Tensor) -> tuple[int, int]:
 
 def _bits(values: Tensor) -> np.ndarray:
     """Return values on a CPU as an ndarray of integers, which tells NaN from NaN and 0 from -0; of the same memory."""
-    real = values.detach().resolve_conj().resolve_neg()
-    real = torch.view_as_real(real) if real.is_complex() else real
+    real = real_numbers(values)
     return real.view(WORDS[real.element_size()]).numpy()

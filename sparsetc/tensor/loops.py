@@ -28,15 +28,6 @@ def union(of_x: Numbers, of_y: Numbers, left: Numbers, right: Numbers) -> int:
     return n + len(of_x) - i + len(of_y) - j
 
 
-def interleave(left: Numbers, right: Numbers, of_x: Any, of_y: Any, out: Any) -> None:
-    """Write columns of two matrices to the columns of `out` that `left` and `right` name."""
-    for row in range(len(out)):
-        for i in range(len(left)):
-            out[row, left[i]] = of_x[row, i]
-        for j in range(len(right)):
-            out[row, right[j]] = of_y[row, j]
-
-
 def add(left: Numbers, right: Numbers, of_x: Any, of_y: Any, out: Any) -> None:
     """Add elements of x at `left` and of y at `right` of `out`, which holds zeros."""
     for i in range(len(left)):

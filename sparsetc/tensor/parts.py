@@ -31,7 +31,6 @@ class Parts(Attributes):
     Tensors in blocks are taken nonzero by nonzero. Duplicates are summed first.
     """
 
-    __slots__ = ()
     permute = convert.permute
     expand_dense = convert.expand_dense
 

@@ -88,10 +88,7 @@ def followed(tensors: Sequence[Tensor | None]) -> bool:
 class Uses:
     """A count of the einsums that used a pattern, or coordinates without one; held kernels do not count."""
 
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
+    count = 0
 
 
 @dataclass(frozen=True)
@@ -132,22 +129,6 @@ class Pattern:
         >>> x.with_values([1.0, 2.0, 3.0]).pattern is x.pattern
         True
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_blocks",
-        "_cache",
-        "_coalesced",
-        "_coords",
-        "_derived",
-        "_shape",
-        "counts",
-        "labels",
-        "number",
-        "ones",
-        "results",
-        "uses",
-    )
 
     labels: Labels
     _coords: Tensor | Later
@@ -242,11 +223,11 @@ class Pattern:
 
     def first_entries(self, values: Tensor) -> list[str]:
         """Return coordinates (or labels) and values of the first entries as text, a line each; and how many follow."""
-        places = [row.tolist() for row in self.coords[:, :FIRST]]
+        columns = [row.tolist() for row in self.coords[:, :FIRST]]
         for mode, labels in enumerate(self.labels.values()):
             if labels is not None and self.blocks is None:
-                places[mode] = [printable(str(labels[place]))[:LONGEST] for place in places[mode]]
-        shown = zip(zip(*places, strict=True), values[:FIRST].detach().tolist(), strict=True)
+                columns[mode] = [printable(str(labels[index]))[:LONGEST] for index in columns[mode]]
+        shown = zip(zip(*columns, strict=True), values[:FIRST].detach().tolist(), strict=True)
         lines = [f"({', '.join(map(str, place))}{',' * (len(place) == 1)})  {as_text(value)}" for place, value in shown]
         more = values.shape[0] - len(lines)
         return [*lines, f"… {more:,} more"] if more else lines

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sparsetc.support import Ints
+from sparsetc.support import Ints, later
+from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
@@ -25,6 +28,7 @@ from sparsetc.tensor.dtypes import computable
 from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.pattern import Pattern, Uses, lasting
 
+_launch_by_hand = later("codegen.launch", "launch_by_hand")
 READINGS = 64
 """Readings kept; each holds coordinates, and whatever is packed of them."""
 
@@ -58,8 +62,9 @@ class Reading:
     @property
     def unsorted(self) -> bool:
         """True if the pattern is still to be made and may need a sort; a GPU is not waited for."""
-        single = self.blocks is None and "_sorted" not in vars(self)
-        return single and (self.coords.is_cuda or not crd.is_sorted_unique(crd.sort_keys(self.coords, self.sizes)))
+        if "_sorted" in vars(self):
+            return False
+        return self.coords.is_cuda or not crd.is_coalesced(self.coords, self.sizes)
 
     @property
     def pattern(self) -> Pattern:
@@ -108,8 +113,7 @@ def reading(
         coords_of: makes (order, n) int64 coordinates of copies of the arrays.
         blocks: those that the coordinates are of, which `kind` must tell apart.
     """
-    places = tuple((i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices)
-    key = (kind, shape, places, *map(id, memory))
+    key = _key(kind, shape, indices, memory)
     kept = readings.get(key)
     if kept is not None:
         if kept.serves(indices):
@@ -123,6 +127,11 @@ def reading(
         return readings.put(key, Reading(copies, _versions(indices), coords, sizes, blocks), memory)
 
 
+def _key(kind: object, shape: Ints, indices: Sequence[Tensor], memory: Sequence[object]) -> tuple[object, ...]:
+    layouts = [(i.storage_offset(), i.shape, i.stride(), i.dtype) for i in indices]
+    return kind, shape, *layouts, *map(id, memory)
+
+
 def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
     return tuple(version_of(i) if i.is_cuda else None for i in indices)
 
@@ -130,6 +139,45 @@ def _versions(indices: Sequence[Tensor]) -> tuple[int | None, ...]:
 def version_of(tensor: Tensor) -> int | None:
     """Return torch's version count of a tensor, or None."""
     return None if tensor.is_inference() else tensor._version
+
+
+READ_TOGETHER = 4
+"""Most modes of coordinates that are read together with values."""
+
+
+def read_together(shape: Ints, coords: Tensor, values: Tensor) -> Unsorted | None:
+    """Read coordinates and values of entries that come and go by one kernel, which copies both and checks the range.
+
+    None of tensors that it does not serve, and of coordinates that were read before. No gradient reaches the values.
+    """
+    memory = [coords.untyped_storage()]
+    key = _key(torch.sparse_coo, shape, [coords], memory)
+    served = coords.is_cuda and coords.numel() <= crd.INT32_MAX and not values.is_complex()
+    if not served or len(shape) > READ_TOGETHER or max(shape) > crd.INT32_MAX or readings.get(key) is not None:
+        return None
+    with on_gpu(coords.device):
+        outside, finished, launch = _watch(coords.device, get_ident())
+        sizes = *shape, *[1] * (READ_TOGETHER - len(shape))
+        own, copy = torch.empty_like(coords), torch.empty_like(values)
+        launch([coords, outside, *coords.shape, *sizes, values.contiguous(), own, copy])
+        finished.record()
+        entries = readings.put(key, Reading((own,), _versions([coords]), own, shape, None), memory)
+        finished.synchronize()
+        if outside.item():
+            outside.zero_()
+            readings.pop(key)
+            crd.check_range(coords, shape)
+    return Unsorted(entries, values, copy, version_of(values))
+
+
+@lru_cache
+def _watch(device: torch.device, thread: int) -> tuple[Tensor, torch.cuda.Event, Callable[[list[Any]], None]]:
+    """Return what a thread reads coordinates with: a word of the host's memory, an event and the launch.
+
+    The kernel writes to the word, and the host waits for the event, which costs less than to copy a tensor of a GPU.
+    """
+    word = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=True)
+    return word, torch.cuda.Event(), _launch_by_hand("read_entries", (0, 1, 8, 9, 10))
 
 
 @dataclass(frozen=True)

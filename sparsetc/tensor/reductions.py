@@ -2,6 +2,9 @@
 
 In: a SparseTensor and modes. Out: a tensor of the modes that are left, dense or sparse, differentiable. Entries that
 agree in these are reduced together; absent ones count as the zeros that they are, unless entries alone are asked for.
+
+The largest and least elements along a mode are sought among the entries of each row and as many of its first absent
+positions as are asked for; so what is made is not as long as the mode.
 """
 
 from __future__ import annotations
@@ -20,16 +23,95 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import Sparse
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.duplicates import coalescing_bytes
-from sparsetc.tensor.elementwise import at_entries
+from sparsetc.tensor.elementwise import at_entries, check_ordered
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
-from sparsetc.tensor.pattern import Pattern
-from sparsetc.tensor.ranking import argument, extremum, topk
+from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sums import accumulator, exactly, fitted, multiplied, summed_dtype
 
 Dims = int | Sequence[int] | None
 """Modes, negative ones counted from the end; None for all, and () for none, as numpy has it."""
 Output = Literal["auto", "dense", "sparse"]
 OUTPUTS = get_args(Output)
+
+
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """Return the k largest elements along a mode, or the least, and where they are; in order, of equal ones the first.
+
+    Args:
+        x: a SparseTensor of real values.
+        k: how many, no more than the mode has positions.
+        dim: the mode, in whose place the results have k elements.
+        largest: False for the least.
+        sorted: is ignored, as they are always in order.
+
+    Returns:
+        Dense ``values`` and ``indices``, as of `torch.topk`.
+
+    Raises:
+        ShapeError: more elements than there are positions.
+        DtypeError: complex values, which have no order.
+
+    Examples:
+        >>> stc.eye(3).topk(2).indices
+        tensor([[0, 1],
+                [1, 0],
+                [2, 0]])
+    """
+    mode = crd.mode_of(x.order, dim, "topk")
+    check_ordered(x)
+    if not 0 <= k <= x.shape[mode]:
+        raise ShapeError(f"topk: {k} elements of mode {mode}, of size {x.shape[mode]}")
+    others = [m for m in range(x.order) if m != mode]
+    x = x.expand_dense().permute(*others, mode).coalesce()
+    *sizes, size = x.shape
+    rows = prod(sizes)
+    memory.check(f"the candidates of {rows:,} rows", 96 * (rows * max(k, 1) + x.nnz), x.device)
+    matrix = x.reshape(rows, size)
+    row, position = matrix._pattern.coords
+    # before the absent position number j of a row are j others, and the entries that stand no further than these all
+    each = crd.histogram(row, rows)
+    start = each.cumsum(0) - each
+    number, absent = torch.arange(rows, device=x.device).unsqueeze(1), torch.arange(k, device=x.device)
+    ahead = row * (size + 1) + position - torch.arange(x.nnz, device=x.device) + start[row]
+    entries = torch.searchsorted(ahead, number * (size + 1) + absent, right=True) - start.unsqueeze(1)
+    inside = absent + entries < size
+    zeros = torch.stack((number.expand(rows, k)[inside], (absent + entries)[inside]))
+    coords = torch.cat((matrix._pattern.coords, zeros), 1)
+    values = torch.cat((matrix._values, matrix._values.new_zeros(zeros.shape[1])))
+    if transforming() or bool((matrix._values == 0).any()):  # stored zeros, and absent ones, in the order of positions
+        by_position = crd.lexsort(coords, (rows, size))
+        coords, values = coords[:, by_position], values[by_position]
+    row, position = coords
+    order = torch.sort(values.detach(), descending=largest, stable=True).indices
+    order = order[torch.sort(crd.narrowed(row, rows)[order], stable=True).indices]
+    each += inside.sum(1)
+    first = order[(each.cumsum(0) - each).unsqueeze(1) + torch.arange(k, device=x.device)]
+    ranked = (one[first].reshape(*sizes, k).movedim(-1, mode) for one in (values, position))
+    return torch.return_types.topk(tuple(ranked))  # type: ignore[arg-type, return-value]
+
+
+def extremum(x: Any, dim: Any, keepdim: bool, largest: bool) -> Any:
+    """Return the largest or least element; along a mode, values and indices; for two tensors, elementwise."""
+    if dim is None:
+        return x.amax() if largest else x.amin()
+    if not isinstance(dim, int):
+        return (torch.maximum if largest else torch.minimum)(x, dim)
+    if largest or not x.dtype.is_floating_point:
+        values, where = topk(x, 1, dim, largest)
+    else:  # NaN is the extremum of either kind, and only the last of the least
+        negated, where = topk(-x, 1, dim)
+        values = 0 - negated
+    if not keepdim:
+        values, where = values.squeeze(dim), where.squeeze(dim)
+    return (torch.return_types.max if largest else torch.return_types.min)((values, where))
+
+
+def argument(x: Any, dim: int | None, keepdim: bool, largest: bool) -> Tensor:
+    """Return where the largest or least elements are: in a mode, or in row-major order among all."""
+    if dim is not None:
+        return extremum(x, dim, keepdim, largest).indices  # type: ignore[no-any-return]
+    place = extremum(x.reshape(-1), 0, False, largest).indices
+    return place.reshape([1] * x.order) if keepdim else place  # type: ignore[no-any-return]
 
 
 class Reductions:
@@ -40,8 +122,6 @@ class Reductions:
     numpy's and scipy's ``axis`` and ``keepdims`` are other names of the first two, by which `numpy.sum` and so on work.
     Errors are `ShapeError` for modes that there are not, and `DtypeError` for values of which there is no such thing.
     """
-
-    __slots__ = ()
 
     def sum(
         self,
@@ -73,7 +153,7 @@ class Reductions:
             >>> stc.full((2, 3), 1.0).sum(0)
             tensor([2., 2., 2.])
         """
-        return _reduced(self, "sum", *_named(dim, keepdim, numpys), output, dtype=dtype)
+        return _reduced(self, "sum", dim, keepdim, numpys, output, dtype=dtype)
 
     def mean(
         self,
@@ -100,7 +180,7 @@ class Reductions:
             >>> x.mean(1), x.mean(1, entries=True)
             (tensor([1., 0.]), tensor([2., 0.]))
         """
-        return _reduced(self, "mean", *_named(dim, keepdim, numpys), output, entries, dtype)
+        return _reduced(self, "mean", dim, keepdim, numpys, output, entries, dtype)
 
     def amax(
         self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
@@ -111,7 +191,7 @@ class Reductions:
             >>> (-stc.eye(2)).amax(1), (-stc.eye(2)).amax(1, entries=True)
             (tensor([0., 0.]), tensor([-1., -1.]))
         """
-        return _reduced(self, "amax", *_named(dim, keepdim, numpys), output, entries)
+        return _reduced(self, "amax", dim, keepdim, numpys, output, entries)
 
     def amin(
         self, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", entries: bool = False, **numpys: Any
@@ -122,7 +202,7 @@ class Reductions:
             >>> stc.eye(2).amin(1), stc.eye(2).amin(1, entries=True)
             (tensor([0., 0.]), tensor([1., 1.]))
         """
-        return _reduced(self, "amin", *_named(dim, keepdim, numpys), output, entries)
+        return _reduced(self, "amin", dim, keepdim, numpys, output, entries)
 
     def prod(
         self,
@@ -140,7 +220,7 @@ class Reductions:
             >>> stc.full((2, 2), 3.0).prod(1)
             tensor([9., 9.])
         """
-        return _reduced(self, "prod", *_named(dim, keepdim, numpys), output, entries, dtype)
+        return _reduced(self, "prod", dim, keepdim, numpys, output, entries, dtype)
 
     def norm(
         self, p: float | str = 2.0, dim: Dims = None, keepdim: bool = False, *, output: Output = "auto", **numpys: Any
@@ -159,16 +239,15 @@ class Reductions:
             tensor(4.)
         """
         x: Any = self
-        dim, keepdim = _named(dim, keepdim, numpys)
         check_reduction("norm", x.dtype)
         p = 2.0 if p == "fro" else p  # as torch names it
         if p == float("inf"):
-            return x.abs().amax(dim, keepdim, output=output)
+            return x.abs().amax(dim, keepdim, output=output, **numpys)
         if not isinstance(p, int | float) or not p > 0:
             raise DtypeError(f"norm takes p above 0, inf or 'fro', found {p!r}{': take count_nonzero' * (p == 0)}")
         real = x._values[:0].abs().dtype
         sums = x.map(lambda values: values.abs().to(accumulator(values.abs().dtype)) ** p)
-        sums = sums.sum(dim, keepdim, output=output)
+        sums = sums.sum(dim, keepdim, output=output, **numpys)
 
         def root(powers: Tensor) -> Tensor:
             return _root(powers, p).to(real)
@@ -296,9 +375,17 @@ def _named(dim: Dims, keepdim: bool, numpys: Mapping[str, Any]) -> tuple[Dims, b
 
 
 def _reduced(
-    x: Any, kind: str, dim: Dims, keepdim: bool, output: str, entries: bool = False, dtype: torch.dtype | None = None
+    x: Any,
+    kind: str,
+    dim: Dims,
+    keepdim: bool,
+    numpys: Mapping[str, Any],
+    output: str,
+    entries: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """Reduce by one kind; see `Reductions`."""
+    dim, keepdim = _named(dim, keepdim, numpys)
     x = x if dtype is None else x.to(dtype)
     if output not in OUTPUTS:
         raise ShapeError(f"output must be one of {', '.join(OUTPUTS)}, found {output!r:.80}")

@@ -30,8 +30,6 @@ class Structure(Parts):
     Tensors in blocks are taken nonzero by nonzero, except where modes only change places. Duplicates are summed first.
     """
 
-    __slots__ = ()
-
     # -- orders of modes ------------------------------------------------------------------------------------------
 
     @property
@@ -73,8 +71,8 @@ class Structure(Parts):
             >>> stc.zeros(2, 3, 4).movedim(0, -1).shape
             (3, 4, 2)
         """
-        sources, places = ([s] if isinstance(s, int) else list(s) for s in (source, destination))
-        moved = {mode_of(self.ndim, p): mode_of(self.ndim, s) for s, p in zip(sources, places, strict=True)}
+        sources, targets = ([s] if isinstance(s, int) else list(s) for s in (source, destination))
+        moved = {mode_of(self.ndim, p): mode_of(self.ndim, s) for s, p in zip(sources, targets, strict=True)}
         others = iter(outside(range(self.ndim), {*moved.values()}))
         return self.permute([moved[p] if p in moved else next(others) for p in range(self.ndim)])
 

@@ -126,8 +126,7 @@ def fitted(wide: Tensor, dtype: torch.dtype, what: str) -> Tensor:
         return narrow
     if not bool((narrow == wide).all()):
         low, high = (int(bound) for bound in torch.aminmax(wide))
-        worst = low if -low > high else high
-        raise DtypeError(f"{what} holds {worst}, which {dtype} cannot; {_wider(dtype)}")
+        raise _unfit(low if -low > high else high, dtype, what)
     return narrow
 
 
@@ -198,11 +197,10 @@ def joined(high: Tensor, low: Tensor, dtype: torch.dtype, what: str = "a sum of 
     past = (high > limits.max >> 32) | (high < limits.min >> 32)
     if bool(past.any()):
         at = int(torch.nonzero(past.flatten())[0])
-        worst = (int(high.flatten()[at]) << 32) + int(low.flatten()[at])
-        raise DtypeError(f"{what} holds {worst}, which {dtype} cannot; {_wider(dtype)}")
+        raise _unfit((int(high.flatten()[at]) << 32) + int(low.flatten()[at]), dtype, what)
     return fitted((high << 32) + low, dtype, what)
 
 
-def _wider(dtype: torch.dtype) -> str:
-    """Return advice where an integer dtype is too narrow."""
-    return f"convert the operands with .to(torch.{'float64' if dtype == torch.int64 else 'int64'})"
+def _unfit(number: int, dtype: torch.dtype, what: str) -> DtypeError:
+    wider = "float64" if dtype == torch.int64 else "int64"
+    return DtypeError(f"{what} holds {number}, which {dtype} cannot; convert the operands with .to(torch.{wider})")

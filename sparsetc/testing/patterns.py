@@ -15,35 +15,35 @@ from torch import Tensor
 
 from sparsetc.errors import FormatError
 
-Place = tuple[int, ...]
-Scatter = Callable[[Place, int, Random], list[Place]]
+Index = tuple[int, ...]
+Scatter = Callable[[Index, int, Random], list[Index]]
 """A function of a shape, of a number of nonzeros that most patterns do not exceed, and of what draws; duplicates are
 possible."""
 
 
-def _somewhere(shape: Place, r: Random) -> Place:
+def _somewhere(shape: Index, r: Random) -> Index:
     return tuple(r.randrange(size) for size in shape)
 
 
-def _random(shape: Place, most: int, r: Random) -> list[Place]:
+def _random(shape: Index, most: int, r: Random) -> list[Index]:
     count = max(1, min(most, prod(shape) // r.choice((1, 2, 3, 8))))
     return [_somewhere(shape, r) for _ in range(count)]
 
 
-def _skewed(shape: Place, most: int, r: Random) -> list[Place]:
+def _skewed(shape: Index, most: int, r: Random) -> list[Index]:
     """A few long rows at small coordinates and many short ones."""
     count = max(1, min(most, prod(shape) // 2))
     return [tuple(min(size - 1, int(r.random() ** 3 * size)) for size in shape) for _ in range(count)]
 
 
-def _slice(shape: Place, most: int, r: Random) -> list[Place]:
+def _slice(shape: Index, most: int, r: Random) -> list[Index]:
     """Return positions of one slice of some mode."""
     mode = r.randrange(len(shape))
     at = r.randrange(shape[mode])
     return [*product(*map(range, shape[:mode]), [at], *map(range, shape[mode + 1 :]))]
 
 
-def _fiber(shape: Place, most: int, r: Random) -> list[Place]:
+def _fiber(shape: Index, most: int, r: Random) -> list[Index]:
     """Return positions of one fiber along some mode."""
     mode = r.randrange(len(shape))
     at = _somewhere(shape, r)

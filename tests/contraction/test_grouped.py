@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.contraction import grouped
-from sparsetc.ir.equation.parse import parse
+from sparsetc.contraction import passing
 
 SIZES = {"t": 60, "e": 4, "i": 32, "o": 48, "b": 3, "s": 50, "p": 5}
 EQUATIONS = [
@@ -23,13 +20,13 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, tor
 def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The entries of products by groups."""
     counts: list[int] = []
-    result = grouped.Grouped.result
+    multiply = passing._products
 
-    def noting(self: Any, coords: Any, values: torch.Tensor, dense: Any) -> torch.Tensor:
-        counts.append(len(values))
-        return result(self, coords, values, dense)
+    def noting(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        counts.append(len(rows))
+        return multiply(rows, matrices, ends)
 
-    monkeypatch.setattr(grouped.Grouped, "result", noting)
+    monkeypatch.setattr(passing, "_products", noting)
     return counts
 
 
@@ -68,11 +65,11 @@ def test_results_and_gradients(equation: str, dtype: torch.dtype, products: list
 def test_second_derivatives() -> None:
     coords, (values, *dense) = operands("te,ti,eio->to", torch.float64, 40)
     dense = [dense[0][:, :3], dense[1][:, :3, :2]]
-    part = grouped.Grouped.of(parse("te,ti,eio->to", [(60, 4), (60, 3), (4, 3, 2)], [True, False, False]))
-    assert part is not None
+    recipe = passing.Recipe.of("te,ti,eio->to", ((60, 4), (60, 3), (4, 3, 2)), 0, "dense")
+    assert recipe is not None
 
     def result(*operands: torch.Tensor) -> torch.Tensor:
-        return part.result(coords.unbind(), operands[0], operands[1:])
+        return recipe.result(coords.unbind(), operands[0], operands[1:])
 
     assert torch.autograd.gradgradcheck(result, (values, *dense))
 

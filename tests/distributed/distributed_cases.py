@@ -83,10 +83,10 @@ def whole(found: Any) -> torch.Tensor:
 
 
 def verify(cut: sd.Cut) -> None:
-    """Boundaries rise from 0 to the size of each mode, and each place of the grid has one rank."""
+    """Boundaries rise from 0 to the size of each mode, and each cell of the grid has one rank."""
     for n, b in zip(cut.shape, cut.bounds, strict=True):
         assert (b[0], b[-1], list(b)) == (0, n, sorted(b))
-    assert sorted(cut.places) == list(product(*map(range, cut.grid)))
+    assert sorted(cut.coordinates) == list(product(*map(range, cut.grid)))
     assert len(cut.nnz) == cut.size == prod(cut.grid)
 
 

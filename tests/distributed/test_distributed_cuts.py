@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.distributed import cut, sources
+from sparsetc.distributed import cut
 from sparsetc.distributed.ranks import Ranks
+from sparsetc.distributed.shard import owners
 from sparsetc.tensor import checksum
 
 ROOT = Path(__file__).parents[2]
@@ -64,10 +65,10 @@ def test_grids_are_all_there_are_and_send_few_rows_first() -> None:
 
 def test_every_nonzero_has_one_owner_and_parts_are_equal() -> None:
     coords = torch.stack((torch.zeros(11).long(), torch.arange(11)))
-    whole = cut.cut_of((3, 11), (1, 1, 4), ((0, 3), (0, 11)), (11,))
-    assert torch.bincount(sources.owners(coords, whole)).tolist() == list(whole.nnz)
-    later = sources.owners(coords[:, 6:], whole, torch.tensor([6]))
-    assert torch.equal(later, sources.owners(coords, whole)[6:])
+    whole = cut.Cut((3, 11), ((0, 3), (0, 11)), tuple((0, 0, part) for part in range(4)), (2, 3, 3, 3))
+    assert torch.bincount(owners(coords, whole)).tolist() == list(whole.nnz)
+    later = owners(coords[:, 6:], whole, torch.tensor([6]))
+    assert torch.equal(later, owners(coords, whole)[6:])
 
 
 def test_a_cut_says_what_it_is_and_is_checked() -> None:

@@ -62,6 +62,27 @@ def test_values_changed_before_they_are_used(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(x.to_dense(), expected)
 
 
+@pytest.mark.parametrize("order", [1, 2, 4, 5])
+def test_coordinates_out_of_range(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are an error of the constructor also where patterns come and go, and the next tensor is read."""
+    monkeypatch.setattr(passing, "IN_A_ROW", 2)
+    letters, shape = "ijklm"[:order], (30, 20, 10, 9, 8)[:order]
+    b = torch.rand(30, 4, device="cuda")
+    for turn in range(9):
+        coords = torch.stack([torch.randint(n, (500,), device="cuda") for n in shape])
+        values = torch.rand(500, device="cuda")
+        if turn in (4, 5):
+            coords[-1, 77] = shape[-1] if turn == 4 else -1
+            with pytest.raises(stc.CoordinateError, match=f"mode {order - 1}: nonzero 77 has {coords[-1, 77]}"):
+                stc.SparseTensor(coords, values, shape)
+            continue
+        x = stc.SparseTensor(coords, values, shape)
+        found = stc.einsum(f"{letters},ir->r", x, b, output="dense")
+        torch.testing.assert_close(found, (values[:, None] * b[coords[0]]).sum(0), rtol=1e-4, atol=1e-4)
+        coords.zero_()  # the tensor has a copy
+        torch.testing.assert_close(stc.einsum(f"{letters},ir->r", x, b, output="dense"), found)
+
+
 def test_products_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """New patterns are multiplied without a plan; one that stays gets a kernel, with the same numbers."""
     monkeypatch.setattr(passing, "IN_A_ROW", 2)

@@ -1,11 +1,11 @@
-"""The kernels that add rows of new patterns, under Triton's interpreter."""
+"""The kernels that read entries of new patterns, and add rows, under Triton's interpreter."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from sparsetc.codegen import ENTRIES, WHOLE, WIDE
+from sparsetc.codegen import BLOCK, ENTRIES, WHOLE, WIDE, launch
 from sparsetc.contraction import entries
 from sparsetc.contraction.entries import EntryRows
 
@@ -16,8 +16,8 @@ from sparsetc.contraction.entries import EntryRows
 def test_sums_of_weighted_rows(
     count: int, width: int, dtype: torch.dtype, error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entries, "PROGRAMS", 3)
-    entries._launch.cache_clear()
+    monkeypatch.setattr(launch, "PROGRAMS", 3)
+    launch.launch_by_hand.cache_clear()
     g = torch.Generator().manual_seed(0)
     to, of = (EntryRows(row, rows) for row, rows in zip(torch.randint(7, (2, count), generator=g), (9, 7), strict=True))
     weights, table = (
@@ -34,4 +34,22 @@ def test_sums_of_weighted_rows(
         ]
     for one, other in found:
         torch.testing.assert_close(one.double(), other, rtol=error, atol=10 * error)
-    entries._launch.cache_clear()
+    launch.launch_by_hand.cache_clear()
+
+
+@pytest.mark.parametrize("wrong", [None, (0, -1), (1, 6), (2, 1 << 40)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("count", [1, BLOCK + 3])
+def test_entries_are_copied_and_their_range_is_checked(
+    count: int, dtype: torch.dtype, wrong: tuple[int, int] | None
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    coords = torch.stack([torch.randint(size, (count,), generator=g) for size in (7, 6, 9)])
+    if wrong is not None:
+        coords[wrong[0], -1] = wrong[1]
+    values = torch.randn(count, generator=g).to(dtype)
+    outside, own, copy = torch.zeros(1, dtype=torch.int32), torch.empty_like(coords), torch.empty_like(values)
+    launch.launch_by_hand("read_entries", (0, 1, 8, 9, 10))([coords, outside, 3, count, 7, 6, 9, 1, values, own, copy])
+    assert torch.equal(own, coords)
+    assert torch.equal(copy, values)
+    assert bool(outside) == (wrong is not None)

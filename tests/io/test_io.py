@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
 from sparsetc.io import atomic, lines, numbers, table
-from sparsetc.support import progress
+from sparsetc.support import notices
 from sparsetc.tensor.dtypes import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -273,7 +273,7 @@ def test_native_tables_are_pythons(
     tmp_path: Path, natively: Callable[[bool], None], tokens: list[str], dtype: torch.dtype, dtype_open: bool
 ) -> None:
     dtype_open &= dtype in (torch.float32, torch.float64)
-    layout = table.TableLayout(2, 1, dtype, "{} {}".format, (7, 1 << 40), dtype_open=dtype_open)
+    layout = table.TableLayout(2, 1, dtype, (7, 1 << 40), dtype_open=dtype_open)
     lines = [f"{n % 8} {n * 4 * 10**8}  {token}" for n, token in enumerate(tokens, 1)]
     block = ("\n\n".join(lines) + "\n").encode()
     results = []
@@ -622,7 +622,7 @@ def test_matrix_market(tmp_path: Path, text: str, wanted: list[list[Any]]) -> No
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"{BANNER} coordinate real general\n2 2 2\n1 1 1\n3 1 7\n", "line 4: row '3' .*1 to 2: '3 1 7'"),
+        (f"{BANNER} coordinate real general\n2 2 2\n1 1 1\n3 1 7\n", "line 4: coordinate '3' of mode 0 .*: '3 1 7'"),
         (f"{BANNER} coordinate real general\n2 2 2\n1 1 1\n", "truncated.* 2 entries, the file has 1"),
         (f"{BANNER} coordinate real general\n50 60 2\n1 1 1\n1 2 2\n1 3 3\n", "too long.* 2 entries, the file has 3"),
         (f"{BANNER} coordinate real general\n2 2\n1 1 1\n", "sizes"),
@@ -721,7 +721,7 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     sio.write(tmp_path / "x.tns", x)
     assert same(sio.read(tmp_path / "x.tns", progress=True), x)
     assert same(sio.read(tmp_path / "x.tns", progress=False), x)
-    with progress.bar(3, "title", True, "things") as at:
+    with notices.bar(3, "title", True, "things") as at:
         at(2)
         at(3, "another title")
     assert capsys.readouterr().out == ""
@@ -733,8 +733,8 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         return imported(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_tqdm)
-    with pytest.warns(UserWarning, match="without tqdm"), progress.bar(2, "title", True) as at:
+    with pytest.warns(UserWarning, match="without tqdm"), notices.bar(2, "title", True) as at:
         at(1)
-    with progress.bar(2, "title") as at:
+    with notices.bar(2, "title") as at:
         at(1)
     assert capsys.readouterr().err == ""

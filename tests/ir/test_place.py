@@ -11,7 +11,6 @@ from tile_pairs import FOLDS, DrawnTiles
 
 import sparsetc as stc
 from sparsetc.errors import PlanError
-from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, TileLoop
 from sparsetc.ir.nest.coordinates import Field
 from sparsetc.ir.nest.nest import Nest, blocks, pairs, runs, tiles
@@ -32,6 +31,7 @@ from sparsetc.ir.program.tile import (
     Value,
     Zero,
     flow,
+    place,
 )
 
 RUNS = runs()

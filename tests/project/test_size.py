@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 410_239, size.COMPILER: 304_508, size.FILES: 263, size.CLASSES: 327, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 408_774, size.COMPILER: 304_343, size.FILES: 254, size.CLASSES: 323, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -67,7 +67,7 @@ def test_coalesce_means_the_same_tensor(case: tuple[np.ndarray, np.ndarray, tupl
     coords, values, shape = case
     expected = dense_by_numpy(coords, values, shape)
     x = SparseTensor(coords, values, shape)
-    assert crd.is_sorted_unique(crd.sort_keys(x.coords, x.shape[: x.sparse_order]))
+    assert crd.is_coalesced(x.coords, x.shape[: x.sparse_order])
     np.testing.assert_array_equal(x.to_dense().numpy(), expected)
     raw = SparseTensor(coords, values, shape, coalesce=False)
     assert raw.nnz == coords.shape[1]
@@ -92,7 +92,7 @@ def test_conversions_keep_the_tensor(case: tuple[np.ndarray, np.ndarray, tuple[i
     random.shuffle(modes)  # type: ignore[attr-defined]
     turned = flat.permute(*modes)
     assert torch.equal(turned.to_dense(), dense.permute(modes))
-    assert crd.is_sorted_unique(crd.sort_keys(turned.coords, turned.shape))
+    assert crd.is_coalesced(turned.coords, turned.shape)
 
 
 def test_duplicates_are_summed() -> None:
@@ -190,7 +190,7 @@ def test_integers_around_the_limits_of_int64(number: int) -> None:
 def test_lexsort_is_python_sort(rows: list[tuple[int, int, int]]) -> None:
     coords = torch.tensor(rows).T.contiguous()
     wanted = sorted(range(len(rows)), key=rows.__getitem__)
-    assert crd.order_of(list(coords)).tolist() == wanted
+    assert crd.sorted_runs(list(coords))[0].tolist() == wanted
     assert crd.lexsort(coords, (4, 3, 5)).tolist() == wanted
     assert crd.is_sorted_unique(list(coords)) == (rows == sorted(set(rows)))
 

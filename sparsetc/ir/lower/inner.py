@@ -16,7 +16,7 @@ from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.program.operands import named_operands, printed_sizes
 from sparsetc.ir.program.tile import Key, Operand
-from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
+from sparsetc.support import Ints, NamedInts, Names, among, outside, row_major
 from sparsetc.support.lru import cached_property
 
 X = "X"
@@ -146,7 +146,7 @@ def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping
     """Return the key of results; it is known at the level that has all letters of the output."""
     level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
-        return Key("row", level, kept, tuple([volume(sizes, kept[n + 1 :]) for n in range(len(kept))]))
+        return Key("row", level, kept, tuple(row_major([sizes[c] for c in kept])))
     sides = {letters[mode] for mode in view.sided}
     if target.in_operand_order and not sides and len(kept) == len(letters):
         return Key("position", LEAF)

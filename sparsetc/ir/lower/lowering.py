@@ -25,12 +25,11 @@ from sparsetc.ir.contraction_tree import Tree, factor
 from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.lower.check import home, order_of_sums, verify_tree
 from sparsetc.ir.lower.inner import Inner, X
-from sparsetc.ir.lower.place import place
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program import tile as ir
-from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, Scale, Statement, Tile, Value
+from sparsetc.ir.program.tile import LANES, Gather, Product, Reduce, Scale, Statement, Tile, Value, place
 from sparsetc.support import Names, among, outside, volume
 from sparsetc.support.lru import cached_property
 

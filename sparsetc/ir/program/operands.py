@@ -18,7 +18,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.nest import Nest
 from sparsetc.ir.nest.values import Values
 from sparsetc.ir.program.names import most, rounded
-from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
+from sparsetc.support import Ints, NamedInts, Names, among, outside, row_major, volume
 from sparsetc.support.lru import cached_property
 
 MIN_DOT = 16
@@ -98,7 +98,7 @@ class Operand:
     @cached_property
     def row_strides(self) -> list[int]:
         """Return the distance between positions along each of `rows` in a table of shape (rows, axes)."""
-        return [prod(self.extents[n + 1 :]) * self.width for n in range(len(self.rows))]
+        return [n * self.width for n in row_major(self.extents)]
 
 
 @dataclass(frozen=True)

@@ -19,21 +19,22 @@ pair of tiles is a pair of matrices: its axes are folds of letters, ``ij`` of i 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, TypeVar
 
 import torch
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.nest.axes import ITEM, LANES, Axis
+from sparsetc.ir.nest.axes import ITEM, LANES, LEVELS, Axis
 from sparsetc.ir.nest.coordinates import Expression
 from sparsetc.ir.nest.nest import PAIRED, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
 from sparsetc.ir.program.operands import MADE, DenseAxis, DenseTable, Operand, Stored, stored_of, tables
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, NamedInts, Names, row_major
 from sparsetc.support.lru import cached_property
 
 
@@ -265,17 +266,17 @@ class TileProgram:
         return {a.letter: a for a in self.axes}
 
     @cached_property
-    def _sizes(self) -> dict[str, int]:
-        return {a.letter: a.size for a in self.axes}
-
-    @cached_property
     def width(self) -> int:
         """Elements of one output row."""
         return self.elements(self.output_axes)
 
     def elements(self, letters: Iterable[str]) -> int:
         """Return the product of the sizes of axes."""
-        return prod(map(self._sizes.__getitem__, letters))
+        return prod([self._axis[c].size for c in letters])
+
+    def strided(self, letters: Names) -> NamedInts:
+        """Return axes, each with how far apart neighbours along it lie where elements of the axes are contiguous."""
+        return tuple(zip(letters, row_major([self._axis[c].size for c in letters]), strict=True))
 
     @cached_property
     def statements(self) -> tuple[tuple[Statement, int], ...]:
@@ -314,6 +315,11 @@ class TileProgram:
     def read(self) -> dict[str, str]:
         """Return the name of the coordinate read for each letter: a nonzero's or a tile's, from which others follow."""
         return {s.letter: s.name for s in self.each(Decode) if not s.along}
+
+    @cached_property
+    def decodes(self) -> dict[str, Decode]:
+        """Return by letter the statement that reads the coordinate which addresses rows."""
+        return {s.letter: s for s in self.each(Decode) if not s.tile}
 
     def read_along(self, letters: Iterable[str]) -> Names:
         """The axes along which the coordinates of letters vary, as `Nest.read_along` gives them."""
@@ -413,6 +419,60 @@ def flow(s: Statement) -> tuple[str, Names, int]:
         case Scale():
             return s.out.name, tuple(map(names.at, s.rows)), s.out.level
     return s.out.name, (), s.out.level
+
+
+def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Statement, ...]:
+    """Return the statements where they stand, with the loops around them and the zeros of their accumulators.
+
+    - A computation stands at the depth where its inputs are known, inside as few loops as that takes. A coordinate is
+      known at its level, a position along a tile in the loop that takes it, and a stored value inside all loops.
+    - An accumulator is zeroed where it lives, before the loop that adds it up, and is read after that loop.
+    - The computations of one depth keep their order. Those listed before an accumulation that lives there stand before
+      the loop, and the others after it.
+
+    Args:
+        statements: in an order of data flow, without loops and zeros. A product that accumulates makes an accumulator,
+            which lives at the level of its tile.
+        around: the loops, outermost first.
+
+    Raises:
+        PlanError: a statement reads what none before it makes, or what is complete only after a loop that the
+            statement stands in, or adds up over no loop.
+    """
+    before = defaultdict[int, list[Statement]](list)  # inside the first n loops
+    zeros = defaultdict[int, list[Statement]](list)
+    after = defaultdict[int, list[Statement]](list)
+    turn = {loop.axis.letter: n + 1 for n, loop in enumerate(around) if loop.axis.letter}
+    levels = [loop.axis.level for loop in around]
+    loops_around = [sum(map(level.__ge__, levels)) for level in range(len(LEVELS))]
+    depths = dict[str, int]()  # the depth at which each name is known
+    late = set[str]()  # names that are known only after the loop at their depth
+    for statement in statements:
+        output, inputs, level = flow(statement)
+        name = output or "add"
+        if unknown := {*inputs} - depths.keys():
+            raise PlanError(f"{name}: {', '.join(sorted(unknown))} is not made before it")
+        turns = [turn.get(c, 0) for c in statement.along] if isinstance(statement, Decode) else ()
+        depth = max([loops_around[level], *turns, *map(depths.__getitem__, inputs)])
+        for read in late.intersection(inputs):
+            if depths[read] < depth:
+                raise PlanError(f"{name} stands in a loop after which {read} is complete")
+        behind = bool(zeros[depth])
+        (after if behind else before)[depth].append(statement)
+        if isinstance(statement, Product) and statement.accumulate:
+            home = loops_around[statement.out.level]
+            if home >= depth:
+                raise PlanError(f"{statement.out} adds up over no loop: what it adds is known where it lives")
+            if Zero(statement.out) not in zeros[home]:
+                zeros[home].append(Zero(statement.out))
+            depth, behind = home, True
+        depths[name] = depth
+        late |= {name} if behind else set()
+    body: tuple[Statement, ...] = ()
+    for n in reversed(range(len(around) + 1)):
+        inside = (replace(around[n], body=body),) if n < len(around) else ()
+        body = (*before[n], *zeros[n], *inside, *after[n])
+    return body
 
 
 def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
