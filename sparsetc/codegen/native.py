@@ -153,5 +153,15 @@ class _Part:
         first = named[self.program.arrays[0]].long()
         for axis in view.loops[:-1]:
             first = named[f"{axis.name}_ptr"].long()[first]
-        wanted = first[0] + (first[-1] - first[0]) * torch.arange(1, ranges) // ranges
-        return sorted({0, items, *torch.searchsorted(first, wanted).clamp(0, items).tolist()})
+        return ends(first, ranges)
+
+
+def ends(first: Tensor, ranges: int) -> list[int]:
+    """Return where ranges of items begin that have about as many nonzeros each, and where the last one ends.
+
+    Args:
+        first: (items + 1,) int64, the first nonzero of each item, and where those of the last end.
+        ranges: how many are asked for.
+    """
+    last, wanted = len(first) - 1, first[0] + (first[-1] - first[0]) * torch.arange(1, ranges) // ranges
+    return sorted({0, last, *torch.searchsorted(first, wanted).clamp(0, last).tolist()})

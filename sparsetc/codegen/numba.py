@@ -13,14 +13,14 @@ there. Long sums are made in pieces of `LONG` terms (`tensor.sums`): ``total_bef
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from sparsetc.codegen import Lines
-from sparsetc.codegen.numba_nests import Factor, Nest, pieces, zeros
-from sparsetc.ir.nest import ITEM, LEAF, Bitmap, Each, Fibers, Lookup, Ones, Run, Writer
+from sparsetc.codegen.numba_nests import LENGTHS, Factor, Nest, pieces, zeros
+from sparsetc.ir.nest import ITEM, Bitmap, Each, Fibers, Lookup, Ones, Run, Writer
 from sparsetc.ir.program import (
     REGISTERS,
     Add,
@@ -28,7 +28,6 @@ from sparsetc.ir.program import (
     DenseAxis,
     Gather,
     Loop,
-    Operand,
     Product,
     Reduce,
     Statement,
@@ -41,15 +40,6 @@ from sparsetc.ir.program import (
 )
 from sparsetc.support import Names, among
 from sparsetc.tensor.sums import LONG
-
-FAR = 1 << 18
-"""Rows of a table with at least this many elements are prefetched: 1 MB in float32, the size of an L2 cache."""
-AHEAD = 8
-"""Nonzeros that rows are prefetched ahead."""
-LINES = 8
-"""Most cache lines of a row that are prefetched."""
-LINE = 16
-"""Elements of a cache line in float32."""
 
 
 def unprinted(program: TileProgram) -> str:
@@ -85,9 +75,8 @@ PANEL = "every_{}"
 
 def copied(program: TileProgram) -> int:
     """Return how many elements the panels of tables have that each thread copies."""
-    blocks = {a.letter: a.block for a in program.split}
-    tables = [o for o in program.operands if blocks.keys() & {*o.axes}]
-    return sum([o.nrows * prod([blocks.get(c, program.axis(c).size) for c in o.axes]) for o in tables])
+    each = program.operands
+    return sum([o.nrows * o.width * a.block // a.size for a in program.split for o in each if a.letter in o.axes])
 
 
 def panels(program: TileProgram, axis: DenseAxis, firsts: range) -> list[str]:
@@ -133,11 +122,11 @@ class NumbaPrinter(Writer, Lines):
         self.coordinates: dict[str, str] = {}
         self.uncut: dict[str, str] = {}
         self.local: list[str] = []
-        self.readers: dict[str, list[Statement]] = {}
+        self.readers = defaultdict[str, list[Statement]](list)
         statements = [s for s, _ in program.statements]
         for s in statements:
             for tile in inputs_of(s):
-                self.readers.setdefault(tile.name, []).append(s)
+                self.readers[tile.name].append(s)
         tiles = [s.out for s in statements if isinstance(s, Zero | Product | Reduce)]
         layouts = []
         for self.as_output in (True, False):
@@ -208,7 +197,8 @@ class NumbaPrinter(Writer, Lines):
         piece = f"{end}_of_piece"
         self.put(f"{piece} = min({begin} + {LONG}, {end})")
         with self.block("while True:"):
-            with self.block(f"for {name} in range({begin}, {piece}):"):
+            rest = self.abreast(s, sums, begin, piece) if name == "n" else begin
+            with self.block(f"for {name} in range({rest}, {piece}):"):
                 self.body(s.body)
             with self.block(f"if {piece} == {end}:"):
                 self.put("break")
@@ -219,6 +209,36 @@ class NumbaPrinter(Writer, Lines):
         with self.block(several):
             for one, tile in zip(before, sums, strict=True):
                 self.each(tile, "{0} += {1}", tile.name, one.name)
+
+    def abreast(self, s: Loop, sums: Sequence[Tile], begin: str, end: str) -> str:
+        """Print a loop that takes several nonzeros a turn, so that additions to one vector do not wait for each other.
+
+        Each has sums of its own, which are added up after the loop. Returns the first nonzero that is left.
+        """
+        turn, held = self.p.schedule.unroll, {tile.name: self.factors[tile.name] for tile in sums}
+        if (
+            turn == 1
+            or any(self.p.elements(tile.within) not in LENGTHS[:-1] for tile in sums)  # LLVM itself adds numbers so
+            or any(factor.in_array for (factor,) in held.values())
+        ):
+            return begin
+        others = [{tile: replace(tile, name=f"{tile.name}{n}") for tile in sums} for n in range(1, turn)]
+        for tiles in others:
+            for tile in tiles.values():
+                self.zero(Zero(tile))
+        rest = f"rest_of_{end}"
+        self.put(f"{rest} = {begin} + ({end} - {begin}) // {turn} * {turn}")
+        with self.block(f"for n in range({begin}, {rest}, {turn}):"):
+            for n, tiles in enumerate([{}, *others]):
+                self.nonzero = f"n + {n}"
+                self.factors |= {tile.name: self.factors[other.name] for tile, other in tiles.items()}
+                self.body(s.body)
+        self.nonzero = "n"
+        self.factors |= held
+        for tiles in others:
+            for tile, other in tiles.items():
+                self.each(tile, "{0} += {1}", tile.name, other.name)
+        return rest
 
     def decode(self, s: Decode) -> None:
         """Print a coordinate; a coordinate along a side is kept as text, which the loop over the side prints."""
@@ -237,7 +257,7 @@ class NumbaPrinter(Writer, Lines):
         if isinstance(kind, Ones):
             self.factors[name] = ()
         elif not kind.sides:
-            self.put(f"{name} = load(values, n)")
+            self.put(f"{name} = load(values, {self.nonzero})")
             self.factors[name] = (Factor(name, in_array=False),)
         elif isinstance(kind, Bitmap):
             self.local.append(f"    {name} = np.empty({kind.volume}, {self.p.output}.dtype)")
@@ -252,8 +272,6 @@ class NumbaPrinter(Writer, Lines):
         along = tuple(dict.fromkeys(side for c in o.rows for side in decodes[c].along))
         begin = self.row(zip(o.rows, o.row_strides, strict=True))
         strides = self.p.strided(o.axes)
-        if s.out.level == LEAF and not along and o.nrows * o.width > FAR:
-            self.prefetch(o)
         if along:
             self.factors[s.out.name] = (Factor(o.name, strides, begin, along),)
         elif o.axes:
@@ -264,21 +282,6 @@ class NumbaPrinter(Writer, Lines):
         else:
             self.put(f"{s.out.name} = load({o.name}, {begin or 0})")
             self.factors[s.out.name] = (Factor(s.out.name, in_array=False),)
-
-    def prefetch(self, o: Operand) -> None:
-        """Bring rows near that a nonzero some way ahead reads, where it knows them by words of its own."""
-        decodes = [self.decodes[c] for c in o.rows if self.decodes[c].level == LEAF]
-        words = [lookup.array for s in decodes for lookup in s.coordinate.lookups if lookup.every == 1]
-        if not words:
-            return
-        before = self.coordinates
-        self.put(f"ahead = min(n + {AHEAD}, {words[0]}.size - 1)")
-        self.nonzero = "ahead"
-        self.coordinates = before | {s.letter: f"({s.coordinate.text(self)})" for s in decodes}
-        begin = self.variable("far", self.row(zip(o.rows, o.row_strides, strict=True)))
-        for n in range(0, min(o.width, LINES * LINE), LINE):
-            self.put(f"prefetch({o.name}, {begin}{f' + {n}' if n else ''})")
-        self.nonzero, self.coordinates = "n", before
 
     def laid(self, tile: Tile) -> Names:
         """Return the axes of a tile in the order in which it is kept."""
@@ -391,7 +394,7 @@ STATEMENTS: dict[type[Statement], Callable[[NumbaPrinter, Any], None]] = {
 }
 """The function that prints each kind of statement."""
 
-CALLS = re.compile(r"\b((?:load|zeros)(?:16|8|4|2)?|store|add_up|expand|prefetch|copy)\(")
+CALLS = re.compile(r"\b((?:load|zeros)(?:16|8|4|2)?|store|add_up|expand|copy)\(")
 """Functions of `runtime.vectors` that generated loops call."""
 
 

@@ -140,9 +140,8 @@ class Preparation:
         )
         if backend == "torch":
             nbytes = torch.get_num_threads() * dtype.itemsize * max([copied(p.program) for p in parts])
-            memory.check(
-                f'panels of tables of "{self.problem.equation}"', nbytes, self.device, self.settings.memory_limit
-            )
+            what = f'panels of tables of "{self.problem.equation}"'
+            memory.check(what, nbytes, self.device, self.settings.memory_limit)
         executable = self._executable(plan, parts, second is not None)
         arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)
         shares = plan.shares

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import cache
-from sparsetc.codegen.native import RANGES, functions, in_threads
+from sparsetc.codegen.native import RANGES, ends, functions, in_threads
 from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.maps.body import Walk
 from sparsetc.maps.kernel import Heads
@@ -108,10 +108,7 @@ class NativeWalk:
         if threads == 1:
             self.function(0, lines, *arguments)
             return
-        ranges = threads * RANGES
-        wanted = self.ptr[-1] * torch.arange(1, ranges) // ranges
-        ends = sorted({0, lines, *torch.searchsorted(self.ptr, wanted).clamp(0, lines).tolist()})
-        jobs, parts = list[Callable[[], Any]](), [*pairwise(ends)]
+        jobs, parts = list[Callable[[], Any]](), [*pairwise(ends(self.ptr, threads * RANGES))]
         shared = {name: tensors[name].new_zeros(len(parts), *tensors[name].shape) for name in self.shared}
         for number, part in enumerate(parts):
             own = [*arguments]

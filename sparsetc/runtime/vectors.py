@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.core.typing.templates import infer, infer_global, make_concrete_template, signature
 from numba.extending import intrinsic, lower_builtin, models, register_jitable, register_model
 
@@ -81,21 +80,6 @@ def store(typing, array, at, value):
         return context.get_dummy_value()
 
     return types.void(array, at, value), code
-
-
-@intrinsic
-def prefetch(typing, array, at):
-    """Bring the elements round a place of an array near, without waiting for them."""
-
-    def code(context, builder, signature, arguments):
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        pointer = _pointer(context, builder, signature, arguments, ir.IntType(8))
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, at), code
 
 
 @intrinsic

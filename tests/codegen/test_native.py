@@ -421,6 +421,23 @@ def test_wide_results_are_made_in_panels_where_a_cache_holds_these() -> None:
     assert compiled(banded, 300) == ()
 
 
+@pytest.mark.parametrize("columns", [1, 3, 5, 8, 16])
+@pytest.mark.parametrize("plan", ["coo", "fiber", "rows"])
+def test_several_nonzeros_of_a_long_run_are_taken_a_turn(plan: str, columns: int) -> None:
+    """A row of registers has sums of its own for each; runs are no multiple of a turn, and some are shorter."""
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([1, 2, 3, 0, 97, 251, 1100, 38])  # one is longer than a sum that is made in one piece
+    coords = torch.stack([torch.arange(8).repeat_interleave(lengths), torch.cat([torch.arange(n) for n in lengths])])
+    x = stc.SparseTensor(coords, torch.rand(coords.shape[1], generator=g), (8, 1100))
+    dense = torch.rand(1100, columns, generator=g)
+    kernel = stc.compile("ij,jr->ir", x, dense, plan=plan, backend="numba")
+    torch.testing.assert_close(kernel(dense), x.to_dense() @ dense)
+    taken_together = {1: 0, 3: 0, 5: 0, 8: 4, 16: 4}
+    assert kernel.source.count("x = load(values, n + ") == taken_together[columns]
+    short = stc.compile("ij,jr->ir", stc.SparseTensor(coords[:, :50], torch.rand(50), (8, 1100)), dense, plan=plan)
+    assert "n + " not in short.source
+
+
 def test_panels_count_against_the_memory_limit() -> None:
     g = torch.Generator().manual_seed(0)
     coords = torch.stack([torch.randint(0, n, (300_000,), generator=g) for n in (100, 5000)])
