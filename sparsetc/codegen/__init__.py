@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 ROWS, COLUMNS = 16, 128
 """Sides of a tile of a transposed copy: of a row 128 elements in turn are read, of a column 16 are written."""
+READ = 128
+"""Entries that a program reads, or copies, at a time."""
 BLOCK = 1024
 """Values that a program splits into halves."""
 GROUP = 32

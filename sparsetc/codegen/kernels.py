@@ -1,7 +1,8 @@
-"""Kernels that are written by hand: copies in another order of modes, sums of rows, float32 values as float16 halves.
+"""Kernels that are written by hand: entries read and checked, copies of runs of entries and in another order of modes,
+sums of rows, float32 values as float16 halves.
 
-`codegen.transpose`, `contraction.entries` and `codegen.split_float16` launch them, by `launch.by_hand`. A copy is of
-matrices of which rows are contiguous, to matrices of which columns are.
+`tensor.readings`, `tensor.indexing`, `codegen.transpose`, `contraction.entries` and `codegen.split_float16` launch
+them, by `launch.by_hand`. A transposed copy is of matrices of which rows are contiguous, to those of which columns are.
 
 Of sums, in: for each entry a row of a table and a weight; and a row of the result, or a chain of the entries of each
 row. Out: sums, by atomics or row by row. A program takes one piece of work, and then the one that is as
@@ -29,7 +30,7 @@ from sparsetc.ir.nest import values as rules
 ROWS, COLUMNS = tl.constexpr(shared.ROWS), tl.constexpr(shared.COLUMNS)
 ENTRIES, WIDE, WHOLE = (tl.constexpr(n) for n in (shared.ENTRIES, shared.WIDE, shared.WHOLE))
 LOOKED, TOP = tl.constexpr(shared.LOOKED), tl.constexpr(rules.TOP)
-BLOCK, GROUP = tl.constexpr(shared.BLOCK), tl.constexpr(shared.GROUP)
+BLOCK, GROUP, READ = (tl.constexpr(n) for n in (shared.BLOCK, shared.GROUP, shared.READ))
 INFINITE_BITS = tl.constexpr(rules.INFINITE_BITS)
 LEAST_BITS, MOST_BITS = tl.constexpr(rules.LEAST_BITS), tl.constexpr(rules.MOST_BITS)
 SPREAD_BITS = tl.constexpr(rules.SPREAD << 23)
@@ -38,6 +39,43 @@ BIAS = tl.constexpr(rules.BIAS)
 LOW = tl.constexpr(rules.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
 COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "inner", "side")]
+
+
+@triton.jit(do_not_specialize=["order", "count", "size_0", "size_1", "size_2", "size_3"])
+def read_entries(coords, outside, order, count, size_0, size_1, size_2, size_3, values, own, copy):
+    """Copy (order, count) coordinates and (count,) values; write 1 to `outside` if a coordinate is not in its mode."""
+    for first in range(tl.program_id(0) * READ, count, tl.num_programs(0) * READ):
+        n = first + tl.arange(0, READ)
+        inside = n < count
+        tl.store(copy + n, tl.load(values + n, mask=inside), mask=inside)
+        for mode in range(order):
+            size = tl.where(mode < 2, tl.where(mode == 0, size_0, size_1), tl.where(mode == 2, size_2, size_3))
+            at = tl.load(coords + mode * count + n, mask=inside, other=0)
+            tl.store(own + mode * count + n, at, mask=inside)
+            tl.store(outside + tl.zeros_like(n), 1, mask=(at < 0) | (at >= size))
+
+
+@triton.jit(do_not_specialize=["count_of_runs", "order", "given", "count"])
+def copy_runs(kinds, first, ends, coords, count_of_runs, order, given, count, taken, entries):
+    """Do as `loops.runs`: each entry finds its run by a search, so a long run is the work of many programs."""
+    for begin in range(tl.program_id(0) * READ, count, tl.num_programs(0) * READ):
+        n = begin + tl.arange(0, READ).to(tl.int64)
+        inside = n < count
+        run, end = tl.zeros([READ], tl.int64), tl.zeros([READ], tl.int64) + count_of_runs
+        left = count_of_runs
+        while left > 0:  # halves what is left: `run` is the first whose end is further
+            middle = (run + end) // 2
+            further = tl.load(ends + middle, mask=middle < end, other=count) > n
+            run, end = tl.where(further | (run >= end), run, middle + 1), tl.where(further, middle, end)
+            left = left // 2
+        inside &= run < count_of_runs
+        start = tl.load(ends + run - 1, mask=inside & (run > 0), other=0)
+        at = tl.load(first + tl.load(kinds + run, mask=inside, other=0), mask=inside, other=0) + n - start
+        tl.store(taken + n, run, mask=inside)
+        tl.store(entries + n, at, mask=inside)
+        for mode in range(1, order):
+            row = tl.load(coords + mode * given.to(tl.int64) + at, mask=inside)
+            tl.store(taken + mode * count.to(tl.int64) + n, row, mask=inside)
 
 
 @triton.jit

@@ -140,24 +140,21 @@ def _start_of(compiled: Any, grid: int, device: torch.device) -> Callable[[Seque
     return run
 
 
-def by_hand(name: str, folder: str = "codegen") -> Any:
-    """Return a kernel of a folder's `kernels`, a module which imports triton."""
-    return getattr(import_module(f"sparsetc.{folder}.kernels"), name)
+def by_hand(name: str) -> Any:
+    """Return a kernel of `codegen.kernels`, a module which imports triton."""
+    return getattr(import_module("sparsetc.codegen.kernels"), name)
 
 
 @lru_cache(maxsize=256)
-def launch_by_hand(
-    name: str, varied: tuple[int, ...], kind: object = None, folder: str = "codegen"
-) -> Callable[[list[Any]], None]:
+def launch_by_hand(name: str, varied: tuple[int, ...], kind: object = None) -> Callable[[list[Any]], None]:
     """Return a launch of a kernel `by_hand` whose programs take one piece of work after another.
 
     Args:
         name: of the kernel.
         varied: places of its arguments that are tensors.
         kind: what Triton may specialise the kernel to, beside tensors.
-        folder: that has the kernel.
     """
-    return launch_of(by_hand(name, folder), PROGRAMS, varied, {"num_warps": 4, **FUSED})
+    return launch_of(by_hand(name), PROGRAMS, varied, {"num_warps": 4, **FUSED})
 
 
 # -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------

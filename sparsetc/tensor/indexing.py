@@ -336,7 +336,7 @@ def _enumerated(
     else:
         sizes = len(lengths), *coords.shape, count
         with on_gpu(first.device):
-            launch = launch_by_hand("runs", (0, 1, 2, 3, 8, 9), max(sizes) > crd.INT32_MAX, "tensor")
+            launch = launch_by_hand("copy_runs", (0, 1, 2, 3, 8, 9), max(sizes) > crd.INT32_MAX)
             launch([kinds.contiguous(), first, ends, coords, *sizes, taken, entries])
     return taken, values.index_select(0, entries)
 

@@ -13,9 +13,9 @@ from test_decomposition_aot import compiled
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_kernels_compile(target: str) -> None:
     pytest.importorskip("triton")
-    from sparsetc.tensor.kernels import read, runs
+    from sparsetc.codegen.kernels import copy_runs, read_entries
 
-    compiled(runs, dict.fromkeys(("kinds", "first", "ends", "coords", "taken", "entries"), "*i64"), {}, target, 4)
+    compiled(copy_runs, dict.fromkeys(("kinds", "first", "ends", "coords", "taken", "entries"), "*i64"), {}, target, 4)
     entries = dict.fromkeys(("coords", "own"), "*i64") | {"outside": "*i32"}
     for word in ("fp16", "fp64"):
-        compiled(read, entries | dict.fromkeys(("values", "copy"), f"*{word}"), {}, target, 4)
+        compiled(read_entries, entries | dict.fromkeys(("values", "copy"), f"*{word}"), {}, target, 4)
