@@ -57,6 +57,7 @@ class Arithmetic(Attributes):
     difference those that either has. What would make absent entries differ from 0 is refused.
     """
 
+    __slots__ = ()
     _einsum_of: ClassVar[Callable[..., Any]]
     _compile_of: ClassVar[Callable[..., Any]]
     """`sparsetc.einsum` and `compile`, which stand levels above and are put here by their module."""

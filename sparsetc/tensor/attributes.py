@@ -43,6 +43,8 @@ def merged(pattern: Pattern) -> tuple[Pattern, Merge | None]:
 class Attributes:
     """The pattern and the values of a `SparseTensor`, and torch's names for what it is; the base of its operations."""
 
+    __slots__ = ("__weakref__", "_ddp_ignored", "_pattern", "_unsorted", "_values")
+    # torch's DistributedDataParallel sets the second one of buffers that it leaves alone
     is_sparse = True
 
     _pattern: Pattern

@@ -31,6 +31,8 @@ POSITIONAL = ("condition", "input", "tensors", "other", "mat1", "mat2", "vec", "
 class Functions:
     """Handle functions of torch and numpy that are called with a `SparseTensor`."""
 
+    __slots__ = ()
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Operators of torch and some of its functions, with a SparseTensor among the arguments."""

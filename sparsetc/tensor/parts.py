@@ -31,6 +31,7 @@ class Parts(Attributes):
     Tensors in blocks are taken nonzero by nonzero. Duplicates are summed first.
     """
 
+    __slots__ = ()
     permute = convert.permute
     expand_dense = convert.expand_dense
 

@@ -123,6 +123,8 @@ class Reductions:
     Errors are `ShapeError` for modes that there are not, and `DtypeError` for values of which there is no such thing.
     """
 
+    __slots__ = ()
+
     def sum(
         self,
         dim: Dims = None,

@@ -69,6 +69,7 @@ def _converted(dtype: torch.dtype) -> Callable[[Sparse], Sparse]:
 class Typed(Attributes):
     """torch's names for conversions, in a class of their own: annotations elsewhere mean Python's types by them."""
 
+    __slots__ = ()
     float, double, half = map(_converted, (torch.float32, torch.float64, torch.float16))
     bfloat16, int, long, bool = map(_converted, (torch.bfloat16, torch.int32, torch.int64, torch.bool))
 
@@ -120,6 +121,8 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         tensor([[0., 0., 1.],
                 [5., 0., 0.]])
     """
+
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         """Return the pattern, or values on it, of coordinates that are sorted when first asked for."""

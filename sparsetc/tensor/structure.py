@@ -30,6 +30,8 @@ class Structure(Parts):
     Tensors in blocks are taken nonzero by nonzero, except where modes only change places. Duplicates are summed first.
     """
 
+    __slots__ = ()
+
     # -- orders of modes ------------------------------------------------------------------------------------------
 
     @property
