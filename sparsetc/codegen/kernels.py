@@ -97,17 +97,18 @@ def transpose(source, source_matrix, source_row, result_matrix, result_row, rows
 
 @triton.jit(do_not_specialize=["count", "width"])
 def add_rows(row, column, weights, table, count, width, out):
-    """Add each weight times its row of a table to a row of `out`, a block of entries at a time."""
+    """Add each weight times its row of a table to a row of `out`, in its type, a block of entries at a time."""
+    kind: tl.constexpr = out.dtype.element_ty
     for first in range(tl.program_id(0) * ENTRIES, count, tl.num_programs(0) * ENTRIES):
         n = first + tl.arange(0, ENTRIES)
         inside = n < count
         to = tl.load(row + n, mask=inside, other=0) * width
         at = tl.load(column + n, mask=inside, other=0) * width
-        x = tl.load(weights + n, mask=inside, other=0)
+        x = tl.load(weights + n, mask=inside, other=0).to(kind)
         for begin in range(0, width, WIDE):
             c = begin + tl.arange(0, WIDE)
             mask = inside[:, None] & (c < width)[None, :]
-            terms = x[:, None] * tl.load(table + at[:, None] + c[None, :], mask=mask, other=0)
+            terms = x[:, None] * tl.load(table + at[:, None] + c[None, :], mask=mask, other=0).to(kind)
             tl.atomic_add(out + to[:, None] + c[None, :], terms, mask=mask, sem="relaxed")
 
 

@@ -2,7 +2,7 @@
 
 In: for each entry, or pair of coordinates, a row of a table, a row of the result and a weight. Out: the result. Loops
 and kernels are made once for all patterns: a native loop on a CPU, a kernel of Triton's that adds by atomics on a GPU.
-Numbers of 16 bits are added up in float32 by a kernel that goes from one entry of a row to the next.
+Numbers of 16 bits are added up in float32, of large results by a kernel that goes from one entry of a row to the next.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from sparsetc.tensor.sums import accumulator, add_rows, captured
 
 NARROW = torch.uint8, torch.int16, torch.int32, torch.int64
 """Types of rows that are sorted: a GPU sorts by one byte after another."""
+SMALL = 1 << 23
+"""Elements of a result of 16 bits that is added up in float32 by atomics at most: a row that many entries add to is the
+work of many programs then. Of more elements the float32 result takes longer to write than rows do one by one."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +149,13 @@ def _sums(weights: Tensor | None, table: Tensor, to: Any, of: Any) -> Tensor:
 
 
 def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
-    """Compute `sums` by a kernel that serves all patterns: by atomics, or of 16 bits row by row."""
+    """Compute `sums` by a kernel that serves all patterns: by atomics, or of 16 bits with wide results row by row."""
     weights, table = weights.contiguous(), table.contiguous()
-    width = table.shape[1]
-    if table.dtype == accumulator(table.dtype):
-        out = table.new_zeros(to.count, width)
-        _launch("add_rows", (0, 1, 2, 3, 6), [to.row, of.row, weights, table, weights.shape[0], width, out])
-        return out
+    width, wide = table.shape[1], accumulator(table.dtype)
+    if table.dtype == wide or (to and of and to.count * width <= SMALL):
+        out, rows = table.new_zeros(to.count, width, dtype=wide), (to.row, of.row)
+        _launch("add_rows", (0, 1, 2, 3, 6), [*rows, weights, table, len(weights), width, out], table.dtype)
+        return out.to(table.dtype)
     numbers: Any = None
     if to is None or of is None:
         numbers = constant(torch.arange, weights.shape[0], torch.int64, table)

@@ -15,9 +15,9 @@ def test_the_kernels_compile(target: str) -> None:
     pytest.importorskip("triton")
     from sparsetc.codegen.kernels import add_rows, chain, sum_rows
 
-    for word in ("fp32", "fp64"):
-        numbers = dict.fromkeys(("row", "column"), "*i64") | dict.fromkeys(("weights", "table", "out"), f"*{word}")
-        compiled(add_rows, numbers, {}, target, 4)
+    for word, sum_of in (("fp32", "fp32"), ("fp64", "fp64"), ("fp16", "fp32"), ("bf16", "fp32")):
+        numbers = dict.fromkeys(("row", "column"), "*i64") | dict.fromkeys(("weights", "table"), f"*{word}")
+        compiled(add_rows, {**numbers, "out": f"*{sum_of}"}, {}, target, 4)
     for word in ("fp16", "bf16"):
         chains = dict.fromkeys(("head", "after", "at"), "*i64")
         compiled(sum_rows, chains | dict.fromkeys(("weights", "table", "out"), f"*{word}"), {}, target, 4)
