@@ -211,9 +211,10 @@ class NumbaPrinter(Writer, Lines):
                 self.each(tile, "{0} += {1}", tile.name, one.name)
 
     def abreast(self, s: Loop, sums: Sequence[Tile], begin: str, end: str) -> str:
-        """Print a loop that takes several nonzeros a turn, so that additions to one vector do not wait for each other.
+        """Print a loop that takes several nonzeros a turn, each with sums of its own.
 
-        Each has sums of its own, which are added up after the loop. Returns the first nonzero that is left.
+        Additions to one vector do not wait for each other then; the sums are added up after the loop. Returns the first
+        nonzero that is left.
         """
         turn, held = self.p.schedule.unroll, {tile.name: self.factors[tile.name] for tile in sums}
         if (

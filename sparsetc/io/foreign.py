@@ -40,7 +40,7 @@ def read(path: str, suffix: str, dtype: torch.dtype | None) -> SparseTensor:
         ImportError: the library is not installed.
     """
     memory.on_disk(path).close()  # else some libraries say in words of their own that there is no such file
-    with memory.of_file(path, Exception):  # of libraries anything may come
+    with memory.of_file(path, Exception if suffix in READERS else ValueError):  # of libraries anything may come
         x = WHOLE[suffix](path)
         if dtype is not None:
             memory.check(path, f"its values as {dtype}", x.values.numel() * (2 * dtype.itemsize + 2))

@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from errno import EINVAL
 from typing import IO, Any
 
 import torch
@@ -96,7 +97,7 @@ def of_file(path: FilePath, kinds: type[Exception] = SparsetcError) -> Iterator[
         raise
     except kinds as error:
         lacking = isinstance(error, (MemoryError, RuntimeError)) and lacks_memory(error)
-        if lacking or getattr(error, "errno", None) is not None:
+        if lacking or getattr(error, "errno", None) not in (None, EINVAL):  # as of a place that no file has
             raise
         said = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0][:300]
         ours = isinstance(error, SparsetcError | KeyError) or type(error) is ValueError

@@ -119,8 +119,6 @@ def seconds_of(
     for n, (part, sizes), alone in zip(run, both, scalar, strict=True):
         slowed = by_precision(profile.fused_slowdown, part.precision) if alone and beside_tiles else 1.0
         seconds[n] += slowed * part.predicted(sizes, profile)
-        if backend == "torch" and sizes.stored > sizes.nnz:  # values are compared with those that were packed
-            seconds[n] += 2 * sizes.nnz * sizes.itemsize / profile.memory
     return tuple(seconds)
 
 

@@ -133,7 +133,8 @@ class Engine:
             whole = (self.cut.copies, rows + window, *width)
             return ResultTarget(torch.zeros(whole, dtype=self.dtype, device=device))
         host, firsts = (
-            torch.zeros((n, *width), dtype=self.dtype, device="cpu", pin_memory=cuda) for n in (rows, len(self.order))
+            torch.zeros((n, *width), dtype=self.dtype, device="cpu", pin_memory=device.type == "cuda")
+            for n in (rows, len(self.order))
         )
         return ResultTarget(None, host, firsts)
 
