@@ -25,6 +25,8 @@ def figure(make: Callable[[], str]) -> Callable[[], str]:
 # -- what one would write instead -------------------------------------------------------------------------------------
 
 
+GPU = "h200/instead"
+"""The newest record of the yardstick on a GPU."""
 MEASURES = (("us", "instead", "ratio"), ("call_us", "instead_call", "call_ratio"))
 """A time, and the keys of a row of the yardstick that name its best peer and hold its ratio: device, and call."""
 
@@ -38,7 +40,7 @@ def _instead(name: str, device: str) -> str:
     said = f"{sum(ratio < 1 for ratio in compared)} of {len(rows)} rows are below 1."
     if compared:
         said += f" The geometric mean is {geometric_mean(compared):.2g}."
-    on_gpu = ("device: sparsetc, µs", "instead, µs", "ratio") if name == "instead" else ()
+    on_gpu = ("device: sparsetc, µs", "instead, µs", "ratio") if name == GPU else ()
     head = ("task", "instead", *on_gpu, "call: sparsetc, µs", "instead, µs", "ratio")
     cells = [_instead_cells(row, MEASURES if on_gpu else MEASURES[1:]) for row in rows]
     return f"{said}\n\n{table(head, cells)}{source(name)}"
@@ -67,7 +69,7 @@ def _instead_cells(row: dict[str, Any], measures: Sequence[tuple[str, str, str]]
 @figure
 def instead() -> str:
     """Return the yardstick on a GPU."""
-    return _instead("instead", "a GPU")
+    return _instead(GPU, "a GPU")
 
 
 @figure
@@ -85,7 +87,7 @@ def _kinds(name: str) -> str:
     for row in results(name)["rows"]:
         if "call_ratio" in row:
             kinds.setdefault(row["task"].partition(":")[0], []).append(row)
-    measures = ("call_ratio", "ratio") if name == "instead" else ("call_ratio",)
+    measures = ("call_ratio", "ratio") if name == GPU else ("call_ratio",)
     head = ["task", "rows"]
     for what in ("call", "device")[: len(measures)]:
         head += [f"{what}: least", "mean", "most"]
@@ -118,7 +120,7 @@ def _call_ratio(row: dict[str, Any]) -> float:
 @figure
 def pays() -> str:
     """Return the kinds of tasks on a GPU."""
-    return _kinds("instead")
+    return _kinds(GPU)
 
 
 @figure
@@ -130,7 +132,7 @@ def pays_cpu() -> str:
 @figure
 def losing() -> str:
     """Return the tasks that lose on a GPU."""
-    return _losing("instead")
+    return _losing(GPU)
 
 
 @figure
