@@ -1,7 +1,6 @@
 """Whether Triton's ahead-of-time compiles go on from text to machine code, for which the assembler takes half the time.
 
-Where no machine code can run and a test reads the text alone, they end with the text, and it names no lines of sources,
-which take a fifth of the rest.
+Where no machine code can run and a test reads the text alone, they end with the text.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ def left_out() -> None:
         from triton import knobs
 
         knobs.runtime.add_stages_inspection_hook = _without
-        knobs.compilation.disable_line_info = True
 
 
 @contextmanager
