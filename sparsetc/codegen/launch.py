@@ -23,6 +23,7 @@ from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
+from sparsetc.support.entry import on_gpu
 from sparsetc.support.notices import bar, log_since
 
 FUSED = {"enable_fp_fusion": True}
@@ -155,6 +156,12 @@ def launch_by_hand(name: str, varied: tuple[int, ...], kind: object = None) -> C
         kind: what Triton may specialise the kernel to, beside tensors.
     """
     return launch_of(by_hand(name), PROGRAMS, varied, {"num_warps": 4, **FUSED})
+
+
+def run_by_hand(name: str, varied: tuple[int, ...], arguments: list[Any], kind: object = None) -> None:
+    """Launch a kernel `by_hand` on the device of its first argument, a tensor; the rest is as in `launch_by_hand`."""
+    with on_gpu(arguments[0].device):  # Triton launches on the current device
+        launch_by_hand(name, varied, kind)(arguments)
 
 
 # -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import launch_by_hand
+from sparsetc.codegen.launch import run_by_hand
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Ints, Names, among
 from sparsetc.support.compiled import native
-from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, picked
 from sparsetc.tensor.pattern import followed, lasting
@@ -78,7 +77,7 @@ class EntryRows:
     def chains(self) -> tuple[Tensor, Tensor]:
         """(rows,) an entry of each row, -1 of none, and (entries,) the next one of its row, of the last itself."""
         head, after = torch.full((self.count,), -1, device=self.row.device), torch.empty_like(self.row)
-        _launch("chain", (0, 2, 3), [self.row, after.shape[0], head, after])
+        run_by_hand("chain", (0, 2, 3), [self.row, after.shape[0], head, after])
         return head, after
 
 
@@ -154,7 +153,7 @@ def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
     width, wide = table.shape[1], accumulator(table.dtype)
     if table.dtype == wide or (to and of and to.count * width <= SMALL):
         out, rows = table.new_zeros(to.count, width, dtype=wide), (to.row, of.row)
-        _launch("add_rows", (0, 1, 2, 3, 6), [*rows, weights, table, len(weights), width, out], table.dtype)
+        run_by_hand("add_rows", (0, 1, 2, 3, 6), [*rows, weights, table, len(weights), width, out], table.dtype)
         return out.to(table.dtype)
     numbers: Any = None
     if to is None or of is None:
@@ -162,13 +161,8 @@ def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
     head, after = to.chains if to else (numbers, numbers)
     at = of.row if of else numbers
     out = table.new_empty(head.shape[0], width)
-    _launch("sum_rows", (0, 1, 2, 3, 4, 7), [head, after, at, weights, table, head.shape[0], width, out], width)
+    run_by_hand("sum_rows", (0, 1, 2, 3, 4, 7), [head, after, at, weights, table, head.shape[0], width, out], width)
     return out
-
-
-def _launch(name: str, varied: Ints, arguments: list[Any], kind: object = None) -> None:
-    with on_gpu(arguments[0].device):  # Triton launches on the current device
-        launch_by_hand(name, varied, kind)(arguments)
 
 
 def _add_rows(row: Any, column: Any, weights: Any, table: Any, out: Any) -> None:

@@ -194,8 +194,9 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 SUMS, LONG = 4, 32
-"""Sums that native loops make side by side of a run of nonzeros, and how long runs are on average then: products of
-50 to 500 nonzeros a row with 4 to 16 columns, and MTTKRP, were 1.2 to 1.9 times as fast, of 3 to 8 a row slower."""
+"""Sums that native loops make side by side of a run of nonzeros, and how long runs are on average then: products of 50
+and more nonzeros a row with 4 to 16 columns, and MTTKRP, were 1.1 to 1.8 times as fast, of 3 and 8 a row .8 (one thread
+of a Xeon, `benchmarks/results/xeon/native_sums.json`)."""
 COMPILED, CALLS = 0.3, 10_000
 """Seconds that numba takes to compile a part, and the number of calls that should make up for them."""
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from sparsetc.errors import CoordinateError, ShapeError
 from sparsetc.support import later
 from sparsetc.support.compiled import native, room
-from sparsetc.support.entry import entry_point, on_gpu
+from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.pattern import Labels, Pattern, once, transforming
 
-launch_by_hand = later("codegen.launch", "launch_by_hand")
+run_by_hand = later("codegen.launch", "run_by_hand")
 SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search; on a GPU only
 if it has fewer entries than rows."""
@@ -335,9 +335,8 @@ def _enumerated(
         on_cpu(kinds, first, ends, coords, taken, entries)
     else:
         sizes = len(lengths), *coords.shape, count
-        with on_gpu(first.device):
-            launch = launch_by_hand("copy_runs", (0, 1, 2, 3, 8, 9), max(sizes) > crd.INT32_MAX)
-            launch([kinds.contiguous(), first, ends, coords, *sizes, taken, entries])
+        arguments = [kinds.contiguous(), first, ends, coords, *sizes, taken, entries]
+        run_by_hand("copy_runs", (0, 1, 2, 3, 8, 9), arguments, max(sizes) > crd.INT32_MAX)
     return taken, values.index_select(0, entries)
 
 

@@ -130,6 +130,22 @@ class Pattern:
         True
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_blocks",
+        "_cache",
+        "_coalesced",
+        "_coords",
+        "_derived",
+        "_shape",
+        "counts",
+        "labels",
+        "number",
+        "ones",
+        "results",
+        "uses",
+    )
+
     labels: Labels
     _coords: Tensor | Later
     _cache: Lru[Hashable, Any] | None
