@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.autograd import UNREAD, apply, following
+from sparsetc.contraction.autograd import UNREAD, apply
 from sparsetc.contraction.direct import Direct
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
@@ -266,14 +266,6 @@ class Contraction:
         wanted = requested(self.settings.plan)
         plan = wanted.name if by_nonzeros(wanted) else "auto"
         return self.instead("in floats", torch.float64, plan=plan)
-
-    def gradient(self, patterns: Patterns, operand: int, values: Tensors, dense: Tensors, upstream: Tensor) -> Tensor:
-        """Return the gradient with respect to one operand, given that of the result; computed outside autograd."""
-        tensors = [t.detach() for t in (*values, *dense)]
-        wanted = tensors[operand].requires_grad_()
-        with following():
-            result = self.result(patterns, tensors[: len(values)], tensors[len(values) :], UNREAD)
-            return torch.autograd.grad(result, wanted, upstream)[0]
 
 
 def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:

@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction, wrap
-from sparsetc.contraction.operands import Tensors, stand_ins
+from sparsetc.contraction.operands import stand_ins
 from sparsetc.contraction.output import Result
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing, timed
@@ -398,22 +398,13 @@ class Kernel(Inspectable):
 
 operators = torch.library.Library("sparsetc", "DEF")
 """Known from the import on, so that a saved program is read; `library`, loaded at first use, has what they do."""
-operators.define("contract(str kernel, Tensor[] values, Tensor[] dense) -> Tensor")
-operators.define("gradient(str kernel, Tensor[] values, Tensor[] dense, int operand, Tensor upstream) -> Tensor")
-operators.define("run(str kernel, Tensor[] tensors, int operand) -> Tensor")
+for _name in ("contract", "run"):  # `run` is what `contract` becomes in a graph whose gradients torch has made
+    operators.define(f"{_name}(str kernel, Tensor[] tensors, int operand) -> Tensor")
 _traced = later("contraction.library", "traced")
 RESULT = -1
-"""In place of an operand's number: the result is wanted, and no gradient."""
-
-
-def _below(kernel: str, values: Tensors, dense: Tensors, operand: int = RESULT, *upstream: Tensor) -> Any:
-    """Run the kernel or its gradient below autograd: the node `run` of a graph whose gradients torch has made."""
-    return torch.ops.sparsetc.run.default(kernel, [*values, *dense, *upstream], operand)
-
-
+"""In place of an operand's number: the result is wanted, and no gradient, for which the result's is the last tensor."""
 for _level in ("CompositeImplicitAutograd", "CompositeExplicitAutograd"):
-    operators.impl("contract", _below, _level)
-    operators.impl("gradient", _below, _level)
+    operators.impl("contract", torch.ops.sparsetc.run.default, _level)
 operators.impl("run", torch.library.fallthrough_kernel, "Autograd")
 operators.impl("run", later("contraction.library", "run"), "CompositeExplicitAutograd")
 torch.library.register_fake("sparsetc::run", later("contraction.library", "shape_of_run"), lib=operators)

@@ -1,8 +1,8 @@
 """Operators of `torch.library`: a contraction as one node of a graph that torch traces, exports or differentiates.
 
-In: contractions, known by a text that names each. Out: ``sparsetc::contract`` and ``sparsetc::gradient``, with rules
-for gradients and batches, and ``sparsetc::run``, which both become below autograd. Eager calls take the shorter way,
-`autograd.apply`.
+In: contractions, known by a text that names each. Out: ``sparsetc::contract``, a result or the gradient of an operand,
+with rules for gradients and batches, and ``sparsetc::run``, which it becomes below autograd. Eager calls take the
+shorter way, `autograd.apply`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import lru_cache, partial
 from typing import Any
@@ -22,7 +22,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sparsetc.contraction.autograd import following, in_batches, one_by_one
+from sparsetc.codegen.launch import Values
+from sparsetc.contraction.autograd import UNREAD, following, in_batches, one_by_one
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
 from sparsetc.contraction.kernel import RESULT, SAVED, Kernel, NewValues, operators, saved_settings
 from sparsetc.contraction.operands import Tensors, converted, placed, promoted
@@ -126,9 +127,12 @@ def _described(name: str) -> dict[str, Any] | None:
     return about
 
 
-def _einsum_of(about: Mapping[str, Any], values: Tensors, places: Tensors, dense: Tensors) -> Tensor:
+def _of_program(name: str, about: Mapping[str, Any], tensors: Tensors, _: Any = None) -> Tensor:
     """Return the result of a described einsum, or its values. Kernels are kept with the tensors of coordinates."""
-    others, sparse = iter(dense), {}
+    count, sparse = len(about["sparse"]), {}
+    values, places, others = tensors[:count], tensors[count : 2 * count], iter(tensors[2 * count :])
+    if len(places) + len(about["terms"]) != len(tensors):
+        raise FormatError(f"a program's node {name[:LONGEST]!r} has {len(tensors)} tensors; the program is damaged")
     kinds = zip(about["sparse"], places, _shapes_of(about, values), about["in_blocks"], about["coalesced"], strict=True)
     for value, (place, *kind) in zip(values, kinds, strict=True):
         sparse[place] = placed(value, *kind)
@@ -162,38 +166,29 @@ def _shape_of(about: Mapping[str, Any], tensors: Tensors) -> list[Any]:
 
 def run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
     """Return the result of values and dense operands, or an operand's gradient, with the result's as last tensor."""
-    about = _described(kernel)
-    count = len(_of(kernel).bare) if about is None else len(about["sparse"])
-    first_dense = count if about is None else 2 * count  # in a program, coordinates stand behind the values
-    end = None if operand == RESULT else -1
-    values = tensors[:count]
-    coords = tensors[count:first_dense]
-    dense = tensors[first_dense:end]
-    upstream = tensors[-1]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):  # in no graph that torch made gradients of
-        if end is None:
-            return contract(kernel, values + coords, dense)  # type: ignore[no-any-return]
-        return torch.ops.sparsetc.gradient(kernel, values + coords, dense, operand, upstream)  # type: ignore[no-any-return]
-    _check_tangents(upstream, exported=about is not None)
-    if about is not None:
-        if len(coords) + len(about["terms"]) != len(tensors[:end]):
-            raise FormatError(
-                f"a program's node {kernel[:LONGEST]!r} has {len(tensors)} tensors; the program is damaged"
-            )
-        if end is None:
-            return _fresh(_einsum_of(about, values, coords, dense), tensors)
-        tensors = [t.detach() for t in tensors[:end]]
-        wanted = tensors[operand].requires_grad_()
-        with following():
-            result = _einsum_of(about, tensors[:count], coords, tensors[first_dense:])
-            return _fresh(torch.autograd.grad(result, wanted, upstream)[0], [upstream])
-    contraction = _of(kernel)
+        return contract(kernel, tensors, operand)  # type: ignore[no-any-return]
+    about = _described(kernel)
+    _check_tangents(tensors[-1], exported=about is not None)
+    given = tensors if operand == RESULT else tensors[:-1]
+    compute = partial(_of_contraction, _of(kernel)) if about is None else partial(_of_program, kernel, about)
+    if operand == RESULT:
+        return _fresh(compute(given), given)
+    given = [t.detach() for t in given]
+    wanted = given[operand].requires_grad_()
+    with following():
+        return _fresh(torch.autograd.grad(compute(given, UNREAD), wanted, tensors[-1])[0], tensors[-1:])
+
+
+def _of_contraction(contraction: Contraction, tensors: Tensors, packed: Values | None = None) -> Tensor:
+    """Return the result of values and dense operands; not evaluated where packed values are `UNREAD`."""
+    values, dense = (tensors[: len(contraction.bare)], tensors[len(contraction.bare) :])
     holder = contraction.kernels.get(tuple(map(id, values)))
     patterns = holder._patterns if holder else _checked_patterns(contraction, values)
-    if end is not None:
-        return _fresh(contraction.gradient(patterns, operand, values, dense, upstream), [upstream])
+    if packed is UNREAD:
+        return contraction.result(patterns, values, dense, packed)
     packed = None if captured(values[0]) else contraction.packed(values)  # a CUDA graph packs them itself
-    return _fresh(contraction.evaluate(patterns, values, dense, packed), tensors)
+    return contraction.evaluate(patterns, values, dense, packed)
 
 
 def shape_of_run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
@@ -244,42 +239,28 @@ def _fresh(found: Tensor, given: Tensors) -> Tensor:
     return found.clone(memory_format=torch.contiguous_format) if shared else found.contiguous()
 
 
-Gradients = list[Tensor | None]
-
-
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.kernel, values, dense, *of_gradient = inputs
+    ctx.kernel, tensors, ctx.operand = inputs
     ctx.held = known.get(ctx.kernel)  # for its gradients, as long as they may be asked for
-    ctx.count, ctx.operand = len(values), of_gradient[0] if of_gradient else None
-    ctx.save_for_backward(*values, *dense, *of_gradient[1:])
+    ctx.save_for_backward(*tensors)
 
 
-def _backward(ctx: Any, upstream: Tensor) -> tuple[None, Gradients, Gradients]:
-    return None, *_gradients(ctx, ctx.saved_tensors, upstream)
-
-
-def _backward_of_gradient(ctx: Any, upstream: Tensor) -> tuple[None, Gradients, Gradients, None, Tensor | None]:
-    """Differentiate a gradient again: a contraction is linear in each operand, so `upstream` stands in its place."""
-    *tensors, upstream_then = ctx.saved_tensors
-    tensors[ctx.operand] = upstream
-    values, dense = tensors[: ctx.count], tensors[ctx.count :]
-    of_given = contract(ctx.kernel, values, dense) if ctx.needs_input_grad[4] else None
-    return None, *_gradients(ctx, tensors, upstream_then), None, of_given
-
-
-def _gradients(ctx: Any, tensors: Sequence[Tensor], upstream: Tensor) -> tuple[Gradients, Gradients]:
-    """Return the gradients wanted of values and of dense operands, without the operand in place of `upstream`."""
-    values, dense = list(tensors[: ctx.count]), list(tensors[ctx.count :])
-    wanted = [w for kind in ctx.needs_input_grad[1:3] for w in kind]
+def _backward(ctx: Any, upstream: Tensor) -> tuple[None, list[Tensor | None], None]:
+    """Differentiate a result, or a gradient: linear in each operand, that is a result with `upstream` in its place."""
+    tensors, wanted = list(ctx.saved_tensors), ctx.needs_input_grad[1]
+    of_given = []
+    if ctx.operand != RESULT:
+        *tensors, given = tensors
+        tensors[ctx.operand], upstream = upstream, given
+        of_given = [contract(ctx.kernel, tensors, RESULT) if wanted[-1] else None]
     gradients = [
-        torch.ops.sparsetc.gradient(ctx.kernel, values, dense, n, upstream) if w and n != ctx.operand else None
-        for n, w in enumerate(wanted)
+        contract(ctx.kernel, [*tensors, upstream], n) if w and n != ctx.operand else None
+        for n, w in enumerate(wanted[: len(tensors)])
     ]
-    return gradients[: ctx.count], gradients[ctx.count :]
+    return None, gradients + of_given, None
 
 
 torch.library.register_autograd("sparsetc::contract", _backward, setup_context=_remember, lib=operators)
-torch.library.register_autograd("sparsetc::gradient", _backward_of_gradient, setup_context=_remember, lib=operators)
 
 
 def _register_batches(name: str) -> None:
@@ -306,7 +287,7 @@ def _register_batches(name: str) -> None:
     operators.impl(name, of_autograd, "Batched")
 
 
-for _operator in ("contract", "gradient", "run"):
+for _operator in ("contract", "run"):
     _register_batches(_operator)
 contract = torch.ops.sparsetc.contract.default
 
@@ -327,9 +308,9 @@ def traced(kernel: Kernel, dense: Tensors, values: NewValues | None) -> Result:
     coords = [pattern.coords for pattern in kernel._patterns] if exports else []
     held = [*(kernel._values if values is None else kernel._given(values)), *coords]
     if _is_plain(contraction.key):
-        return contract(name, held, [*dense])  # type: ignore[no-any-return]
+        return contract(name, [*held, *dense], RESULT)  # type: ignore[no-any-return]
     tensors = converted(dense, contraction.dtype, contraction.device)
-    return wrap(contraction, contract(name, held, [*tensors]), kernel._patterns)
+    return wrap(contraction, contract(name, [*held, *tensors], RESULT), kernel._patterns)
 
 
 def _is_plain(key: str) -> bool:
@@ -364,7 +345,7 @@ def traced_einsum(
     if not form_and_key:
         return opaque(args, output, drop_zeros, settings)
     coords = [o._pattern.coords for o in sparse] if exports else []
-    result = contract(form_and_key[1:], [o._values for o in sparse] + coords, dense)
+    result = contract(form_and_key[1:], [*[o._values for o in sparse], *coords, *dense], RESULT)
     if form_and_key[0] == DENSE:
         return result  # type: ignore[no-any-return]
     pattern = sparse[0]._pattern

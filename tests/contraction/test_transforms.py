@@ -17,6 +17,7 @@ from torch.library import opcheck
 import sparsetc as stc
 import sparsetc.contraction.library  # the operators, as a graph that is traced first has them
 from sparsetc.contraction import contraction
+from sparsetc.contraction.kernel import RESULT
 
 SPMM = "ij,jr->ir"
 
@@ -405,12 +406,12 @@ def test_operators_keep_torch_s_rules(equation: str, x: stc.SparseTensor) -> Non
     dense = [random_values(tuple(sizes[c] for c in t), torch.float64, n) for n, t in enumerate(terms) if "r" in t]
     kernel = stc.compile(equation, *sparse, *dense)
     values = [o.values.clone().requires_grad_() for o in sparse]
-    given = (kernel.contraction.key, values, [d.requires_grad_() for d in dense])
+    given = (kernel.contraction.key, [*values, *(d.requires_grad_() for d in dense)], RESULT)
     opcheck(torch.ops.sparsetc.contract.default, given)
     upstream = torch.ones_like(torch.ops.sparsetc.contract(*given).detach())
-    plain = [[t.detach() for t in tensors] for tensors in given[1:]]
-    for operand in range(len(values) + len(dense)):
-        opcheck(torch.ops.sparsetc.gradient.default, (given[0], *plain, operand, upstream))
+    plain = [t.detach() for t in given[1]]
+    for operand in range(len(plain)):
+        opcheck(torch.ops.sparsetc.contract.default, (given[0], [*plain, upstream], operand))
 
 
 def test_an_operator_takes_batches(x: stc.SparseTensor, b: torch.Tensor) -> None:
@@ -419,7 +420,7 @@ def test_an_operator_takes_batches(x: stc.SparseTensor, b: torch.Tensor) -> None
     call = torch.ops.sparsetc.contract
 
     def one(values: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return call(kernel.contraction.key, [values], [b])
+        return call(kernel.contraction.key, [values, b], RESULT)
 
     torch.testing.assert_close(torch.func.vmap(one, (None, 0))(x.values, batch), x.to_dense() @ batch)
     expected = torch.stack([x.to_dense() @ batch[0], 2 * x.to_dense() @ batch[1]])
@@ -434,7 +435,7 @@ def test_a_graph_whose_kernel_is_gone_says_so(b: torch.Tensor) -> None:
     key, values = stc.compile(SPMM, x, b).contraction.key, x.values
     del x
     with pytest.raises(stc.TransformError, match="trace again"):
-        torch.ops.sparsetc.contract(key, [values], [b])
+        torch.ops.sparsetc.contract(key, [values, b], RESULT)
 
 
 @pytest.mark.parametrize("values", [torch.ones(3, dtype=torch.float64), torch.ones(999, dtype=torch.float64)])
@@ -444,11 +445,11 @@ def test_an_operator_takes_values_of_its_pattern_alone(
     kernel = stc.compile(SPMM, x, b)
     key = kernel.contraction.key
     with pytest.raises(stc.ShapeError, match="values of the kernel"):
-        torch.ops.sparsetc.contract(key, [values], [b])
+        torch.ops.sparsetc.contract(key, [values, b], RESULT)
     with pytest.raises(stc.ShapeError, match="values of the kernel"):
-        torch.ops.sparsetc.gradient(key, [values], [b], 1, torch.ones(6, 3, dtype=torch.float64))
+        torch.ops.sparsetc.contract(key, [values, b, torch.ones(6, 3, dtype=torch.float64)], 1)
     with pytest.raises(stc.ShapeError, match="values of the kernel"):
-        torch.ops.sparsetc.contract(key, [x.values.float()], [b])
+        torch.ops.sparsetc.contract(key, [x.values.float(), b], RESULT)
 
 
 # --- torch.func, and forward mode -------------------------------------------------------------------------------------
