@@ -17,11 +17,12 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, apply
-from sparsetc.contraction.direct import Direct
+from sparsetc.contraction.direct import KINDS, Way, looked_at, way_of
 from sparsetc.contraction.guard import IntegerSums
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
 from sparsetc.contraction.output import Result
@@ -58,10 +59,11 @@ class Contraction:
         sums: what finds sums of integers that pass 64 bits; None where none can.
         equation: the einsum as written.
         bare: the patterns of the sparse operands, with nothing kept.
-        kernels: those that live, which have values packed, by the ids of the tensors of these.
         _inner: the pattern of each sparse operand of the innermost einsum, or which one of a call's it is.
         _pattern: the pattern of a sparse result, or which one of a call's it is; None of a dense one.
         _pushes: what is done to the innermost einsum's result.
+        _ways: what gives results of kinds of operands that were called before.
+        _sought: how many more kinds a way is sought for.
         _holds: what says whether rewrites serve the dense operands of a call; None where they serve all.
     """
 
@@ -86,13 +88,12 @@ class Contraction:
         self.form = request.form
         self.equation = bound.einsum.text
         self.dtype, self.device = sparse[0].dtype, sparse[0].device
-        self.kernels: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()
         self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
         patterns = [x.pattern for x in sparse]
         self.bare = [pattern.bare() for pattern in patterns]
         self.compiled_for = tuple((weakref.ref(x._pattern), x._values.shape) for x in sparse)
         self._others = dict[str, Contraction]()
-        self._direct = Direct()
+        self._ways, self._sought = list[Way](), KINDS
         self.innermost = innermost
         ones = [p for p, x in zip(bound.einsum.sparse, sparse, strict=True) if x.pattern.ones]
         self.pull = Pull.of(bound.einsum, rewrites, ones)
@@ -194,9 +195,16 @@ class Contraction:
         self, values: Sequence[Any], dense: Tensors, packed: Values | None, given: Tensors | None
     ) -> Tensor | None:
         """The result of operands of a kind that has been called before; None of others, or where autograd follows."""
-        if (packed is None and self.pull.values) or (given is not None and self.innermost.guard is not None):
+        if not self._ways or forward_ad._current_level >= 0 or (packed is None and self.pull.values):
             return None
-        return self._direct(packed or (), values, dense)
+        if given is not None and self.innermost.guard is not None:
+            return None
+        tensors = [*values, *dense]
+        present = tensors if values[0] is not None else dense
+        for same, count, learns, run in self._ways:
+            if len(present) == count and same(*present) and not (learns and torch.is_grad_enabled()):
+                return run(packed or (), tensors)
+        return None
 
     def run(
         self, patterns: Patterns, values: Sequence[Any], dense: Tensors, packed: Values | None, given: Tensors | None
@@ -206,7 +214,7 @@ class Contraction:
         if self._holds is not None and not self._holds(dense):
             changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
             return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
-        as_given = values, dense
+        operands = values, dense
         if self.rewrites:
             beside = bool(packed) and self.innermost.guard is None and not followed([*values, *dense])
             given = given or [*(() if pull.values else [v for v in values if v is not None]), *dense]
@@ -216,8 +224,12 @@ class Contraction:
         result = self.innermost.result(patterns, values, dense, packed, given)
         for push in self._pushes:
             result = push(result)
-        if (packed is not None or not pull.values) and self._direct.left and self._holds is None:
-            self._direct.learn(self.innermost, pull, self._pushes, *as_given)
+        if self._sought and self._holds is None and (packed is not None or not pull.values):
+            values, dense = operands
+            if looked_at(self.innermost, [v for v in values if v is not None] + [*dense]):
+                self._sought -= 1
+                way = way_of(self.innermost, pull, self._pushes, *operands)
+                self._ways += [way] if way else []
         return result
 
     def instead(self, why: str, dtype: torch.dtype | None = None, **changes: object) -> Contraction:

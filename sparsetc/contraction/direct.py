@@ -1,7 +1,7 @@
 """Calls in a straight line: what one call of a contraction found to do, later ones with operands like its own do again.
 
-In: a contraction, and operands that it has taken. Out: `Direct`, which gives the result of other operands of the same
-kind by its programs alone. Torch's own guards compare types, sizes, strides, devices and torch's modes at once. Nothing
+In: a contraction, and operands that it has taken. Out: a `Way` to the result of other operands of the same kind, by its
+programs alone. Torch's own guards compare types, sizes, strides, devices and torch's modes at once. Nothing
 is converted, and kernels, which are told addresses, read operands where they lie.
 """
 
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._dynamo import guards
-from torch.autograd import forward_ad
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.operands import Tensors
@@ -27,46 +26,16 @@ KINDS = 4
 PLAIN = Tensor, torch.nn.Parameter
 Run = Callable[[Values, Sequence[Any]], Tensor | None]
 """A function of packed values, and of the values and dense operands of a call."""
+Way = tuple[Callable[..., bool], int, bool, Run]
+"""A guard of tensors, how many there are, whether one requires a gradient, and what gives the result."""
 
 
-class Direct:
-    """The ways to a result found for the kinds of operands of earlier calls.
-
-    Attributes:
-        known: a guard of tensors, how many there are, whether one requires a gradient, and what gives the result.
-        left: how many kinds are looked at still.
-    """
-
-    def __init__(self) -> None:
-        self.known: list[tuple[Callable[..., bool], int, bool, Run]] = []
-        self.left = KINDS
-
-    def __call__(self, packed: Values, values: Sequence[Any], dense: Tensors) -> Tensor | None:
-        """Return the result of operands of a kind that is known; None of others, and where autograd follows it."""
-        if not self.known or forward_ad._current_level >= 0:
-            return None
-        tensors = [*values, *dense]
-        present = tensors if values[0] is not None else dense
-        for same, count, learns, run in self.known:
-            if len(present) == count and same(*present) and not (learns and torch.is_grad_enabled()):
-                return run(packed, tensors)
-        return None
-
-    def learn(self, innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> None:
-        """Find a way to the result of operands of this kind, which the innermost einsum has run once."""
-        tensors = [*values, *dense] if values[0] is not None else dense
-        watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
-        if (
-            watched
-            or getattr(innermost, "trials", None) is not None
-            or followed(tensors)
-            or any(type(t) not in PLAIN or captured(t) for t in tensors)
-        ):
-            return
-        self.left -= 1
-        run = in_place(innermost, pull, pushes, values, dense) if getattr(innermost, "straight", False) else None
-        if run is not None:
-            self.known.append((same_kind(tensors), len(tensors), any(t.requires_grad for t in tensors), run))
+def looked_at(innermost: Any, tensors: Tensors) -> bool:
+    """Return True if a way to the result is sought for operands of this kind, which have been run once."""
+    watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
+    if watched or getattr(innermost, "trials", None) is not None or followed(tensors):
+        return False
+    return all(type(t) in PLAIN and not captured(t) for t in tensors)
 
 
 def same_kind(tensors: Tensors) -> Callable[..., bool]:
@@ -79,8 +48,10 @@ def same_kind(tensors: Tensors) -> Callable[..., bool]:
     return guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
-def in_place(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> Run | None:
-    """Return a run of the programs on values and dense operands as they lie; None where a call is more than that."""
+def way_of(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> Way | None:
+    """Return a run of the programs on operands like these as they lie; None where a call is more than that."""
+    if not getattr(innermost, "straight", False):
+        return None
     executable, zeroed = innermost.executable, innermost.arrays.zeroed
     tensors = [*values, *dense]
     sources = pull.sources(len(tensors))
@@ -125,4 +96,5 @@ def in_place(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any
         call(packed if ones is None else ones, read, written)
         return out
 
-    return run
+    present = tensors if values[0] is not None else dense
+    return same_kind(present), len(present), any(t.requires_grad for t in present), run

@@ -7,21 +7,16 @@ Numbers of 16 bits are added up in float32, of large results by a kernel that go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsetc.codegen.launch import run_by_hand
-from sparsetc.ir.equation.einsum import Bound
-from sparsetc.support import Ints, Names, among
 from sparsetc.support.compiled import native
 from sparsetc.support.lru import cached_property
-from sparsetc.tensor.coords import linear_key, picked
 from sparsetc.tensor.pattern import followed, lasting
 from sparsetc.tensor.sums import accumulator, add_rows, captured
 
@@ -30,33 +25,6 @@ NARROW = torch.uint8, torch.int16, torch.int32, torch.int64
 SMALL = 1 << 23
 """Elements of a result of 16 bits that is added up in float32 by atomics at most: a row that many entries add to is the
 work of many programs then. Of more elements the float32 result takes longer to write than rows do one by one."""
-
-
-@dataclass(frozen=True)
-class Modes:
-    """Modes of a sparse operand, and their sizes, which together number rows."""
-
-    modes: Ints
-    sizes: Ints
-
-    @classmethod
-    def of(cls, bound: Bound, letters: Names, term: Names) -> Modes:
-        """Return those of a sparse operand's letters that a term has, in the order of the term."""
-        held = among(term, letters)
-        return cls(tuple(map(letters.index, held)), bound.extents(held))
-
-    @cached_property
-    def count(self) -> int:
-        """The rows that there are."""
-        return prod(self.sizes)
-
-    def entries(self, coords: Sequence[Tensor], order: Tensor | None = None) -> EntryRows | None:
-        """Return the rows of the entries, which may be put in another order; None without modes."""
-        if not self.modes:
-            return None
-        rows = [coords[mode] for mode in self.modes]
-        key = rows[0] if len(rows) == 1 else linear_key(rows, self.sizes)[0]
-        return EntryRows(picked(key, order), self.count)
 
 
 class EntryRows:

@@ -92,7 +92,6 @@ class Kernel(Inspectable):
         self._versions = tuple(None if v.is_inference() else v._version for v in self._values)
         self._settled = self.contraction.settled
         self._packed = self.contraction.packed(self._values)
-        self.contraction.kernels[tuple(map(id, self._values))] = self
 
     def _packed_now(self) -> Values | None:
         """Return the packed values; pack again if torch's version count changed, or if there is none."""

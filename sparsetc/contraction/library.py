@@ -183,8 +183,7 @@ def run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
 def _of_contraction(contraction: Contraction, tensors: Tensors, packed: Values | None = None) -> Tensor:
     """Return the result of values and dense operands; not evaluated where packed values are `UNREAD`."""
     values, dense = (tensors[: len(contraction.bare)], tensors[len(contraction.bare) :])
-    holder = contraction.kernels.get(tuple(map(id, values)))
-    patterns = holder._patterns if holder else _checked_patterns(contraction, values)
+    patterns = _checked_patterns(contraction, values)
     if packed is UNREAD:
         return contraction.result(patterns, values, dense, packed)
     packed = None if captured(values[0]) else contraction.packed(values)  # a CUDA graph packs them itself

@@ -26,7 +26,7 @@ from sparsetc.explain import PairReport, StepReport, in_microseconds
 from sparsetc.ir.nest.values import EXACT, INFINITE
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.join.join import Join, Roles, prepared
-from sparsetc.join.order import JoinBudget, pattern_of
+from sparsetc.join.order import pattern_of
 from sparsetc.planner.candidate import Choice, ranked
 from sparsetc.planner.registry import JOINS, chosen
 from sparsetc.products.hybrid import HybridPath
@@ -48,6 +48,8 @@ class Pair(Inspectable):
     Attributes:
         nnz: entries of the result.
     """
+
+    _timed: Callable[[], Tensor]
 
     def __init__(self, request: Request) -> None:
         """Join the operands and choose a path; `find_pattern` is to follow, once the choice is final.
@@ -79,14 +81,12 @@ class Pair(Inspectable):
             prepared(y_letters, y.coords, sizes, roles.y, y.is_coalesced),
             roles,
         )
-        what = f"the result of {self.equation}"
-        limit = settings.memory_on(self.device)
         dtype = self._like.dtype
-        budget = JoinBudget(settings, self.device, len(e.output), dtype.itemsize, what, limit)
-        budget.check_least(self.join)
         wanted = paired(requested(settings.plan).of_step(0, 1))
         self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
-        self.problem = JoinProblem(self.join, e, wanted, dtype, self.backend, budget, swapped)
+        limit = settings.memory_on(self.device)
+        self.problem = JoinProblem(self.join, e, wanted, dtype, self.backend, settings, self.device, swapped, limit)
+        self.problem.check_least()
         self.empty = not self.join.tasks
         self.take(chosen(wanted, self.problem, JOINS))
 
@@ -98,7 +98,7 @@ class Pair(Inspectable):
         """
         with without_autocast(self.device):
             places = self.numeric.places()
-        self.problem.budget.check(places.numel())
+        self.problem.check(places.numel())
         self.nnz = places.numel()
         self._pattern, self._order = pattern_of(self.join, places, self.bound.output_shape)
         if self.bound.einsum.output:
@@ -111,22 +111,23 @@ class Pair(Inspectable):
         self.numeric = self.task_sums if make is TaskSums else make(self.problem, choice.plan)
         self.inner = (self.numeric,)
 
-    def under(self, plan: Plan, cache: object) -> Pair:
-        """The contraction by another path, ready to be called."""
+    def under(self, plan: Plan, cache: object, operands: Sequence[Tensor]) -> Pair:
+        """The contraction by another path, to be timed on the values of both operands."""
         other = copy(self)
         other.take(Choice(plan))
         with without_autocast(self.device):
             other.numeric.places()
+        other._timed = partial(other.product, "z", *operands)
         return other
+
+    def __call__(self) -> Tensor:
+        """Compute the product of the values that the contraction is timed on."""
+        return self._timed()
 
     @property
     def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
-        """The dtype and the shapes of the values of both operands, as `ready` takes them."""
+        """The dtype and the shapes of the values of both operands, as `under` takes them."""
         return accumulator(self._like.dtype), [(self.join.x.n,), (self.join.y.n,)]
-
-    def ready(self, operands: Sequence[Tensor]) -> Callable[[], Tensor]:
-        """Return a function of no arguments that computes the product of these values."""
-        return partial(self.product, "z", *operands)
 
     @cached_property
     def task_sums(self) -> TaskSums:

@@ -23,10 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sparsetc.contraction.entries import Modes, sums
+from sparsetc.contraction.entries import EntryRows, _rows, sums
 from sparsetc.contraction.operands import Operands, Tensors
 from sparsetc.contraction.output import is_sparse
-from sparsetc.contraction.passing_pair import product
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
@@ -35,9 +34,10 @@ from sparsetc.support import Ints, Names, among, outside
 from sparsetc.support.entry import without_autocast
 from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import readings
-from sparsetc.tensor.pattern import Uses, transforming
+from sparsetc.tensor.coords import INT64_SIZES, decoded, joint_keys, linear_key, markable, meeting, narrowed, picked
+from sparsetc.tensor.pattern import Pattern, Uses, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, accumulator
+from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
 
 IN_A_ROW = 3
 """Patterns in a row that must have been used only a few times before the next one gets no kernel at first."""
@@ -51,6 +51,10 @@ OF_A_GROUP = 8
 """Entries a group from which a product of matrices beats multiplying one entry after the other..."""
 OF_A_MATRIX = 1 << 10
 """...and elements of a matrix."""
+PAIRS = 1 << 22
+"""Most pairs of entries: 400 MB while they are sorted. Planning takes little beside more of them."""
+PLACES = 1 << 27
+"""Most elements of a dense result."""
 
 
 @dataclass
@@ -84,7 +88,7 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     if two:
         return _of_pair(text, operands, form, entries) if comes_and_goes else None
     recipe = Recipe.of(text, tuple([tuple(o.shape) for o in operands]), *sparse, form)
-    if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.gathered > ELEMENTS:
+    if not recipe or count > ENTRIES or max(count, recipe.kept.shape[0]) * recipe.gathered > ELEMENTS:
         return None
     if recipe.matrices is not None:
         comes_and_goes = recipe.pays(count, dtype)
@@ -101,18 +105,69 @@ Given = tuple[Tensor, Tensor, Uses]
 
 
 def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Given]) -> Tensor | SparseTensor | None:
-    """Return the product of two sparse operands; None of any with labels, which the result would have too."""
+    """Return the product of two sparse operands from their entries: some thirty launches, where to plan takes 200.
+
+    Pairs of entries with equal shared coordinates are made, sorted by their place in the result, and added up. None of
+    an operand without letters or with a repeated one, where there are too many pairs, or shared coordinates to count,
+    and of any with labels, which the result would have too.
+    """
     patterns = [o._pattern if o._unsorted is None else None for o in operands if isinstance(o, SparseTensor)]
     if any(pattern and pattern.labels for pattern in patterns):
         return None
-    bound = parse(text, [tuple(o.shape) for o in operands], [True, True])
-    in_order = patterns[1] is not None and patterns[1].is_coalesced
     coords, values, uses = zip(*entries, strict=True)
+    bound = parse(text, [tuple(o.shape) for o in operands], [True, True])
+    e, shape, dtype = bound.einsum, bound.output_shape, values[0].dtype
+    places, dense = bound.elements(e.output), not is_sparse(form, e, e.inputs)
+    once = all(term and len(set(term)) == len(term) for term in e.inputs)
+    if not once or places >= (PLACES if dense else INT64_SIZES):
+        return None
     with without_autocast(values[0].device):
-        result = product(bound, coords, values, form, in_order)
-    for one in {*uses} if result is not None else ():
+        with lasting():
+            pairs = _pairs(bound, coords, patterns[1] is not None and patterns[1].is_coalesced)
+            if pairs is None:
+                return None
+            p, q, place = pairs
+            count = places
+            if not dense:
+                distinct, place = torch.unique(narrowed(place, places), return_inverse=True)
+                count = len(distinct)
+                pattern = Pattern(torch.stack(decoded(distinct.long(), shape)), shape, True)
+        x, y = (v.to(accumulator(dtype)) for v in values)
+        terms = x.index_select(0, p) * y.index_select(0, q)
+        sums = add_rows(terms.new_zeros(count), place, terms).to(dtype)
+    for one in {*uses}:
         one.count += 1
-    return result
+    return sums.view(shape) if dense else SparseTensor._make(pattern, sums)
+
+
+def _pairs(bound: Bound, coords: Sequence[Tensor], in_order: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the entry of each operand of each pair, and its row-major place in the result; waits for the device."""
+    e = bound.einsum
+    shared = among(*e.inputs)
+    counts = coords[0].shape[1], coords[1].shape[1]
+    if not markable(bound.elements(shared), sum(counts)):
+        return None
+    x, y = (dict(zip(term, rows, strict=True)) for term, rows in zip(e.inputs, coords, strict=True))
+    keys = joint_keys([x[c] for c in shared], [y[c] for c in shared], bound.extents(shared), coords[0], counts)
+    pairs = meeting(*keys, PAIRS, in_order and e.inputs[1][: len(shared)] == shared)
+    if pairs is None:
+        return None
+    p, q = pairs
+    of_x = among(e.output, x)
+    offsets = [
+        _offsets(bound, at, letters).index_select(0, entry)
+        for at, letters, entry in ((x, of_x, p), (y, outside(e.output, of_x), q))
+        if letters
+    ]
+    return p, q, sum(offsets[1:], start=offsets[0]) if offsets else torch.zeros_like(p)
+
+
+def _offsets(bound: Bound, at: dict[str, Tensor], letters: Names) -> Tensor:
+    """Return what an entry's coordinates in some letters of the result add to the number of its place."""
+    output = bound.einsum.output
+    strides = [bound.elements(output[output.index(c) + 1 :]) for c in letters]
+    first, *others = (at[c] if stride == 1 else at[c] * stride for c, stride in zip(letters, strides, strict=True))
+    return sum(others, start=first)
 
 
 def _entries(x: SparseTensor) -> Given:
@@ -150,28 +205,37 @@ def _einsum_of(text: str, orders: Ints, sparse: int) -> Einsum | None:
 
 @dataclass(frozen=True)
 class Table:
-    """A dense operand as rows, or matrices, that entries gather.
+    """Rows, or matrices, of a dense operand or of the result, and what numbers them.
 
     Attributes:
         modes: of the sparse operand, which number the rows.
+        sizes: of these modes.
         order: permutation of the operand's dimensions, those that number rows first; None where they lie so.
         shape: (rows, *sizes of a row).
     """
 
-    modes: Modes
+    modes: Ints
+    sizes: Ints
     order: Ints | None
     shape: Ints
 
     @classmethod
     def of(cls, bound: Bound, term: Names, row: Names, shape: Sequence[int]) -> Table:
         """Return how the operand of a term is read, from the letters of a row and its shape."""
-        numbers = outside(term, row)
-        modes = Modes.of(bound, bound.einsum.sparse_indices, numbers)
-        return cls(modes, _order(term, (*numbers, *row)), (modes.count, *shape))
+        numbers, modes = outside(term, row), bound.einsum.sparse_indices
+        sizes = bound.extents(numbers)
+        return cls(tuple(map(modes.index, numbers)), sizes, _order(term, (*numbers, *row)), (prod(sizes), *shape))
 
-    def __call__(self, operand: Tensor) -> Tensor:
+    def read(self, operand: Tensor) -> Tensor:
         """Return the operand as it is read."""
         return _shaped(operand if self.order is None else operand.permute(self.order), self.shape)
+
+    def entries(self, coords: Sequence[Tensor], order: Tensor | None = None) -> EntryRows | None:
+        """Return the rows of the entries, which may be put in another order; None without modes."""
+        if not self.modes:
+            return None
+        key = linear_key([coords[mode] for mode in self.modes], self.sizes)[0]
+        return EntryRows(picked(key, order), self.shape[0])
 
 
 @dataclass(frozen=True)
@@ -182,15 +246,13 @@ class Recipe:
     matrix of the other. Entries are sorted by matrix then, and rows are multiplied a group at a time.
 
     Attributes:
-        kept: what numbers the rows of the result.
-        free: the dense sizes of the result.
+        kept: the result.
         tables: the dense operands.
-        order: position of each letter of the result among those of `kept` and `free`; None where it has this order.
+        order: position of each letter of the result among those of `kept`; None where it has this order.
         matrices: which dense operand has matrices; None where rows are multiplied element by element.
     """
 
-    kept: Modes
-    free: Ints
+    kept: Table
     tables: tuple[Table, ...]
     order: Ints | None
     matrices: int | None
@@ -211,11 +273,8 @@ class Recipe:
                 if sizes.setdefault(letter, size) != size:
                     return None
         bound, summed, free, matrices = Bound.of(e, sizes), e.dense_contracted, e.free, None
-        tables = list[Table]()
         if not summed:
-            for term in e.tables:
-                own_sizes = [sizes[c] if c in term else 1 for c in free]
-                tables.append(Table.of(bound, term, among(free, term), own_sizes))
+            rows = [(among(free, term), [sizes[c] if c in term else 1 for c in free]) for term in e.tables]
         else:
             numbers = [among(term, e.sparse_indices) for term in e.tables]
             matrices = int(bound.elements(numbers[0]) >= bound.elements(numbers[1]))
@@ -223,22 +282,21 @@ class Recipe:
             if not {*summed} <= both or {*free} & both or not numbers[matrices]:
                 return None
             own = [outside(term, (*at, *summed)) for term, at in zip(e.tables, numbers, strict=True)]
-            for n, term in enumerate(e.tables):
-                halves = (summed, own[n]) if n == matrices else ((*own[n], *summed),)
-                tables.append(Table.of(bound, term, sum(halves, ()), [*map(bound.elements, halves)]))
+            halves = [(summed, own[n]) if n == matrices else ((*own[n], *summed),) for n in range(2)]
+            rows = [(sum(of, ()), [*map(bound.elements, of)]) for of in halves]
             free = (*own[1 - matrices], *own[matrices])
+        letters = (*e.kept, *free)
         return Recipe(
-            kept=Modes.of(bound, e.sparse_indices, e.kept),
-            free=bound.extents(free),
-            tables=tuple(tables),
-            order=_order((*e.kept, *free), e.output),
+            kept=Table.of(bound, letters, free, bound.extents(free)),
+            tables=tuple([Table.of(bound, term, *row) for term, row in zip(e.tables, rows, strict=True)]),
+            order=_order(letters, e.output),
             matrices=matrices,
         )
 
     @cached_property
     def width(self) -> int:
         """Elements of a row of the result."""
-        return prod(self.free)
+        return prod(self.kept.shape[1:])
 
     @property
     def gathered(self) -> int:
@@ -257,30 +315,29 @@ class Recipe:
         dtype, wide = values.dtype, accumulator(values.dtype)
         if self.matrices is None and dtype != wide:
             values, dense = values.to(wide), [o.to(wide) for o in dense]
-        tables = [table(o) for table, o in zip(self.tables, dense, strict=True)]
+        tables, last = [table.read(o) for table, o in zip(self.tables, dense, strict=True)], None
         if self.matrices is None:
-            of = [table.modes.entries(coords) for table in self.tables]
-            *others, last = of
-            if others:
-                gathered = [t if e is None else t.index_select(0, e.row) for t, e in zip(tables, of, strict=True)]
-                tables, last = [reduce(mul, gathered)], None
-            rows, to = _shaped(tables[0], (tables[0].shape[0], self.width)), self.kept.entries(coords)
+            of, to = [table.entries(coords) for table in self.tables], self.kept.entries(coords)
+            if len(of) == 1:
+                (last,) = of
+            else:
+                tables = [reduce(mul, map(_rows, tables, of))]
+            rows = _shaped(tables[0], (tables[0].shape[0], self.width))
             if last is None:
                 rows = rows.expand(values.shape[0], self.width)
         else:
-            groups, last = self.tables[self.matrices].modes.entries(coords), None
+            groups, given = self.tables[self.matrices].entries(coords), self.tables[1 - self.matrices]
             assert groups is not None
             order, ends = groups.sorted()
-            n = 1 - self.matrices
-            modes = self.tables[n].modes
-            taken = modes.entries(coords, order)
-            rows = _products(sums(None, tables[n], None, taken), tables[self.matrices], ends)
+            to = taken = given.entries(coords, order)
+            rows = _products(sums(None, tables[1 - self.matrices], None, taken), tables[self.matrices], ends)
             rows, values = _shaped(rows, (values.shape[0], self.width)), values.index_select(0, order)
-            to = taken if modes == self.kept else self.kept.entries(coords, order)
+            if given.modes != self.kept.modes:
+                to = self.kept.entries(coords, order)
         result = sums(values, rows, to, last)
         if to is None:
             result = result.sum(0, dtype=wide)
-        result = _shaped(result, (*self.kept.sizes, *self.free))
+        result = _shaped(result, (*self.kept.sizes, *self.kept.shape[1:]))
         if self.order is not None:
             result = result.permute(self.order).contiguous()
         return result if result.dtype == dtype else result.to(dtype)

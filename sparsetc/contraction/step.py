@@ -77,6 +77,7 @@ class Step(Preparation, Inspectable):
     """
 
     turned = 0
+    _timed: Callable[[], Tensor]
 
     def __init__(self, request: Request, choice: Choice | None = None) -> None:
         """Plan, pack and generate.
@@ -133,23 +134,24 @@ class Step(Preparation, Inspectable):
             self._empty or self.arrays.second or self.ordered or (self.guard and self.guard.instead != "coo")
         )
 
-    def under(self, plan: Plan, cache: Cache) -> Step:
-        """The step by another plan; what is packed for it is kept in a cache of its own."""
+    def under(self, plan: Plan, cache: Cache, operands: Sequence[Tensor]) -> Step:
+        """The step by another plan, to be timed on operands; what is packed for it is kept in a cache of its own."""
         other, counts = copy(self), self.problem.counts
         other.problem = replace(self.problem, counts=counts.cached_in(cache))
         other._others, other.trials = {}, None
         other.take(Choice(plan))
+        values, *dense = operands
+        other._timed = partial(other.rows, values, dense, other.packed_values(values), dense)
         return other
+
+    def __call__(self) -> Tensor:
+        """Compute the result of the operands that the step is timed on."""
+        return self._timed()
 
     @property
     def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
-        """The dtype and the shapes of values and dense operands as `ready` takes them."""
+        """The dtype and the shapes of values and dense operands as `under` takes them."""
         return self.dtype, [(self.operand.nnz,), *self.bound.dense_shapes]
-
-    def ready(self, operands: Sequence[Tensor]) -> Callable[[], Tensor]:
-        """Return a function of no arguments that computes the result of these operands."""
-        values, *dense = operands
-        return partial(self.rows, values, dense, self.packed_values(values), dense)
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result: the operand's own where all of its modes are kept; None of a dense one."""

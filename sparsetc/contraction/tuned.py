@@ -11,10 +11,10 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -51,32 +51,10 @@ CLOSE = 1.1
 """Candidates within this factor of the fastest go on to be timed in calls."""
 
 
-@dataclass
-class Leader:
-    """Plan decisions shared by several processes, each of which compiles for its own share.
-
-    Attributes:
-        leading: True where it decides, False where it follows.
-        plans: by the equations that they are for.
-    """
-
-    leading: bool
-    plans: dict[str, Plan] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A candidate compiled for timing, the call to time, and the cache of packed arrays."""
-
-    made: Any
-    call: Callable[[], Tensor]
-    packed: Cache
-
-    def __call__(self) -> Tensor:
-        return self.call()
-
-
-leader: ContextVar[Leader | None] = ContextVar("sparsetc_leader", default=None)
+Run = Any
+"""A `Step` or a `Pair` by a candidate's plan, which is called to be timed."""
+leader: ContextVar[tuple[bool, dict[str, Plan]] | None] = ContextVar("sparsetc_leader", default=None)
+"""Whether this process decides for all that compile for shares of a tensor, and the plans by equation."""
 
 
 def tune(made: Step | Pair) -> None:
@@ -94,21 +72,21 @@ def tune(made: Step | Pair) -> None:
         return
     with in_place(made.settings, made.device), lasting():
         candidates = _considered(made, request.name)
-        record, group = Known(_facts(made), request, device_name(made.device)), leader.get()
+        record, (leads, plans) = Known(_facts(made), request, device_name(made.device)), leader.get() or (True, None)
         runs: dict[str, Run] = {}
-        if group is not None and not group.leading:
+        if plans is not None and not leads:
             with suppress(SparsetcError):  # it does not apply to this share
-                made.take(Choice(group.plans[made.equation]) if made.equation in group.plans else made.choice)
+                made.take(Choice(plans[made.equation]) if made.equation in plans else made.choice)
             return
         if record.best(candidates) is None and not made.settings.deterministic:
             try:
-                runs = _search(made, candidates, record, alone=group is None)
+                runs = _search(made, candidates, record, alone=plans is None)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
         if getattr(made, "trials", None) is None:
             _decide(made, record, candidates, runs)
-        if group is not None:
-            group.plans[made.equation] = made.choice.plan
+        if plans is not None:
+            plans[made.equation] = made.choice.plan
 
 
 def _considered(made: Step | Pair, name: str) -> list[Candidate]:
@@ -160,12 +138,7 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
             (torch.view_as_real(one) if dtype.is_complex else one).uniform_(0.5, 1.5, generator=random)
         else:
             one.random_(0, 2, generator=random)
-    packed = Cache(KEPT)
-
-    def make(plan: Plan) -> Run:
-        other = made.under(plan, packed)
-        return Run(other, other.ready(operands), packed)
-
+    make = partial(made.under, cache=Cache(KEPT), operands=operands)
     return Search(make, made.device, made.settings.effective_precision(), seconds)
 
 
@@ -208,11 +181,11 @@ def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], ru
     run = runs.get(best.name)
     if run and isinstance(made, Step):
         for key in storage_keys(plan, made.problem.kept):  # others of the pattern may take what is packed
-            if (packed := run.packed.get(key)) is not None:
+            if (packed := run.problem.counts.cache.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
     with suppress(*DAMAGED, RuntimeError):  # a damaged line, which leaves all as it was
         choice = Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured))
-        made.take(choice, run.made if run else None)
+        made.take(choice, run)
 
 
 def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
@@ -246,7 +219,7 @@ class Trials:
     def rows(self, values: Tensor | None, dense: Tensors, given: Tensors | None) -> Tensor:
         """The result of a call, as `Step.rows` has it, by the candidate whose turn it is, or the first."""
         number = self._begun % len(self._trials) if self._begun < ROUNDS * len(self._trials) else 0
-        trial = self._trials[number].run.made
+        trial = self._trials[number].run
         packed = trial.packed_values(None) if values is None else trial.kept_values(values)
         if trial.device.type == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from sparsetc.contraction.tuned import Leader, leader
+from sparsetc.contraction.tuned import leader
 from sparsetc.errors import DeviceError, DistributedError, PlanError
 from sparsetc.options import current, of_call
 from sparsetc.support.entry import lacks_memory
@@ -249,10 +249,11 @@ def on_all(ranks: Ranks, what: str, make: Callable[..., T], settings: Mapping[st
 def _led(ranks: Ranks, what: str, make: Callable[[], T]) -> T:
     """Run `make` on every rank with the plans that rank 0 finds fastest."""
     leads = ranks.rank == 0
-    token = leader.set(leader_here := Leader(leads))
+    plans: dict[str, Any] = {}
+    token = leader.set((leads, plans))
     try:
         first = agreed(ranks, what, lambda: make() if leads else None)
-        leader_here.plans |= ranks.objects(leader_here.plans)[0]
+        plans |= ranks.objects(plans)[0]
         followed = agreed(ranks, what, lambda: None if leads else make())
     finally:
         leader.reset(token)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.join.join import PIECE, Join, coordinates
-from sparsetc.options import Options
 from sparsetc.packing.base import index_dtype
-from sparsetc.support import Ints, memory
+from sparsetc.support import Ints
 from sparsetc.support.notices import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, lexsort
@@ -25,14 +24,6 @@ from sparsetc.tensor.pattern import Later, Pattern
 
 TASK_BYTES = 96
 """Most bytes that one task takes while a chunk of them is expanded and sorted: a dozen vectors, half of int64."""
-CHUNK = 1 << 23
-"""Most tasks of a chunk: 800 MB while they are sorted."""
-LEAST_CHUNK = 1 << 10
-
-
-def chunk_size(limit: int) -> int:
-    """The number of tasks taken at a time: in a quarter of `limit` bytes, but `LEAST_CHUNK` to `CHUNK` of them."""
-    return max(LEAST_CHUNK, min(CHUNK, limit // (4 * TASK_BYTES)))
 
 
 @dataclass(frozen=True)
@@ -156,46 +147,3 @@ def _bounds(join: Join, places: Tensor) -> list[int]:
     starts = torch.searchsorted(places, (rows * join.columns).to(places.dtype))
     cuts = torch.searchsorted(starts, torch.arange(PIECE, n, PIECE, device=places.device))
     return sorted({0, n, *torch.cat([starts, starts.new_tensor([n])])[cuts].tolist()})
-
-
-@dataclass(frozen=True)
-class JoinBudget:
-    """The memory that a result, and the work towards it, may take.
-
-    Attributes:
-        order: modes of the result.
-        itemsize: bytes of a value of it.
-        what: its name in errors.
-        limit: bytes in all.
-    """
-
-    settings: Options
-    device: torch.device
-    order: int
-    itemsize: int
-    what: str
-    limit: int
-
-    def check_least(self, join: Join) -> None:
-        """Raise OutOfMemoryError where counts tell that the result has more entries than fit."""
-        if join.most_results * self.entry_bytes > self.limit:
-            self.check(join.least_results(), least=True)
-
-    def check(self, entries: int, least: bool = False) -> None:
-        """Raise OutOfMemoryError if a result of so many entries does not fit."""
-        count = f"{'at least ' if least else ''}{entries:,} nonzeros"
-        self.require(entries * self.entry_bytes, f"{self.what}, {count},")
-
-    def require(self, nbytes: int, what: str) -> None:
-        """Raise OutOfMemoryError if so many bytes do not fit; `what` is named in the message."""
-        memory.check(what, nbytes, self.device, self.limit)
-
-    @property
-    def entry_bytes(self) -> int:
-        """Bytes that an entry of the result takes: coordinates and a value."""
-        return 8 * self.order + self.itemsize
-
-    @property
-    def chunk(self) -> int:
-        """The number of tasks taken at a time."""
-        return chunk_size(self.limit)

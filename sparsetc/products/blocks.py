@@ -66,7 +66,7 @@ class BlockPath(JoinPath):
         """Time of so many pairs, or of all; None where the blocks, or the pairs, do not fit."""
         work = work or p.blocking.work
         stored = bitmaps_of(p, work)
-        if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.budget.limit // 2:
+        if not _fits(p, work, stored) or work.pairs * TASK_BYTES > p.limit // 2:
             return None
         program = block_program(p, stored, p.backend, in_halves(p, stored))
         return block_terms(work, program, p.width, p.rated, p.profile)
@@ -97,9 +97,8 @@ class BlockPath(JoinPath):
         self.problem = p
         self.bitmaps = (x, y)
         self.blocking = p.blocking
-        self.budget = p.budget
         self.dtype = p.dtype
-        blocking, budget = p.blocking, p.budget
+        blocking = p.blocking
         self._rooms: dict[int, list[SplitOperands]] = {}
         r, c, k = blocking.extents
         if max(r * c, r * k, c * k) > MOST_POSITIONS:
@@ -107,15 +106,15 @@ class BlockPath(JoinPath):
                 f"blocks of {r} x {k} and {k} x {c} positions are too large for one program; name smaller sides"
             )
         what = f"the task list of {p.equation}, {blocking.pairs.tasks:,} pairs of blocks,"
-        budget.require(blocking.pairs.tasks * TASK_BYTES, what)
-        self.tasks, buffer = BlockPairList.of(blocking), max(1, min(BUFFER_BYTES, budget.limit // 4))
+        p.require(blocking.pairs.tasks * TASK_BYTES, what)
+        self.tasks, buffer = BlockPairList.of(blocking), max(1, min(BUFFER_BYTES, p.limit // 4))
         self.room = max(1, buffer // (r * c * p.width))
         self.launch_of_halves = self._launch_of(p.backend, True) if in_halves(p, self.bitmaps) else None
         first = self.launch_of_halves or self.launch
         self.inner, (self.program,) = (first,), first.programs
         stored = zip(blocking.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
-        budget.require(whole * p.width, f"the blocks of {p.equation}")
+        p.require(whole * p.width, f"the blocks of {p.equation}")
 
     # -- programs ---------------------------------------------------------------------------------------------------
     @cached_property
@@ -126,7 +125,7 @@ class BlockPath(JoinPath):
     def _launch_of(self, backend: str, halves: bool = False) -> Programs:
         rows = 2 * self.room  # runs that are cut take a block each, no more of them than there is room for
         program = block_program(self.problem, self.bitmaps, backend, halves, rows)
-        return Programs([program], self.dtype, backend, self.budget.device, self.budget.settings.cache_dir)
+        return Programs([program], self.dtype, backend, self.problem.device, self.problem.settings.cache_dir)
 
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
@@ -188,7 +187,7 @@ class BlockPath(JoinPath):
         else:
             nonzero = (products.index_select(0, at.clamp(min=0)) != 0) & (at >= 0)
         places = torch.nonzero(nonzero).flatten()
-        self.budget.check(places.numel())
+        self.problem.check(places.numel())
         self._reads: list[Read] = [(at.index_select(0, places), None)]
         return places
 
@@ -199,7 +198,7 @@ class BlockPath(JoinPath):
         for b, blocks in zip(self._buffers, buffers, strict=True):
             at = torch.nonzero(blocks.view(-1)).flatten() + b.start * r * c
             total += at.numel()
-            self.budget.check(total, least=b is not self._buffers[-1])
+            self.problem.check(total, least=b is not self._buffers[-1])
             positions.append(at)
         at = torch.cat(positions)
         places, order = sorted_keys(self._place_of(at), self.blocking.join.rows * self.blocking.join.columns)
@@ -251,7 +250,7 @@ class BlockPath(JoinPath):
     @property
     def _room(self) -> list[SplitOperands]:
         """Halves of earlier calls on the current stream, free to be overwritten: their zeros serve again."""
-        device = self.budget.device
+        device = self.problem.device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         return self._rooms.setdefault(stream, [])
 
@@ -288,7 +287,7 @@ class BlockPath(JoinPath):
             (blocks,) = buffers
             return blocks.view(-1).index_select(0, self._reads[0][0])
         out = torch.empty(
-            sum(at.numel() for at, _ in self._reads), dtype=accumulator(self.dtype), device=self.budget.device
+            sum(at.numel() for at, _ in self._reads), dtype=accumulator(self.dtype), device=self.problem.device
         )
         for blocks, (at, slot) in zip(buffers, self._reads, strict=True):
             assert slot is not None
@@ -321,7 +320,7 @@ class BlockPath(JoinPath):
         for b, arrays_of_operands in zip(self._buffers, arrays, strict=True):
             sums = launch.blocks([b.ptr, b.x, b.y, *arrays_of_operands])
             if b.owner is not None:
-                sums = add_up(sums, b.owner, b.blocks, self.budget.settings.deterministic)
+                sums = add_up(sums, b.owner, b.blocks, self.problem.settings.deterministic)
             yield sums
 
     @property
@@ -349,7 +348,7 @@ def in_halves(p: JoinProblem, bitmaps: Bitmaps, machine: str | None = None) -> b
     """
     wanted = p.dtype == torch.float32 and p.precision == "highest" and bitmaps == WHOLE and p.blocking.extents[2] > 1
     kernel = machine is not None or p.backend == "triton"
-    return wanted and kernel and has_halves(machine or machine_of(p.budget.device))
+    return wanted and kernel and has_halves(machine or machine_of(p.device))
 
 
 def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: str, halves: bool, rows: int = 1) -> TileProgram:
@@ -423,4 +422,4 @@ def bitmaps_of(p: JoinProblem, work: BlockWork) -> Bitmaps:
 def _fits(p: JoinProblem, work: BlockWork, bitmaps: Bitmaps) -> bool:
     """Return True if what is read whole takes a quarter of the memory limit or less."""
     whole = sum(n for n, bitmap in zip(work.elements, bitmaps, strict=True) if not bitmap)
-    return whole * p.width <= p.budget.limit // 4
+    return whole * p.width <= p.limit // 4

@@ -68,7 +68,7 @@ class DensePath(JoinPath):
     def terms(cls, p: JoinProblem) -> Terms | None:
         """Time of the product, where the unfolded operands and product take half of the memory limit or less."""
         nbytes, profile = unfolded_bytes(p), p.profile
-        if not _has_product(p) or nbytes > p.budget.limit // 2:
+        if not _has_product(p) or nbytes > p.limit // 2:
             return None
         return {
             "calls": cls.launches * profile.call,
@@ -83,19 +83,19 @@ class DensePath(JoinPath):
 
     def __init__(self, p: JoinProblem, plan: Plan) -> None:
         """Take a precision that is exact for values of 16 bits, and find the positions of all entries."""
-        self.join, self.budget = p.join, p.budget
-        m = p.join
-        device = p.budget.device
+        self.join = m = p.join
+        self.problem = p
+        device = p.device
         roles = p.join.roles
         if not _has_product(p):
             raise PlanError(f'plan "dense" needs a matrix product, which {device.type} has not for {p.dtype}')
         unfolded = " x ".join(map(str, m.sizes))
-        p.budget.require(unfolded_bytes(p), f"{p.budget.what}, unfolded to {unfolded},")
+        p.require(unfolded_bytes(p), f"{p.what}, unfolded to {unfolded},")
         # 16-bit values, held in float32, are exact in tf32.
         exact = p.dtype in (torch.float16, torch.bfloat16) and device.type == "cuda"
         self.precision = "high" if exact and p.precision == "highest" else p.precision
         source = SOURCE.format(equation=p.equation, roles=roles)
-        module, path = cache.load(source, p.budget.settings.cache_dir, cache.source_name(p.equation, "dense"))
+        module, path = cache.load(source, p.settings.cache_dir, cache.source_name(p.equation, "dense"))
         self.module: Any = module
         self.inner = (SimpleNamespace(programs=(), source=source, path=path),)
         self.at: Tensor | None = None
@@ -148,7 +148,7 @@ class DensePath(JoinPath):
         """Find the positions where the product of the patterns is not 0."""
         x, y = (torch.ones(at.numel(), dtype=torch.float32, device=at.device) for at in (self.x_at, self.y_at))
         product = self._product(x, y, None, "highest")
-        self.budget.check(int(torch.count_nonzero(product)))
+        self.problem.check(int(torch.count_nonzero(product)))
         places = self._places_of(product)
         all_in_order = self._line_of_row is None and places.numel() == product.numel()
         self.at = None if all_in_order else self._positions(places)
@@ -177,4 +177,4 @@ class DensePath(JoinPath):
 
 
 def _has_product(p: JoinProblem) -> bool:
-    return calls.has_matrix_product(p.dtype, p.budget.device)
+    return calls.has_matrix_product(p.dtype, p.device)

@@ -20,12 +20,13 @@ from sparsetc.ir.equation.einsum import Einsum
 from sparsetc.ir.plan import SIDE, Part, Plan, check_threshold, requested
 from sparsetc.join.blocking import Blocking
 from sparsetc.join.join import Join
-from sparsetc.join.order import JoinBudget
+from sparsetc.join.order import TASK_BYTES
+from sparsetc.options import Options
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.registry import JOINS
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Names
+from sparsetc.support import Names, memory
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.sums import accumulator
 
@@ -112,15 +113,18 @@ def _sides(request: Plan) -> dict[str, int]:
 
 
 T = TypeVar("T")
+LEAST_CHUNK, CHUNK = 1 << 10, 1 << 23
+"""Fewest and most tasks of a chunk: these take 800 MB while they are sorted."""
 
 
 @dataclass(frozen=True, eq=False)
 class JoinProblem:
-    """``x,y->output`` of two patterns.
+    """``x,y->output`` of two patterns, and the memory that its result, and the work towards it, may take.
 
     Attributes:
         wanted: the request for a plan.
         swapped: whether x is the equation's second operand.
+        limit: bytes in all.
     """
 
     join: Join
@@ -128,8 +132,38 @@ class JoinProblem:
     wanted: Plan
     dtype: torch.dtype
     backend: str
-    budget: JoinBudget
+    settings: Options
+    device: torch.device
     swapped: bool
+    limit: int
+
+    @property
+    def what(self) -> str:
+        """The name of the result in errors."""
+        return f"the result of {self.equation}"
+
+    def check_least(self) -> None:
+        """Raise OutOfMemoryError where counts tell that the result has more entries than fit."""
+        if self.join.most_results * self._entry_bytes > self.limit:
+            self.check(self.join.least_results(), least=True)
+
+    def check(self, entries: int, least: bool = False) -> None:
+        """Raise OutOfMemoryError if a result of so many entries does not fit."""
+        count = f"{'at least ' if least else ''}{entries:,} nonzeros"
+        self.require(entries * self._entry_bytes, f"{self.what}, {count},")
+
+    def require(self, nbytes: int, what: str) -> None:
+        """Raise OutOfMemoryError if so many bytes do not fit; `what` is named in the message."""
+        memory.check(what, nbytes, self.device, self.limit)
+
+    @property
+    def chunk(self) -> int:
+        """The number of tasks taken at a time: in a quarter of the limit, but `LEAST_CHUNK` to `CHUNK` of them."""
+        return max(LEAST_CHUNK, min(CHUNK, self.limit // (4 * TASK_BYTES)))
+
+    @property
+    def _entry_bytes(self) -> int:
+        return 8 * len(self.einsum.output) + self.dtype.itemsize
 
     @cached_property
     def equation(self) -> str:
@@ -148,7 +182,7 @@ class JoinProblem:
     @cached_property
     def precision(self) -> str:
         """``highest``, ``high`` or ``medium``."""
-        return self.budget.settings.effective_precision()
+        return self.settings.effective_precision()
 
     @property
     def rated(self) -> str:
@@ -158,7 +192,7 @@ class JoinProblem:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The profile of the device, or of the GPU that Triton programs of operands on a CPU are made for."""
-        return profile_of(self.budget.device, self.budget.settings, self.backend)
+        return profile_of(self.device, self.settings, self.backend)
 
     @cached_property
     def blocking(self) -> Blocking:

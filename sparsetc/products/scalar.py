@@ -30,12 +30,12 @@ from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.join import loops
-from sparsetc.join.order import TASK_BYTES, JoinOrder
-from sparsetc.join.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
+from sparsetc.join.order import TASK_BYTES
 from sparsetc.packing.base import Packed, pack
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
+from sparsetc.products.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support.compiled import room
 from sparsetc.support.lru import cached_property
@@ -85,9 +85,7 @@ class TaskSum:
         self.rows = shape["pqz".index(letter)]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         wait = waits(self.rows, tasks.join_order.tasks)
-        self.ordered = (
-            (p.budget.settings.deterministic or wait) and p.backend == "triton" and self.dtype.is_floating_point
-        )
+        self.ordered = (p.settings.deterministic or wait) and p.backend == "triton" and self.dtype.is_floating_point
         terms = (("p", "q", "z"), *((c,) for c in EINSUMS[letter]))
         text = f"pqz,{','.join(EINSUMS[letter])}->{letter}"
         # A program serves all lists whose sizes have the same bits: few operands of new patterns need a new one.
@@ -101,7 +99,7 @@ class TaskSum:
         """The program of the sum."""
         p, (program, arrays) = self.problem, self._bind(self.tasks.none)
         name = f"{p.equation} {'scalar' if self.letter == 'z' else f'scalar_{self.letter}'}"
-        device, folder = arrays.parts[0].index[0].device, p.budget.settings.cache_dir
+        device, folder = arrays.parts[0].index[0].device, p.settings.cache_dir
         about = _about(p.equation, self.tasks)
         return Programs([program], self.dtype, p.backend, device, folder, name=name, about=about)
 
@@ -117,7 +115,7 @@ class TaskSum:
         if self.letter == "z" and self.tasks.fits and real and (sums := self._natively(*factors)) is not None:
             return sums
         out = left.new_zeros(self.rows)
-        with bar(self.tasks.join_order.tasks, f"values of {self.tasks.budget.what}", unit="tasks") as at:
+        with bar(self.tasks.join_order.tasks, f"values of {self.problem.what}", unit="tasks") as at:
             for one in self.tasks:
                 for arrays in self._arrays(one):
                     # One addition an entry and list, and lists in order: ordered sums have the same bits each time.
@@ -145,7 +143,7 @@ class TaskSum:
         """The arrays of a list that the program reads, made once for a kept list; fibers are of a chunk at a time."""
         if self._kept is not None and self._kept[0] is one:
             return self._kept[1]
-        pieces = one.pieces(self.tasks.budget.chunk) if self.ordered else (one,)
+        pieces = one.pieces(self.problem.chunk) if self.ordered else (one,)
         arrays = [self._bind(piece)[1] for piece in pieces]
         self._kept = (one, arrays) if self.tasks.fits else None
         return arrays
@@ -198,9 +196,9 @@ class TaskSums(JoinPath):
         """The list streamed, for each task a value of y and one of the result; x's values and columns change seldom."""
         tasks, profile = p.join.tasks if tasks is None else tasks, p.profile
         each = (KEPT_BYTES + 2 * p.width) / profile.task_bytes
-        if p.budget.settings.deterministic or p.join.rows * p.join.columns < profile.crowded_below:
+        if p.settings.deterministic or p.join.rows * p.join.columns < profile.crowded_below:
             each = max(each, profile.crowded)
-        again = 0.0 if keeps(tasks, p.budget) else tasks * TASK_BYTES / profile.expanded_bytes
+        again = 0.0 if keeps(tasks, p) else tasks * TASK_BYTES / profile.expanded_bytes
         return {"calls": cls.launches * profile.call, "pairs of nonzeros": tasks * each, "pairs made again": again}
 
     @classmethod
@@ -212,14 +210,14 @@ class TaskSums(JoinPath):
     def candidates(cls, p: JoinProblem, best: Best) -> list[Candidate]:
         """Return the plan with its price; where tasks are few nothing else is to be counted."""
         (candidate,) = super().candidates(p, best)
-        few = FEW_TASKS if p.budget.settings.effective_native(p.budget.device) == "none" else FEW_NATIVE
+        few = FEW_TASKS if p.settings.effective_native(p.device) == "none" else FEW_NATIVE
         if p.join.tasks > few * (p.join.x_key.numel() + p.join.y_key.numel()):
             return [candidate]
         best.seconds = 0.0
         return [replace(candidate, plan=replace(candidate.plan, reason=f"at most {few} tasks a nonzero"))]
 
     def __init__(self, p: JoinProblem, plan: Plan | None = None) -> None:
-        self.problem, self.tasks = p, Tasks(JoinOrder.of(p.join), p.budget)
+        self.problem, self.tasks = p, Tasks(p)
         self._made: dict[str, TaskSum] = {}
 
     def product(self, letter: str, left: Tensor, right: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def test_a_call_is_found_again(plan: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.undo()
     for _ in range(2 * direct.KINDS):
         kernel(torch.randn(7, 6, dtype=torch.float64)[:, ::2])
-    assert len(kernel.contraction._direct.known) <= direct.KINDS
+    assert len(kernel.contraction._ways) <= direct.KINDS
 
 
 def test_operands_that_are_one_tensor_or_overlap() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,8 +13,6 @@ from torch.autograd import forward_ad
 import sparsetc as stc
 from sparsetc import api
 from sparsetc.contraction import passing
-from sparsetc.contraction.passing_pair import product
-from sparsetc.ir.equation.parse import parse
 from sparsetc.support import compiled
 from sparsetc.tensor import readings
 
@@ -342,6 +340,11 @@ def test_forward_mode_and_second_gradients() -> None:
         assert torch.autograd.gradgradcheck(lambda c: (x @ c).square(), [b.clone().requires_grad_()])  # noqa: B023
 
 
+def product_of_pair(equation: str, given: Sequence[Any], form: str) -> torch.Tensor | stc.SparseTensor | None:
+    operands = [stc.SparseTensor(*one) for one in given]
+    return passing._of_pair(equation, operands, form, list(map(passing._entries, operands)))
+
+
 @pytest.mark.parametrize("form", ["auto", "dense"])
 @pytest.mark.parametrize("equation", ["ij,jk->ki", "ijk,kj->i", "ij,kr->irkj", "ij,ij->ij", "ijk,jks->sji", "ij,jk->"])
 def test_pairs_of_entries(equation: str, form: str) -> None:
@@ -349,7 +352,7 @@ def test_pairs_of_entries(equation: str, form: str) -> None:
     terms = equation.split("->")[0].split(",")
     (x, xv, xs), (y, yv, ys) = (entries(term, seed, 9) for seed, term in enumerate(terms))
     values = [xv.requires_grad_(), yv.requires_grad_()]
-    found = product(parse(equation, [xs, ys], [True, True]), (x, y), values, form)
+    found = product_of_pair(equation, [(x, values[0], xs), (y, values[1], ys)], form)
     full = [torch.zeros(s, dtype=v.dtype).index_put(tuple(c), v, True) for c, v, s in ((x, xv, xs), (y, yv, ys))]
     expected = torch.einsum(equation, *full)
     if isinstance(found, stc.SparseTensor):
@@ -366,6 +369,5 @@ def test_pairs_of_entries(equation: str, form: str) -> None:
 def test_pairs_that_kernels_are_for() -> None:
     """Repeated letters, and more shared coordinates than are counted."""
     (x, xv, xs), (y, yv, ys) = entries("jj", 0, 9), entries("jk", 1, 9)
-    assert product(parse("jj,jk->k", [xs, ys], [True, True]), (x, y), (xv, yv), "auto") is None
-    bound = parse("ij,jk->ik", [(7, 1 << 40), (1 << 40, 6)], [True, True])
-    assert product(bound, (x, y), (xv, yv), "auto") is None
+    assert product_of_pair("jj,jk->k", [(x, xv, xs), (y, yv, ys)], "auto") is None
+    assert product_of_pair("ij,jk->ik", [(x, xv, (7, 1 << 40)), (y, yv, (1 << 40, 6))], "auto") is None

@@ -12,7 +12,7 @@ from pair_cases import EQUATIONS, MIXED, SIZES, operands, small_blocks, structur
 
 import sparsetc as stc
 from sparsetc.codegen.split_float16 import TilePositions, split
-from sparsetc.join import tasks as task_lists
+from sparsetc.products import tasks as task_lists
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 PATHS = ("auto", "scalar", "dense", stc.plans.plan_bcb(storage="whole"), stc.plans.plan_bcb(storage="bitmap"))
@@ -222,11 +222,11 @@ def test_marks_and_groups_make_the_same_list(coords: torch.Tensor) -> None:
     x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n)).cuda()
     with mock.patch.object(task_lists, "SPREAD", 1 << 14):
         (step,) = stc.compile("ij,jk->ik", x, x, plan="scalar").contraction.steps
-        assert task_lists.markable(step.task_sums.tasks.join_order, step.problem.budget)
+        assert task_lists.markable(step.problem)
     made = []
     for marked in (True, False):
         with mock.patch.object(task_lists, "markable", return_value=marked):
-            tasks = task_lists.Tasks(step.task_sums.tasks.join_order, step.problem.budget)
+            tasks = task_lists.Tasks(step.problem)
             made.append((tasks.places(), *tasks))
     (places, one), (expected, other) = made
     assert torch.equal(places, expected)

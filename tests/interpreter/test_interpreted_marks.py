@@ -14,8 +14,9 @@ from pair_cases import EQUATIONS, operands, pairs, structural
 
 import sparsetc as stc
 from sparsetc.contraction.pair import Pair
-from sparsetc.join import tasks as task_lists
-from sparsetc.join.tasks import NonzeroPairList, Tasks, markable
+from sparsetc.products import tasks as task_lists
+from sparsetc.products.problem import JoinProblem
+from sparsetc.products.tasks import NonzeroPairList, Tasks, markable
 
 
 def step_of(equation: str, given: list[Any], **settings: object) -> Pair:
@@ -26,11 +27,11 @@ def step_of(equation: str, given: list[Any], **settings: object) -> Pair:
 def made(step: Pair, marked: bool) -> tuple[torch.Tensor, NonzeroPairList]:
     """(places, list), by marks or by groups."""
     with mock.patch.object(task_lists, "markable", return_value=marked), poisoned():
-        tasks = Tasks(step.task_sums.tasks.join_order, step.problem.budget)
+        tasks = Tasks(step.problem)
         places = tasks.places()
         (one,) = tasks
         # A list made again, of a pattern that another path has found.
-        again = Tasks(step.task_sums.tasks.join_order, step.problem.budget)
+        again = Tasks(step.problem)
         again.nnz = tasks.nnz
         (other,) = again
     assert one.nnz == tasks.nnz == places.numel()
@@ -47,7 +48,7 @@ def same(left: NonzeroPairList, right: NonzeroPairList) -> None:
 
 
 def check(step: Pair) -> None:
-    assert markable(step.task_sums.tasks.join_order, step.problem.budget) == (step.task_sums.tasks.join_order.tasks > 0)
+    assert markable(step.problem) == (step.task_sums.tasks.join_order.tasks > 0)
     places, one = made(step, False)
     if step.task_sums.tasks.join_order.tasks:
         found, other = made(step, True)
@@ -124,25 +125,22 @@ def test_marks_are_for_places_that_are_few_a_task_and_fit() -> None:
     with mock.patch.object(task_lists, "FEW", 0):
         for spread, wanted in [(places // m.tasks + 1, True), (0, False)]:
             with mock.patch.object(task_lists, "SPREAD", spread):
-                assert markable(m, step.problem.budget) == wanted
+                assert markable(step.problem) == wanted
     for limit, wanted in [(places, True), (places - 1, False)]:  # a quarter of a byte a place, a quarter of the limit
-        assert markable(m, replace(step.problem.budget, limit=limit)) == wanted
+        assert markable(replace(step.problem, limit=limit)) == wanted
     other = step_of("ij,jk->ik", operands("ij,jk->ik", "skewed"), backend="torch")
-    assert not markable(other.task_sums.tasks.join_order, other.problem.budget)
+    assert not markable(other.problem)
 
 
 def test_the_count_is_checked_before_places_are_made() -> None:
     x, y = operands("i,j->ij", "dense", sizes={"i": 10, "j": 1})
     step = step_of("i,j->ij", [x, y])
-    budget = mock.Mock(
-        wraps=step.problem.budget,
-        limit=step.problem.budget.limit,
-        settings=step.problem.budget.settings,
-        device=x.device,
-    )
-    budget.check.side_effect = stc.OutOfMemoryError("too many")
-    tasks = Tasks(step.task_sums.tasks.join_order, budget)
-    with mock.patch.object(tasks, "_launch", wraps=tasks._launch) as launch, pytest.raises(stc.OutOfMemoryError):
+    tasks, too_many = Tasks(step.problem), stc.OutOfMemoryError("too many")
+    with (
+        mock.patch.object(tasks, "_launch", wraps=tasks._launch) as launch,
+        mock.patch.object(JoinProblem, "check", side_effect=too_many) as check,
+        pytest.raises(stc.OutOfMemoryError),
+    ):
         tasks.places()
-    budget.check.assert_called_once_with(10)
+    check.assert_called_once_with(10)
     assert [call.args[0] for call in launch.call_args_list] == ["mark", "count"]

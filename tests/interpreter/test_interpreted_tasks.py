@@ -15,8 +15,8 @@ from pattern_cases import CASES, expected, finished, kernel, without_values, zer
 
 import sparsetc as stc
 from sparsetc.codegen.programs import Programs
-from sparsetc.join import tasks as task_lists
 from sparsetc.products import scalar
+from sparsetc.products import tasks as task_lists
 
 
 def run(equation: str, given: list[Any], **settings: Any) -> stc.Kernel:

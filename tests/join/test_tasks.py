@@ -17,10 +17,10 @@ from sparsetc.contraction.pair import Pair
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.plan import Schedule
-from sparsetc.join import tasks as task_lists
 from sparsetc.join.order import JoinOrder
-from sparsetc.join.tasks import distinct, groups, spans
+from sparsetc.products import tasks as task_lists
 from sparsetc.products.scalar import EINSUMS
+from sparsetc.products.tasks import distinct, groups, spans
 from sparsetc.tensor.pattern import Later
 from sparsetc.testing import check_arrays, read
 

@@ -20,7 +20,8 @@ from reference import run
 import sparsetc as stc
 from sparsetc.join import join
 from sparsetc.join import order as join_order
-from sparsetc.join import tasks as task_lists
+from sparsetc.products import problem
+from sparsetc.products import tasks as task_lists
 from sparsetc.tensor import coords as crd
 
 SIZES = {"i": 7, "j": 9, "k": 5, "l": 4, "m": 3, "n": 6, "b": 3, "r": 3, "s": 2}
@@ -139,7 +140,7 @@ def small_chunks(tasks: int, kept: bool) -> Iterator[None]:
     with (
         mock.patch.object(join, "PIECE", tasks),
         mock.patch.object(join_order, "PIECE", tasks),
-        mock.patch.object(join_order, "chunk_size", return_value=tasks),
+        mock.patch.multiple(problem, LEAST_CHUNK=tasks, CHUNK=tasks),
         mock.patch.object(task_lists, "KEPT_TASKS", task_lists.KEPT_TASKS if kept else 0),
         marking(kept),
     ):

@@ -33,9 +33,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparsetc as stc
 from sparsetc.device.profile import default_gpu
 from sparsetc.join import join, order
-from sparsetc.join import tasks as task_lists
 from sparsetc.join.blocking import FEWEST_PAIRS, Blocking, BlockWork, sides_for
 from sparsetc.join.join import Join
+from sparsetc.products import tasks as task_lists
 from sparsetc.products.blocks import block_terms
 from sparsetc.products.scalar import FEW, MANY, TaskSums, waits
 
@@ -570,12 +570,12 @@ def test_the_price_of_a_plan_is_the_sum_of_its_terms(plan: str) -> None:
 def test_few_sums_cost_as_much_as_ordered_ones() -> None:
     """Additions by atomics wait for one another, or are ordered; those to many addresses do not."""
     (step,) = stc.compile("ij,jk->ik", *operands("ij,jk->ik")).contraction.steps
-    exact = replace(step.problem.budget, settings=replace(step.settings, deterministic=True), limit=10**12)
+    exact = replace(step.settings, deterministic=True)
     tasks, gpu, few = 10**8, default_gpu(), default_gpu().crowded_below
     for places, crowded in [(8281, True), (few - 1, True), (few, False), (tasks, False)]:
         join = SimpleNamespace(tasks=tasks, rows=places, columns=1)
-        budgets = replace(step.problem.budget, limit=10**12), exact
-        problems = [SimpleNamespace(join=join, width=4, budget=b, profile=gpu) for b in budgets]
+        about = {"join": join, "width": 4, "limit": 10**12, "profile": gpu}
+        problems = [SimpleNamespace(settings=settings, **about) for settings in (step.settings, exact)]
         seconds, always = (sum(TaskSums.terms(p).values()) for p in problems)
         assert (seconds == always) == crowded
     assert waits(8281, MANY * 8281 + 1)

@@ -15,7 +15,7 @@ from pair_cases import EQUATIONS, operands, small_blocks
 import sparsetc as stc
 from sparsetc.codegen import BLOCK, launch
 from sparsetc.device import profile as targets
-from sparsetc.join import tasks
+from sparsetc.products import tasks
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")

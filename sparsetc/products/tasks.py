@@ -26,9 +26,10 @@ from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
 from sparsetc.join import loops
-from sparsetc.join.order import Expanded, JoinBudget, JoinOrder
+from sparsetc.join.order import Expanded, JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
+from sparsetc.products.problem import JoinProblem
 from sparsetc.support.compiled import native, room
 from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
@@ -126,9 +127,9 @@ ITEM = 2048
 """Most tasks of a work item. Not measured: some hundred items a multiprocessor where there are 10 M tasks."""
 
 
-def keeps(tasks: int, budget: JoinBudget) -> bool:
+def keeps(tasks: int, p: JoinProblem) -> bool:
     """Return True if the list of so many tasks takes a quarter of the memory limit or less."""
-    return tasks <= min(KEPT_TASKS, budget.limit // (4 * KEPT_BYTES))
+    return tasks <= min(KEPT_TASKS, p.limit // (4 * KEPT_BYTES))
 
 
 @dataclass(frozen=True)
@@ -259,15 +260,15 @@ WORDS = 64
 """Words whose places a program writes, a lane a bit. Not measured."""
 
 
-def markable(join_order: JoinOrder, budget: JoinBudget) -> bool:
+def markable(p: JoinProblem) -> bool:
     """Return True if there are kernels for marks, and marks are few and fit a quarter of the memory limit."""
-    tasks, places = join_order.tasks, join_order.join.rows * join_order.join.columns
-    fits = places * PLACE_BYTES <= budget.limit / 4
+    tasks, places = p.join.tasks, p.join.rows * p.join.columns
+    fits = places * PLACE_BYTES <= p.limit / 4
     if not tasks or places > max(FEW, SPREAD * tasks) or not fits:
         return False
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    has_kernels = budget.device.type == "cuda" or interpreted
-    return has_kernels and budget.settings.effective_backend(budget.device) == "triton"
+    has_kernels = p.device.type == "cuda" or interpreted
+    return has_kernels and p.settings.effective_backend(p.device) == "triton"
 
 
 class Tasks:
@@ -278,16 +279,16 @@ class Tasks:
         found: the places that `places` found by a native loop, which has made no list; else None.
     """
 
-    def __init__(self, join_order: JoinOrder, budget: JoinBudget) -> None:
-        self.join_order, self.budget = join_order, budget
-        self.fits = keeps(join_order.tasks, budget)
+    def __init__(self, p: JoinProblem) -> None:
+        self.join_order, self.problem = JoinOrder.of(p.join), p
+        self.fits = keeps(p.join.tasks, p)
         self.nnz = 0
         self.found: Tensor | None = None
         self._kept: NonzeroPairList | None = None
 
     def places(self) -> Tensor:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
-        if self.fits and markable(self.join_order, self.budget):
+        if self.fits and markable(self.problem):
             return self._by_marks()
         if self._sparse_rows and (find := self.native(loops.results)):
             return self._by_rows(find)
@@ -298,11 +299,11 @@ class Tasks:
         m, done = self.join_order, [self.join_order.ends.new_zeros(0)]
         filling = NonzeroPairList.room(m, 0, m.tasks) if self.fits else None
         self.nnz = 0
-        with bar(m.tasks, f"pattern of {self.budget.what}", unit="tasks") as at:
-            for tasks, slot, fresh in groups(m, self.budget.chunk):
+        with bar(m.tasks, f"pattern of {self.problem.what}", unit="tasks") as at:
+            for tasks, slot, fresh in groups(m, self.problem.chunk):
                 done.append(fresh)
                 self.nnz += fresh.numel()
-                self.budget.check(self.nnz, least=True)
+                self.problem.check(self.nnz, least=True)
                 if filling is not None:
                     filling.take(tasks, slot)
                 at(tasks.end)
@@ -316,30 +317,30 @@ class Tasks:
             assert self._kept is not None
             yield self._kept
             return
-        for tasks, slot, _ in groups(self.join_order, self.budget.chunk):
+        for tasks, slot, _ in groups(self.join_order, self.problem.chunk):
             alone = NonzeroPairList.room(self.join_order, tasks.begin, tasks.end)
             alone.take(tasks, slot)
             yield replace(alone, nnz=self.nnz)
 
     def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a loop over all tasks as machine code; None where the settings or their number rule that out."""
-        if self.budget.settings.effective_native(self.budget.device) == "none":
+        if self.problem.settings.effective_native(self.problem.device) == "none":
             return None
-        return native(loop, self.budget.device, self.join_order.tasks)
+        return native(loop, self.problem.device, self.join_order.tasks)
 
     @property
     def _sparse_rows(self) -> bool:
         """True if results are found row by row: they fit, and a row has few words of columns for each of its tasks."""
         join, room = self.join_order.join, 8 * self.join_order.join.most_results
         few = join.rows * join.columns <= ROW_WORDS * self.join_order.tasks
-        return self.fits and few and room <= self.budget.limit / 4
+        return self.fits and few and room <= self.problem.limit / 4
 
     def _by_rows(self, find: Callable[..., int]) -> Tensor:
         """(nnz,) the places, as `places` finds them, by a native loop over the tasks of each row."""
         join = self.join_order.join
-        places = room(self.budget.device, index_dtype(join.rows * join.columns), join.most_results)
+        places = room(self.problem.device, index_dtype(join.rows * join.columns), join.most_results)
         self.nnz = find(*self.by_row, places)
-        self.budget.check(self.nnz)
+        self.problem.check(self.nnz)
         self.found = places[: self.nnz]
         return self.found
 
@@ -386,7 +387,7 @@ class Tasks:
         self._launch("count", words, bits, upto, words, BLOCK=BLOCK)
         upto.cumsum_(0)
         self.nnz = int(upto[-1])
-        self.budget.check(self.nnz)
+        self.problem.check(self.nnz)
         places, z_word = new(self.nnz), new(tasks, dtype=torch.int32)
         self._launch("write_places", words, bits, upto, places, words, WORDS=WORDS)
         arrays = (m.row, column, x_base, x_word, y_shift, bits, upto, z_word)
