@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sparsetc.codegen.launch import Values
-from sparsetc.contraction.operands import Tensors
 from sparsetc.errors import TransformError
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.pattern import followed, transforming
+
+Tensors = Sequence[Tensor]
 
 
 class Multilinear(Protocol):

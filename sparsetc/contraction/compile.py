@@ -16,11 +16,10 @@ from typing import Any
 
 from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, known, parsed
 from sparsetc.contraction.operands import Operands, check_operand, stand_in
-from sparsetc.contraction.output import check_form, is_sparse, sparse_result
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.path import Path, in_steps
-from sparsetc.contraction.prepare import Preparation, chosen_for, in_place, problem_of
-from sparsetc.contraction.request import Request, Rewrite
+from sparsetc.contraction.prepare import chosen_for, in_place, problem_of
+from sparsetc.contraction.request import Request, Rewrite, check_form, is_sparse
 from sparsetc.contraction.rewrites import rewrites_of
 from sparsetc.contraction.step import Step
 from sparsetc.contraction.tuned import tune
@@ -59,7 +58,7 @@ def contraction(
         for position, operand in enumerate(request.operands):
             check_operand(operand, position, x.dtype, x.device)
         check_form(form, bound.einsum)
-        sparse_result(request, expanded=True)
+        request.is_sparse(expanded=True)
         innermost, rewrites, inner = _innermost(request, choice)
         new = Contraction(request, innermost, rewrites, inner)
     # The name says what the shapes of operands and result follow from, and no other in this process has it: what torch
@@ -115,7 +114,7 @@ def _as_dense(request: Request, choice: Choice) -> Choice | None:
     empty = Pattern(x.coords.new_empty(len(shape), 0), shape, x.is_coalesced)
     operands = [*request.operands]
     operands[e.sparse[0]] = SparseTensor._make(empty, request.like.expand(0))
-    problem = Preparation(replace(request, operands=operands, form="dense")).problem
+    problem = replace(request, operands=operands, form="dense").problem
     seconds = min([sum(own.seconds or ()) for own in PLANS[DENSE.name].estimates(problem)], default=inf)
     most = sum(choice.seconds)
     if seconds >= most:

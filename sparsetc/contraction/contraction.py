@@ -23,11 +23,10 @@ from torch.profiler import record_function
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, apply
 from sparsetc.contraction.direct import KINDS, Way, looked_at, way_of
-from sparsetc.contraction.guard import IntegerSums
+from sparsetc.contraction.guard import check_sums, sums_of_integers
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
-from sparsetc.contraction.output import Result
 from sparsetc.contraction.prepare import in_place
-from sparsetc.contraction.request import Request, Rewrite
+from sparsetc.contraction.request import Request, Result, Rewrite
 from sparsetc.contraction.rewrites import Pull, put_back
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import TransformError
@@ -39,7 +38,7 @@ from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
 from sparsetc.tensor.pattern import Labels, Pattern, check_labels, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, captured
+from sparsetc.tensor.sums import captured
 
 
 class Contraction:
@@ -56,7 +55,7 @@ class Contraction:
         empty: whether no nonzeros take part, so that the result has no positions, and is 0 where it is dense.
         shape: the shape of what `result` gives.
         result_dtype: the dtype of what `result` gives.
-        sums: what finds sums of integers that pass 64 bits; None where none can.
+        sums: of integers that may pass 64 bits: how many terms each has, and a guard of operands; None where none can.
         equation: the einsum as written.
         bare: the patterns of the sparse operands, with nothing kept.
         _inner: the pattern of each sparse operand of the innermost einsum, or which one of a call's it is.
@@ -88,7 +87,7 @@ class Contraction:
         self.form = request.form
         self.equation = bound.einsum.text
         self.dtype, self.device = sparse[0].dtype, sparse[0].device
-        self.sums = IntegerSums.of(bound, sparse) if self.dtype in INTEGERS else None
+        self.sums = sums_of_integers(bound, sparse)
         patterns = [x.pattern for x in sparse]
         self.bare = [pattern.bare() for pattern in patterns]
         self.compiled_for = tuple((weakref.ref(x._pattern), x._values.shape) for x in sparse)
@@ -266,10 +265,10 @@ class Contraction:
         else:
             result = self.result(patterns, values, dense, packed, checked=checked)
         if self.sums is not None and not transforming() and not captured(result):
-            dense = dense_of_call(self.bound, dense, self.dtype, self.device)
-            if not self.sums.fit([*values, *dense]):
+            (terms, fit), dense = self.sums, dense_of_call(self.bound, dense, self.dtype, self.device)
+            if not fit.admits([*values, *dense], [*values, *dense]):
                 product = partial(self._in_floats().result, patterns)
-                self.sums.check(product, result, values, dense, self.equation)
+                check_sums(product, terms, result, (values, dense), self.equation)
         return result
 
     def _in_floats(self) -> Contraction:

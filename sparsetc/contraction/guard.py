@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from cmath import isfinite
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import torch
@@ -23,7 +23,7 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import EXACT, INFINITE
 from sparsetc.tensor.dtypes import SUMMED_IN
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import refuse_wrapped
+from sparsetc.tensor.sums import INTEGERS, refuse_wrapped
 
 
 class Guard:
@@ -83,63 +83,52 @@ def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:
     return all(v == EXACT if halved else v < INFINITE for v, halved in zip(verdicts_on(tables), split, strict=True))
 
 
-class IntegerSums:
-    """A check that the sums of integers in a contraction fit in 64 bits; it is repeated when operands change."""
+def sums_of_integers(bound: Bound, sparse: Sequence[SparseTensor]) -> tuple[int, Guard] | None:
+    """Return how many terms a sum of an einsum of integers has, and a guard of operands for which it fits in 64 bits.
 
-    def __init__(self, terms: int) -> None:
-        self.terms = terms
-        self._guard = Guard(self._bounded)
+    None where operands of their dtype cannot pass 64 bits.
+    """
+    dtype, e = sparse[0].dtype, bound.einsum
+    if dtype not in INTEGERS:
+        return None
+    terms, left = 1, set(e.contracted)
+    for position, x in zip(e.sparse, sparse, strict=True):
+        summed = left & set(e.inputs[position])
+        nonzeros = x._values.numel()
+        terms *= min(nonzeros, bound.elements(summed)) if x.is_coalesced else nonzeros
+        left -= summed
+    terms *= bound.elements(left)
+    most = -torch.iinfo(dtype).min
+    return (terms, Guard(partial(_bounded, terms))) if most ** len(e.inputs) * terms > LARGEST else None
 
-    @classmethod
-    def of(cls, bound: Bound, sparse: Sequence[SparseTensor]) -> IntegerSums | None:
-        """Return the check of an einsum of integers; None where operands of their dtype cannot pass 64 bits.
 
-        Args:
-            bound: the einsum.
-            sparse: its sparse operands, in order.
-        """
-        dtype, e = sparse[0].dtype, bound.einsum
-        terms, left = 1, set(e.contracted)
-        for position, x in zip(e.sparse, sparse, strict=True):
-            summed = left & set(e.inputs[position])
-            nonzeros = x._values.numel()
-            terms *= min(nonzeros, bound.elements(summed)) if x.is_coalesced else nonzeros
-            left -= summed
-        terms *= bound.elements(left)
-        most = -torch.iinfo(dtype).min
-        return cls(terms) if most ** len(e.inputs) * terms > LARGEST else None
+def _bounded(terms: int, operands: Tensors) -> bool:
+    """Return True if the product of the largest magnitudes, times the terms of a sum, fits in 64 bits."""
+    if not terms or not all(operand.numel() for operand in operands):
+        return True
+    for low, high in torch.stack([torch.stack(torch.aminmax(operand)) for operand in operands]).tolist():
+        terms *= max(-low, high)
+    return terms <= LARGEST
 
-    def _bounded(self, operands: Tensors) -> bool:
-        """Return True if the product of the largest magnitudes, times the terms of a sum, fits in 64 bits."""
-        if not self.terms or not all(operand.numel() for operand in operands):
-            return True
-        bound = self.terms
-        for low, high in torch.stack([torch.stack(torch.aminmax(operand)) for operand in operands]).tolist():
-            bound *= max(-low, high)
-        return bound <= LARGEST
 
-    def fit(self, operands: Tensors) -> bool:
-        """Return True if magnitudes alone say that no sum passes 64 bits."""
-        return self._guard.admits(operands, operands)
+def check_sums(
+    product: Callable[..., Tensor], terms: int, found: Tensor, operands: Sequence[Tensors], text: str
+) -> None:
+    """Raise DtypeError if a sum passed 64 bits, or may have: float64 cannot always tell.
 
-    def check(
-        self, product: Callable[[Tensors, Tensors], Tensor], found: Tensor, values: Tensors, dense: Tensors, text: str
-    ) -> None:
-        """Raise DtypeError if a sum of these operands passed 64 bits, or may have: float64 cannot always tell.
-
-        Args:
-            product: the einsum of operands in float64.
-            found: the result.
-            values: of the sparse operands.
-            dense: the dense operands.
-            text: the equation.
-        """
-        floats = [t.double() for t in values], [t.double() for t in dense]
-        close = product(*floats)
-        magnitude = product(*([t.abs() for t in tensors] for tensors in floats))
-        # Rounding errors stay below 2**63, so that a multiple of 2**64 shows, unless products are this large.
-        blurred = magnitude * self.terms > 2.0**100
-        refuse_wrapped(found, torch.where(blurred, magnitude, close), f'a sum of "{text}"')
+    Args:
+        product: the einsum of operands in float64.
+        terms: of a sum.
+        found: the result.
+        operands: values of the sparse operands, and the dense operands.
+        text: the equation.
+    """
+    floats = [[t.double() for t in tensors] for tensors in operands]
+    close = product(*floats)
+    magnitude = product(*([t.abs() for t in tensors] for tensors in floats))
+    # Rounding errors stay below 2**63, so that a multiple of 2**64 shows, unless products are this large.
+    blurred = magnitude * terms > 2.0**100
+    refuse_wrapped(found, torch.where(blurred, magnitude, close), f'a sum of "{text}"')
 
 
 LARGEST = 2**63 - 1

@@ -7,6 +7,7 @@ products in the precision that the options name and not in autocast's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, TypeVar
 
@@ -15,16 +16,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sparsetc.contraction.autograd import Multilinear, apply
+from sparsetc.contraction.autograd import Tensors as Tensors
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.runtime.calls import integer_einsum
 from sparsetc.support import Ints
 from sparsetc.support.entry import matmul_precision, summed_wide, without_autocast
 from sparsetc.tensor.inputs import CONVERT, as_dense
-from sparsetc.tensor.pattern import Pattern, followed, transforming
+from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-Tensors = Sequence[Tensor]
 Operand = TypeVar("Operand", Tensor, SparseTensor, Tensor | SparseTensor)
 Operands = Sequence[SparseTensor | Tensor]
 Patterns = Sequence[Pattern]
@@ -69,30 +71,29 @@ def converted(operands: Tensors, dtype: torch.dtype, device: torch.device) -> Te
 def einsum(equation: str, *operands: Tensor, precision: str = "highest") -> Tensor:
     """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
     # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked.
-    plain = not transforming() and forward_ad._current_level < 0
-    if plain and followed(operands):
-        result: Tensor = _DenseEinsum.apply(equation, precision, *operands)
-        return result
-    return _contracted(equation, precision, operands)
-
-
-class _DenseEinsum(torch.autograd.Function):
-    """`einsum`, whose gradient is made as its result is, wherever `backward` is called."""
-
-    @staticmethod
-    def forward(ctx: Any, equation: str, precision: str, *operands: Tensor) -> Tensor:
-        ctx.equation, ctx.precision = equation, precision
-        ctx.save_for_backward(*operands)
+    if transforming() or forward_ad._current_level >= 0:
         return _contracted(equation, precision, operands)
+    return apply(DenseEinsum(equation, precision), operands)
 
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        operands, again = ctx.saved_tensors, torch.is_grad_enabled()
-        wanted = [o for o, needed in zip(operands, ctx.needs_input_grad[2:], strict=True) if needed]
-        with torch.enable_grad(), without_autocast(upstream.device), matmul_precision(ctx.precision):
-            result = _contracted(ctx.equation, ctx.precision, operands)
-            gradients = iter(torch.autograd.grad(result, wanted, upstream, create_graph=again))
-        return (None, None, *(next(gradients) if needed else None for needed in ctx.needs_input_grad[2:]))
+
+@dataclass(frozen=True)
+class DenseEinsum(Multilinear):
+    """`einsum` for autograd: gradients are made as the result is, wherever `backward` is called."""
+
+    equation: str
+    precision: str
+
+    def rows(self, tensors: Tensors) -> Tensor:
+        """The result, outside autograd."""
+        return _contracted(self.equation, self.precision, tensors)
+
+    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
+        """The gradient for each tensor where it is wanted."""
+        again, followed_tensors = torch.is_grad_enabled(), [t for t, w in zip(tensors, wanted, strict=True) if w]
+        with torch.enable_grad(), matmul_precision(self.precision):
+            gradients = torch.autograd.grad(self.rows(tensors), followed_tensors, upstream, create_graph=again)
+        each = iter(gradients)
+        return [next(each) if w else None for w in wanted]
 
 
 def _contracted(equation: str, precision: str, operands: Tensors) -> Tensor:

@@ -19,8 +19,7 @@ from torch import Tensor
 from sparsetc.contraction.autograd import Multilinear, apply
 from sparsetc.contraction.guard import finite
 from sparsetc.contraction.operands import Patterns, Tensors
-from sparsetc.contraction.output import known_result, sparse_result
-from sparsetc.contraction.request import Request
+from sparsetc.contraction.request import Request, known_result
 from sparsetc.errors import PlanError
 from sparsetc.explain import PairReport, StepReport, in_microseconds
 from sparsetc.ir.nest.values import EXACT, INFINITE
@@ -65,7 +64,7 @@ class Pair(Inspectable):
         self.bound, self.settings = bound, settings
         self.dtype, self.device = request.like.dtype, request.like.device
         self.result_dtype = self.dtype
-        self.sparse = sparse_result(request, expanded=True)
+        self.sparse = request.is_sparse(expanded=True)
         self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
         e = bound.einsum
         sizes = bound.by_index

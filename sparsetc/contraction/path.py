@@ -29,9 +29,8 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite
 from sparsetc.contraction.operands import Patterns, Tensors, einsum
-from sparsetc.contraction.output import is_sparse, known_result, sparse_result
 from sparsetc.contraction.prepare import chosen_for, problem_of
-from sparsetc.contraction.request import Request
+from sparsetc.contraction.request import Request, is_sparse, known_result
 from sparsetc.contraction.rewrites import broadcast_dims, without
 from sparsetc.device.profile import profile_of
 from sparsetc.errors import PlanError
@@ -220,7 +219,7 @@ class Path(Inspectable):
         self.bound, self.settings = bound, request.settings
         self.dtype, self.device = request.like.dtype, request.like.device
         self.result_dtype = self.dtype
-        self.sparse = sparse_result(request, expanded)
+        self.sparse = request.is_sparse(expanded)
         self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
         e = bound.einsum
         self._expanded = expanded

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.numba import copied
 from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.operands import Tensors
-from sparsetc.contraction.output import KEEP_SPARSE, output_of
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import rewrites_of
 from sparsetc.errors import PlanError
@@ -36,7 +34,7 @@ from sparsetc.packing.partition import PARTITIONS, stored_parts
 from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.pricing import owns
-from sparsetc.planner.problem import Counts, Problem
+from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Other, choose
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support import Ints, among, memory, outside
@@ -44,7 +42,7 @@ from sparsetc.support.entry import on_gpu
 from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, of_modes
 from sparsetc.tensor.dtypes import resolved
-from sparsetc.tensor.sums import accumulator, result_bytes
+from sparsetc.tensor.sums import accumulator
 
 
 @dataclass(frozen=True)
@@ -76,32 +74,16 @@ class Preparation:
     """
 
     def __init__(self, request: Request) -> None:
-        """Find the problem of planning an einsum as `rewrites_of` leaves it.
+        """Take an einsum as `rewrites_of` leaves it.
 
         Raises:
             OutOfMemoryError: the result would pass the memory limit.
         """
-        vars(self).update(request.once("preparation", lambda: self._facts(request)))
-
-    def _facts(self, request: Request) -> dict[str, Any]:
-        """Set the attributes, and return them for other steps of the same request."""
-        (x,) = request.sparse
-        bound = request.bound
-        settings = request.settings
-        pattern = x.pattern
-        self.bound, self.settings = bound, settings
-        self.written = request.written or bound.einsum
-        self.operand = x._bare()
-        self.dtype, self.device = x.dtype, x.device
-        self.output = output_of(bound, pattern, request.form)
-        nbytes = self.output.rows * self.output.width * result_bytes(x.dtype)
-        what = f"the result of {bound.einsum.text or bound}"
-        memory.check(what, nbytes, x.device, settings.memory_limit, KEEP_SPARSE)
-        backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
-        counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
-        rows, sparse = self.output.rows, self.output.sparse
-        self.problem = Problem.of(bound, rows, sparse, x, counts, backend, settings)
-        return dict(vars(self))
+        self.bound, self.settings = request.bound, request.settings
+        self.written = request.written or request.bound.einsum
+        self.operand = request.sparse[0]._bare()
+        self.dtype, self.device = self.operand.dtype, self.operand.device
+        self.output, self.problem = request.output, request.problem
 
     def prepare(self, plan: Plan) -> Prepared:
         """Divide and pack the nonzeros, lower each part, and generate its program.
@@ -399,7 +381,7 @@ class Preparation:
 
 def problem_of(request: Request) -> Problem:
     """Return the planning problem of an einsum of one sparse operand."""
-    return Preparation(rewrites_of(request)[1]).problem
+    return rewrites_of(request)[1].problem
 
 
 def chosen_for(request: Request, other: Other | None = None) -> Choice:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsetc.api import OPERATIONS, sharded_of
 from sparsetc.contraction.operands import as_operand, check_operand
-from sparsetc.contraction.output import Result
+from sparsetc.contraction.request import Result
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.support import outside
 from sparsetc.tensor.inputs import check_plain, not_sparse

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from sparsetc.api import einsum, register_op
 from sparsetc.contraction.operands import as_operand, check_operand
-from sparsetc.contraction.output import Result
+from sparsetc.contraction.request import Result
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.ops.arguments import checked_table, found_shape, matrix_of
 from sparsetc.options import Auto, ToDense, ToSparse

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.api import einsum, einsum_together, register_op
-from sparsetc.contraction.output import Result
+from sparsetc.contraction.request import Result
 from sparsetc.errors import ShapeError
 from sparsetc.ops.arguments import checked_table, equation, letters_of, mode_at, one_a_mode, sparse_of
 from sparsetc.options import Auto, ToDense, ToSparse

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
+import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.api import einsum, register_op
 from sparsetc.contraction.operands import as_operand, check_operand
-from sparsetc.contraction.output import Result, accumulated, check_accumulation, check_scalars, narrowed
-from sparsetc.errors import DistributedError, EquationError, ShapeError
+from sparsetc.contraction.request import Result, narrowed
+from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
 from sparsetc.ops.arguments import equation, letters_of, place_of, sparse_of
 from sparsetc.options import Auto
+from sparsetc.support import Ints
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import summed_dtype
+from sparsetc.tensor.sums import exactly, multiplied, summed_dtype
 
 
 @register_op
@@ -108,3 +110,42 @@ def _pairs(modes: Any, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[l
             raise EquationError(f"contract: a mode of {name} is named twice in {side}")
         both.append(places)
     return both[0], both[1]
+
+
+def check_accumulation(out: Any, shape: Ints, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless `contract`'s input can be added to a result of this shape, dtype and device, before it is made."""
+    if not isinstance(out, SparseTensor | Tensor):
+        raise DtypeError(f"input must be a SparseTensor or a torch tensor, found {type(out).__name__}")
+    if tuple(out.shape) != shape:
+        raise ShapeError(f"input must have the result's shape {shape}, found {tuple(out.shape)}")
+    check_operand(out, "input", dtype, device, "the result")
+
+
+def check_scalars(dtype: torch.dtype, **scalars: Any) -> None:
+    """Raise DtypeError unless each scalar can multiply values of this dtype and give the same dtype."""
+    for name, value in scalars.items():
+        whole = isinstance(value, int) and -(2**63) <= value < 2**63
+        fits = whole or (isinstance(value, float) and (dtype.is_floating_point or dtype.is_complex))
+        if not fits and not (isinstance(value, complex) and dtype.is_complex):
+            raise DtypeError(f"{name} must be a number that {dtype} can be multiplied by, found {value!r}")
+
+
+def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Result:
+    """``alpha * result + beta * out``: on the union of both patterns if both are sparse, dense if either is.
+
+    With ``beta=0`` `out` is not read, as in BLAS. Integers are int64, and refused where they pass it.
+    """
+    scaled = _times(result, alpha)
+    if out is None or beta == 0:
+        return scaled
+    other = _times(out.to(result.dtype), beta)
+    if isinstance(scaled, SparseTensor) and isinstance(other, SparseTensor):
+        return scaled + other
+    terms = (t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other))
+    return exactly(torch.add, scaled.dtype, "alpha times the result and beta times input", *terms)
+
+
+def _times(z: Any, factor: Any) -> Any:
+    if factor == 1:
+        return z
+    return z * factor if isinstance(z, SparseTensor) else multiplied(torch.mul, z.dtype, z, factor)

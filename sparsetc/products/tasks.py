@@ -60,45 +60,32 @@ def spans(join_order: JoinOrder, size: int) -> Iterator[tuple[int, int, int, int
 
 
 def groups(join_order: JoinOrder, size: int) -> Iterator[TaskGroup]:
-    """Divide a join's tasks into groups of about `size`."""
-    narrow = index_dtype(max(join_order.join.rows, join_order.join.columns))
+    """Divide a join's tasks into groups of about `size`: whole rows, or pieces of a row that has more."""
+    narrow, columns = index_dtype(max(join_order.join.rows, join_order.join.columns)), join_order.join.columns
     row, column = join_order.row.to(narrow), join_order.column.to(narrow)
     reached = 0
     for begin, end, first, last in spans(join_order, size):
-        if end - begin > size:
-            row_groups = _long_row(join_order, column, [*range(begin, end, size), end], first, reached)
+        spread = (last - first) * columns
+
+        def keyed(piece: tuple[int, int], first: int = first, spread: int = spread) -> tuple[Expanded, Tensor]:
+            """Expand tasks, with their places from the first row's on."""
+            tasks = join_order.expand(*piece)
+            key = row.index_select(0, tasks.p).to(torch.int32 if spread <= INT32_MAX else torch.int64)
+            return tasks, key.sub_(first).mul_(columns).add_(column.index_select(0, tasks.q))
+
+        pieces = [*pairwise([*range(begin, end, size), end])]
+        tasks, key = keyed(pieces[0])
+        fresh, slot = distinct(key, spread, reached)
+        for piece in pieces[1:]:
+            fresh = torch.unique(torch.cat([fresh, distinct(keyed(piece)[1], spread)[0]]))
+        places = fresh.long() + first * columns
+        if len(pieces) == 1:
+            yield tasks, slot, places
         else:
-            row_groups = _whole_rows(join_order, (row, column), (begin, end), (first, last), reached)
-        for group in row_groups:
-            reached += group[2].numel()
-            yield group
-
-
-def _whole_rows(
-    join_order: JoinOrder, lines: tuple[Tensor, Tensor], span: tuple[int, int], rows: tuple[int, int], reached: int
-) -> Iterator[TaskGroup]:
-    row, column = lines
-    first, last = rows
-    columns = join_order.join.columns
-    spread = (last - first) * columns
-    tasks = join_order.expand(*span)
-    key = row.index_select(0, tasks.p).to(torch.int32 if spread <= INT32_MAX else torch.int64)
-    key = key.sub_(first).mul_(columns).add_(column.index_select(0, tasks.q))
-    fresh, slot = distinct(key, spread, reached)
-    yield tasks, slot, fresh.long() + first * columns
-
-
-def _long_row(join_order: JoinOrder, column: Tensor, bounds: list[int], row: int, reached: int) -> Iterator[TaskGroup]:
-    fresh, columns = column[:0], join_order.join.columns
-    for piece in pairwise(bounds):
-        reached_here, _ = distinct(column.index_select(0, join_order.expand(*piece).q), columns)
-        fresh = torch.unique(torch.cat([fresh, reached_here.to(fresh.dtype)]))
-    places = fresh.long() + row * columns
-    for piece in pairwise(bounds):
-        tasks = join_order.expand(*piece)
-        rank = torch.searchsorted(fresh, column.index_select(0, tasks.q))
-        yield tasks, rank + reached, places
-        places = places[:0]
+            for n, piece in enumerate(pieces):
+                tasks, key = keyed(piece)
+                yield tasks, torch.searchsorted(fresh, key.to(fresh.dtype)) + reached, places[: 0 if n else None]
+        reached += places.numel()
 
 
 def distinct(key: Tensor, spread: int, offset: int = 0) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.contraction.operands import check_operand
-from sparsetc.contraction.output import Result, check_form
+from sparsetc.contraction.request import Result, check_form
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import PackedFile

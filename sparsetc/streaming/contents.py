@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.programs import stored_dtype
-from sparsetc.contraction.output import check_form
+from sparsetc.contraction.request import check_form
 from sparsetc.errors import OutOfMemoryError, PlanError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import RECORDS, Plan, verify
