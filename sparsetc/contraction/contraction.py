@@ -267,16 +267,12 @@ class Contraction:
         if self.sums is not None and not transforming() and not captured(result):
             (terms, fit), dense = self.sums, dense_of_call(self.bound, dense, self.dtype, self.device)
             if not fit.admits([*values, *dense], [*values, *dense]):
-                product = partial(self._in_floats().result, patterns)
-                check_sums(product, terms, result, (values, dense), self.equation)
+                # The plan's name alone says if values lie by nonzeros; its parts are for the strides of these operands.
+                wanted = requested(self.settings.plan)
+                plan = wanted.name if by_nonzeros(wanted) else "auto"
+                product = self.instead("in floats", torch.float64, plan=plan).result
+                check_sums(partial(product, patterns), terms, result, (values, dense), self.equation)
         return result
-
-    def _in_floats(self) -> Contraction:
-        """Return the contraction of operands in float64, of an einsum of integers."""
-        # The plan's name alone says whether values lie by nonzeros; its parts are for the strides of these operands.
-        wanted = requested(self.settings.plan)
-        plan = wanted.name if by_nonzeros(wanted) else "auto"
-        return self.instead("in floats", torch.float64, plan=plan)
 
 
 def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:

@@ -250,18 +250,6 @@ def entries(r: Request) -> Rewrite | None:
     """
     if by_nonzeros(requested(r.settings.plan)) or not any(x.dense_order for x in r.sparse):
         return None
-    rewrite = _entries(r)
-    if rewrite is None and r.in_blocks:
-        device = r.sparse[0].device
-        raise OutOfMemoryError(
-            f'the pairs of blocks that meet in "{r.bound.einsum.text}" would take more than a quarter of the '
-            f"{r.settings.memory_on(device):,} bytes that are free on {device}; raise the limit with "
-            "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
-        )
-    return rewrite
-
-
-def _entries(r: Request) -> Rewrite | None:
     bound = r.bound
     sparse = r.sparse
     form = r.form
@@ -270,17 +258,23 @@ def _entries(r: Request) -> Rewrite | None:
     coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
     tables = [t[x.sparse_order :] for t, x in zip(terms, sparse, strict=True)]
     kept = any(c in t for c in e.output for t in coordinates)
-    spare = e.spare
-    if len(spare) < len(sparse) + SPARE or (form == "sparse" and not kept):
-        return None
-    numbers = tuple(spare[: len(sparse)])
+    numbers = tuple(e.spare[: len(sparse)])
     on_pattern = is_sparse(form, e, coordinates)
     kept_whole = e.output[: len(coordinates[0])] == coordinates[0] and not _is_empty(sparse[0])
     on_own_rows = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
     output = e.output[len(coordinates[0]) :] if on_own_rows else e.output
     used = {c for t in (output, *e.tables, *tables) for c in t}
     letters = distinct(c for t in coordinates for c in t if c in used)
-    pattern = _pattern(sparse, coordinates, letters, r.settings)
+    pattern = None
+    if len(e.spare) >= len(sparse) + SPARE and (kept or form != "sparse"):
+        pattern = _pattern(sparse, coordinates, letters, r.settings)
+    if pattern is None and r.in_blocks:
+        device = sparse[0].device
+        raise OutOfMemoryError(
+            f'the pairs of blocks that meet in "{e.text}" would take more than a quarter of the '
+            f"{r.settings.memory_on(device):,} bytes that are free on {device}; raise the limit with "
+            "sparsetc.options(memory_limit=...), or cut an operand into parts and add up their results"
+        )
     if pattern is None:
         return None
     like = r.like
@@ -315,12 +309,8 @@ def _pattern(
     pattern = first.cache.get(key)
     if pattern is None:
         with lasting():
-            numbers: Sequence[Tensor | None] | None
-            if others:
-                most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
-                numbers = _meeting(sparse, terms, most)
-            else:
-                numbers = [_taking_part(sparse[0], terms[0])]
+            most = settings.memory_on(first.device) // (SHARE * 8 * (2 + len(letters)))
+            numbers = _taking_part(sparse, terms, most)
             if numbers is None:
                 return None
             patterns = (first, *others)
@@ -342,21 +332,19 @@ def _is_empty(x: SparseTensor) -> bool:
     return 0 in x._values.shape[1:]
 
 
-def _taking_part(x: SparseTensor, letters: Names) -> Tensor | None:
-    """Return (n,) ascending numbers of entries on the diagonal of repeated letters; none for empty entries.
+def _taking_part(sparse: Sequence[SparseTensor], terms: Sequence[Names], most: int) -> list[Tensor | None] | None:
+    """Return (n,) ascending numbers of one operand's entries, on the diagonal of repeated letters; None for all.
 
-    None for all entries.
+    Of two operands the numbers of both entries of every pair that agrees in shared letters, in lexicographic order. No
+    entries where they are empty. None where there are more pairs than `most`.
     """
-    return torch.arange(0, device=x.device) if _is_empty(x) else crd.on_diagonal(letters, x.coords)
-
-
-def _meeting(sparse: Sequence[SparseTensor], terms: Sequence[Names], most: int) -> list[Tensor] | None:
-    """The numbers of both entries of every pair that agrees in shared letters, in lexicographic order.
-
-    None where there are more than `most`.
-    """
+    entries = [
+        torch.arange(0, device=x.device) if _is_empty(x) else crd.on_diagonal(letters, x.coords)
+        for x, letters in zip(sparse, terms, strict=True)
+    ]
+    if len(sparse) == 1:
+        return entries
     shared = among(distinct(terms[0]), terms[1])
-    entries = [_taking_part(x, letters) for x, letters in zip(sparse, terms, strict=True)]
     x, y = (
         [crd.picked(one.coords[letters.index(c)], at) for c in shared]
         for one, letters, at in zip(sparse, terms, entries, strict=True)

@@ -183,7 +183,13 @@ def run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
 def _of_contraction(contraction: Contraction, tensors: Tensors, packed: Values | None = None) -> Tensor:
     """Return the result of values and dense operands; not evaluated where packed values are `UNREAD`."""
     values, dense = (tensors[: len(contraction.bare)], tensors[len(contraction.bare) :])
-    patterns = _checked_patterns(contraction, values)
+    # The patterns, of which the values are: kernels read them without a look at their size.
+    expected = [(tuple(shape), contraction.dtype, contraction.device) for _, shape in contraction.compiled_for]
+    kinds = [(tuple(v.shape), v.dtype, v.device) for v in values]
+    if kinds != expected:
+        name = f"values of the kernel {contraction.key!r}"
+        raise ShapeError(f"{name} must be {expected}, (shape, dtype, device), found {kinds}")
+    patterns = _patterns_of(contraction)
     if packed is UNREAD:
         return contraction.result(patterns, values, dense, packed)
     packed = None if captured(values[0]) else contraction.packed(values)  # a CUDA graph packs them itself
@@ -204,15 +210,6 @@ def shape_of_run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
 def _patterns_of(made: Contraction) -> list[Pattern]:
     """Return the patterns of a contraction's sparse operands, made again if they were freed."""
     return [ref() or bare for bare, (ref, _) in zip(made.bare, made.compiled_for, strict=True)]
-
-
-def _checked_patterns(made: Contraction, values: Tensors) -> list[Pattern]:
-    """The patterns, of which the values are: kernels read them without a look at their size."""
-    expected = [(tuple(shape), made.dtype, made.device) for _, shape in made.compiled_for]
-    kinds = [(tuple(v.shape), v.dtype, v.device) for v in values]
-    if kinds != expected:
-        raise ShapeError(f"values of the kernel {made.key!r} must be {expected}, (shape, dtype, device), found {kinds}")
-    return _patterns_of(made)
 
 
 def _check_tangents(tensor: Tensor, exported: bool) -> None:

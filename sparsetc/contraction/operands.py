@@ -100,19 +100,15 @@ def _contracted(equation: str, precision: str, operands: Tensors) -> Tensor:
     dtype = operands[0].dtype
     with without_autocast(operands[0].device), matmul_precision(precision):
         if dtype in (torch.float16, torch.bfloat16):
-            if operands[0].is_cuda and _sums_once(equation):
+            pair = _pair(equation)
+            # Of a matrix product, with every summed letter in both, a GPU rounds once.
+            if operands[0].is_cuda and pair is not None and all(pair[2] <= set(term) for term in pair[0]):
                 with summed_wide():
                     return _product(equation, operands)
             return _product(equation, [o.float() for o in operands]).to(dtype)
         if not (dtype.is_floating_point or dtype.is_complex):  # torch's own mixes types where an index has size 0
             return integer_einsum(equation, *(o.long() for o in operands))
         return _product(equation, operands)
-
-
-def _sums_once(equation: str) -> bool:
-    """Return True for two operands with every summed letter in both: a matrix product, rounded once on a GPU."""
-    pair = _pair(equation)
-    return pair is not None and all(pair[2] <= set(term) for term in pair[0])
 
 
 WIDE = 8

@@ -355,15 +355,11 @@ class Path(Inspectable):
             pattern = Pattern(torch.stack(self._merged.coords), pattern.shape, True)
         if self.empty:  # its positions are known to hold 0
             pattern = pattern.like(pattern.coords[:, :0], True)
-        self._pattern = self._known(patterns, pattern)
-
-    def _known(self, patterns: Patterns, pattern: Pattern) -> Pattern:
-        """The pattern of the result, or its equal that one pass of the same operand has."""
-        letters = self.bound.einsum.sparse_indices
-        kept = self.bound.einsum.output[: pattern.order]
-        if self._single and all(c in letters[: patterns[0].order] for c in kept):
-            return patterns[0].known(("modes", tuple(map(letters.index, kept))), pattern)
-        return known_result(self.bound, patterns, pattern)
+        letters, kept = self.bound.einsum.sparse_indices, self.bound.einsum.output[: pattern.order]
+        if self._single and all(c in letters[: patterns[0].order] for c in kept):  # as one pass of this operand has
+            self._pattern = patterns[0].known(("modes", tuple(map(letters.index, kept))), pattern)
+        else:
+            self._pattern = known_result(self.bound, patterns, pattern)
 
     # -- calls ------------------------------------------------------------------------------------------------------
     def pattern_on(self, patterns: Patterns) -> Pattern | None:

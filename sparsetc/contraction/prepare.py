@@ -226,11 +226,13 @@ class Preparation:
             elif (key := program.result.key).letters:
                 slot = slots_along(packed, problem.kept, key.level, self._rows_of_part(packed))
             else:
-                slot = packed.slots(key.level, self._slot_of_nonzeros())
+                slot = packed.slots(key.level, self._row_of_nonzeros())
             if problem.backend == "triton":  # torch's own functions take 64 bits
                 slot = slot.to(index_dtype(target.rows))
         if program.dots and self.dtype == torch.float64 and problem.backend == "triton":
-            packed = _wide_words(packed)
+            # Triton 3.6 and 3.7 abort on a float64 dot of rows addressed by words of 16 bits.
+            wide = {name: a.int() if a.element_size() == 2 else a for name, a in packed.arrays.items()}
+            packed = replace(packed, arrays=wide)
         packed = packed.unrolled(program.schedule.unroll)
         return BoundPart(program, packed, PartArrays.of(program, packed, slot))
 
@@ -319,16 +321,10 @@ class Preparation:
     # -- rows of the result -----------------------------------------------------------------------------------------
     def _row_of_nonzeros(self) -> Tensor:
         """(nnz,) the output row each nonzero adds to."""
-        if self.output.sparse:
-            return self._slot_of_nonzeros()
         coords = self.operand.coords
-        return linear_key(*of_modes(coords, self.problem.shape, self.problem.kept), coords[0])[0]
-
-    def _slot_of_nonzeros(self) -> Tensor:
-        """Return (nnz,) the row of a sparse output that each nonzero adds to."""
-        if self.output.slot is None:
-            return torch.arange(self.operand.nnz, device=self.device)
-        return self.output.slot
+        if not self.output.sparse:
+            return linear_key(*of_modes(coords, self.problem.shape, self.problem.kept), coords[0])[0]
+        return torch.arange(self.operand.nnz, device=self.device) if self.output.slot is None else self.output.slot
 
     def _rows_of_part(self, packed: Packed) -> Tensor:
         """(nnz of the part,) the output row each nonzero adds to."""
@@ -389,12 +385,6 @@ def chosen_for(request: Request, other: Other | None = None) -> Choice:
     settings = request.settings
     with in_place(settings, request.like.device):
         return choose(settings.plan, problem_of(request), request.repeated and not settings.timed, other)
-
-
-def _wide_words(packed: Packed) -> Packed:
-    """Words of 16 bits as 32: Triton 3.6 and 3.7 abort on a float64 dot of rows addressed by narrower words."""
-    arrays = {name: a.int() if a.element_size() == 2 else a for name, a in packed.arrays.items()}
-    return replace(packed, arrays=arrays)
 
 
 @contextmanager

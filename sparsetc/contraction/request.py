@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +29,6 @@ KEEP_SPARSE = "keep more modes sparse in the output"
 """Advice where a dense result passes the memory limit."""
 SPARE = 2
 """Letters that gradients of an einsum of entries, and batches of these, need beside its own."""
-T = TypeVar("T")
 Change = Callable[..., Tensor]
 Take = tuple[Ints, Change | None]
 """The operands before that an operand follows from, and how; None where it is that one, of none if it is of ones."""
@@ -61,13 +59,6 @@ class Request:
     cut: bool = False
     in_blocks: bool = False
     written: Einsum | None = None
-
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what a function makes of the request, made once a name."""
-        kept = vars(self)
-        if name not in kept:
-            kept[name] = make()
-        return kept[name]  # type: ignore[no-any-return]
 
     @cached_property
     def sparse(self) -> list[SparseTensor]:
@@ -110,18 +101,35 @@ class Request:
     def output(self) -> Output:
         """The output of an einsum of one sparse operand, as rules leave it.
 
-        Raises:
-            OutOfMemoryError: it would pass the memory limit.
+        Einsums that keep the same modes of it share their results' pattern.
         """
-        output = output_of(self.bound, self.sparse[0].pattern, self.form)
-        self.check_memory(output.rows * output.width)
-        return output
+        bound, pattern = self.bound, self.sparse[0].pattern
+        e = bound.einsum
+        kept = tuple(map(e.sparse_indices.index, e.kept))
+        order = (*e.kept, *e.free)
+        shape, width = bound.extents(e.kept), bound.extents(e.free)
+        moved = None if order == e.output else tuple([order.index(c) for c in e.output])
+        everything = len(kept) == pattern.order
+        if not is_sparse(self.form, e, [e.sparse_indices]):
+            return Output(shape, width, moved, None, False, None)
+        if everything and kept == tuple(range(len(kept))):
+            whole = pattern.known(("modes", kept), Pattern(pattern.coords, shape, pattern.is_coalesced))
+            return Output(shape, width, moved, whole, moved is None, None)
+        rows = pattern.coords[list(kept)]
+        numbering = numbered(rows.unbind(), shape, rows.shape[1], rows)
+        some = pattern.known(("modes", kept), Pattern(torch.stack(numbering.coords), shape, True))
+        return Output(shape, width, moved, some, False, numbering.rank)
 
     @cached_property
     def problem(self) -> Problem:
-        """The problem of planning it."""
+        """The problem of planning it.
+
+        Raises:
+            OutOfMemoryError: the result would pass the memory limit.
+        """
         (x,), rows, sparse = self.sparse, self.output.rows, self.output.sparse
         pattern, settings = x.pattern, self.settings
+        self.check_memory(rows * self.output.width)
         backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
         counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
         return Problem.of(self.bound, rows, sparse, x, counts, backend, settings)
@@ -237,29 +245,6 @@ def known_result(bound: Bound, patterns: Sequence[Pattern], pattern: Pattern) ->
     """Return the cached pattern equal to a result's pattern, of an einsum of the same operands, or `pattern` itself."""
     (first, *others), e = patterns, bound.einsum
     return first.known((e.inputs, e.output, e.sparse, bound.sizes), pattern, others)
-
-
-def output_of(bound: Bound, pattern: Pattern, form: str) -> Output:
-    """Shape and pattern of the result, given the sparse operand's pattern.
-
-    Einsums that keep the same modes of it share their results' pattern.
-    """
-    e = bound.einsum
-    kept = tuple(map(e.sparse_indices.index, e.kept))
-    order = (*e.kept, *e.free)
-    shape = bound.extents(e.kept)
-    width = bound.extents(e.free)
-    moved = None if order == e.output else tuple([order.index(c) for c in e.output])
-    everything = len(kept) == pattern.order
-    if not is_sparse(form, e, [e.sparse_indices]):
-        return Output(shape, width, moved, None, False, None)
-    if everything and kept == tuple(range(len(kept))):
-        whole = pattern.known(("modes", kept), Pattern(pattern.coords, shape, pattern.is_coalesced))
-        return Output(shape, width, moved, whole, moved is None, None)
-    rows = pattern.coords[list(kept)]
-    numbering = numbered(rows.unbind(), shape, rows.shape[1], rows)
-    some = pattern.known(("modes", kept), Pattern(torch.stack(numbering.coords), shape, True))
-    return Output(shape, width, moved, some, False, numbering.rank)
 
 
 def arranged(output: Output) -> tuple[Pattern | None, Tensor | None]:

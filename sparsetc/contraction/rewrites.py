@@ -180,16 +180,15 @@ def rewrites_of(r: Request) -> tuple[list[Rewrite], Request]:
         EquationError: the einsum needs more letters than there are.
         OutOfMemoryError: the pairs of blocks that would be multiplied take too much memory.
     """
-    return r.once("rewrites", lambda: _rewritten(r))
-
-
-def _rewritten(r: Request) -> tuple[list[Rewrite], Request]:
-    rewrites, r = list[Rewrite](), replace(r, written=r.bound.einsum)
-    for rule in RULES:
-        while (rewrite := rule(r)) is not None:
-            rewrites.append(rewrite)
-            r = rewrite.inner
-    return rewrites, r
+    kept = vars(r)
+    if "rewrites" not in kept:
+        rewrites, inner = list[Rewrite](), replace(r, written=r.bound.einsum)
+        for rule in RULES:
+            while (rewrite := rule(inner)) is not None:
+                rewrites.append(rewrite)
+                inner = rewrite.inner
+        kept["rewrites"] = rewrites, inner
+    return kept["rewrites"]  # type: ignore[no-any-return]
 
 
 # -- what they make together ------------------------------------------------------------------------------------------

@@ -474,19 +474,15 @@ class StepFunction(Multilinear):
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
-        if upstream.ndim != len(self._raw.output):
+        e = self.step.raw if self.whole is None else self.whole.bound.einsum  # that gradients are made of
+        if upstream.ndim != len(e.output):
             upstream = self.step.output.letters_apart(upstream)
-        positions = [*(() if self.ones else self._raw.sparse), *self._raw.dense]
-        return [self._gradient(p, tensors, upstream) if w else None for p, w in zip(positions, wanted, strict=True)]
+        positions = [*(() if self.ones else e.sparse), *e.dense]
+        return [self._gradient(e, p, tensors, upstream) if w else None for p, w in zip(positions, wanted, strict=True)]
 
-    @property
-    def _raw(self) -> Einsum:
-        """The einsum that gradients are made of."""
-        return self.step.raw if self.whole is None else self.whole.bound.einsum
-
-    def _gradient(self, operand: int, tensors: Tensors, upstream: Tensor) -> Tensor:
-        """Compute the gradient of one operand by a contraction that is kept with the pattern."""
-        step, e, (values, dense) = self.step, self._raw, self._split(tensors)
+    def _gradient(self, e: Einsum, operand: int, tensors: Tensors, upstream: Tensor) -> Tensor:
+        """Compute the gradient of one operand of an einsum by a contraction that is kept with the pattern."""
+        step, (values, dense) = self.step, self._split(tensors)
         pattern, order = self.pattern, None
         sizes: Sequence[int] = (pattern.nnz,)
         if self.whole is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, overload
 
 import torch
@@ -73,13 +72,9 @@ def _mttkrp(x: SparseTensor, factors: Sequence[Result | None], mode: int) -> tup
     if len({f.shape[1] for f in matrices.values()}) > 1:
         ranks = ", ".join(f"{f.shape[1]} in mode {m}" for m, f in matrices.items())
         raise ShapeError(f"mttkrp: the factors must have one rank, found {ranks}")
-    return _mttkrp_equation(len(factors), mode), [x, *matrices.values()]
-
-
-@lru_cache(maxsize=256)
-def _mttkrp_equation(order: int, mode: int) -> str:
-    letters, rank = letters_of(order, 1, "mttkrp")
-    return equation(letters, [c + rank for m, c in enumerate(letters) if m != mode], letters[mode] + rank)
+    letters, rank = letters_of(len(factors), 1, "mttkrp")
+    terms = [c + rank for m, c in enumerate(letters) if m != mode]
+    return equation(letters, terms, letters[mode] + rank), [x, *matrices.values()]
 
 
 @overload

@@ -202,21 +202,17 @@ class BlockPath(JoinPath):
             positions.append(at)
         at = torch.cat(positions)
         places, order = sorted_keys(self._place_of(at), self.blocking.join.rows * self.blocking.join.columns)
-        self._reads = self._reads_of(at, order)
-        return places
-
-    def _reads_of(self, at: Tensor, order: Tensor) -> list[Read]:
-        """The positions of results among the blocks of each buffer, in order of places where there is one buffer."""
-        r, c, _ = self.blocking.extents
         narrow = index_dtype(2 * self.room * r * c)
         if len(self._buffers) == 1:
-            return [(at.index_select(0, order).to(narrow), None)]
+            self._reads = [(at.index_select(0, order).to(narrow), None)]
+            return places
         slot = torch.empty_like(at).scatter_(0, order.long(), torch.arange(at.numel(), device=at.device))
         ends = [*(int(torch.searchsorted(at, b.start * r * c)) for b in self._buffers), at.numel()]
-        return [
+        self._reads = [
             ((at[done:end] - b.start * r * c).to(narrow), slot[done:end])
             for b, (done, end) in zip(self._buffers, pairwise(ends), strict=True)
         ]
+        return places
 
     def _place_of(self, at: Tensor) -> Tensor:
         """(n,) the places of the result of positions in its blocks."""

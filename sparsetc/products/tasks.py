@@ -277,8 +277,15 @@ class Tasks:
         """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
         if self.fits and markable(self.problem):
             return self._by_marks()
-        if self._sparse_rows and (find := self.native(loops.results)):
-            return self._by_rows(find)
+        join = self.join_order.join
+        # Results are found row by row where they fit, and a row has few words of columns for each of its tasks.
+        few = join.rows * join.columns <= ROW_WORDS * join.tasks and 8 * join.most_results <= self.problem.limit / 4
+        if self.fits and few and (find := self.native(loops.results)):
+            places = room(self.problem.device, index_dtype(join.rows * join.columns), join.most_results)
+            self.nnz = find(*self.by_row, places)
+            self.problem.check(self.nnz)
+            self.found = places[: self.nnz]
+            return self.found
         return self._by_groups()
 
     def _by_groups(self) -> Tensor:
@@ -314,22 +321,6 @@ class Tasks:
         if self.problem.settings.effective_native(self.problem.device) == "none":
             return None
         return native(loop, self.problem.device, self.join_order.tasks)
-
-    @property
-    def _sparse_rows(self) -> bool:
-        """True if results are found row by row: they fit, and a row has few words of columns for each of its tasks."""
-        join, room = self.join_order.join, 8 * self.join_order.join.most_results
-        few = join.rows * join.columns <= ROW_WORDS * self.join_order.tasks
-        return self.fits and few and room <= self.problem.limit / 4
-
-    def _by_rows(self, find: Callable[..., int]) -> Tensor:
-        """(nnz,) the places, as `places` finds them, by a native loop over the tasks of each row."""
-        join = self.join_order.join
-        places = room(self.problem.device, index_dtype(join.rows * join.columns), join.most_results)
-        self.nnz = find(*self.by_row, places)
-        self.problem.check(self.nnz)
-        self.found = places[: self.nnz]
-        return self.found
 
     @cached_property
     def by_row(self) -> tuple[Tensor | int, ...]:
