@@ -22,8 +22,7 @@ from torch.profiler import record_function
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, apply
-from sparsetc.contraction.direct import KINDS, Way, looked_at, way_of
-from sparsetc.contraction.guard import check_sums, sums_of_integers
+from sparsetc.contraction.guard import KINDS, Way, check_sums, looked_at, sums_of_integers, way_of
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
 from sparsetc.contraction.prepare import in_place
 from sparsetc.contraction.request import Request, Result, Rewrite
@@ -282,12 +281,11 @@ def _place(pattern: Pattern, patterns: Patterns) -> Pattern | int:
 
 def _labels_by_letter(einsum: Einsum, patterns: Patterns, order: int) -> Labels:
     """Return the labels of a result's sparse modes, from operands with the same letters; empty if a mode has none."""
-    terms = [einsum.inputs[position] for position in einsum.sparse]
     named: dict[str, Any] = {}
-    for term, pattern in zip(terms, patterns, strict=True):
-        for letter, (name, labels) in zip(term, pattern.labels.items(), strict=False):
-            check_labels(name, labels, named.get(letter, (name, labels))[1])
-            if labels is not None or letter not in named:
+    for position, pattern in zip(einsum.sparse, patterns, strict=True):
+        for letter, (name, labels) in zip(einsum.inputs[position], pattern.labels.items(), strict=False):
+            check_labels(name, labels, named.setdefault(letter, (name, labels))[1])
+            if labels is not None:
                 named[letter] = name, labels
     kept = dict(named[letter] for letter in einsum.output[:order] if letter in named)
     return kept if len(kept) == order else {}

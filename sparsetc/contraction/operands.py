@@ -57,15 +57,15 @@ def promoted(operands: Sequence[Operand]) -> Sequence[Operand]:
     floats = {o.dtype for o in operands if o.dtype.is_floating_point}
     if len(floats) < 2:
         return operands
-    widest = reduce(torch.promote_types, floats)
-    return [o.to(widest) if o.dtype.is_floating_point and o.dtype != widest else o for o in operands]
+    return converted(operands, reduce(torch.promote_types, floats), operands[0].device)  # type: ignore[return-value]
 
 
-def converted(operands: Tensors, dtype: torch.dtype, device: torch.device) -> Tensors:
-    """Dense operands of a compiled kernel, floats brought to its dtype where autocast is on."""
+def converted(operands: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Sequence[Any]:
+    """Operands of a compiled kernel, floats brought to its dtype where autocast is on."""
     if not dtype.is_floating_point or not torch.is_autocast_enabled(device.type):
         return operands
-    return [o.to(dtype) if isinstance(o, Tensor) and o.dtype.is_floating_point else o for o in operands]
+    both = Tensor, SparseTensor
+    return [o.to(dtype) if isinstance(o, both) and o.dtype.is_floating_point else o for o in operands]
 
 
 def einsum(equation: str, *operands: Tensor, precision: str = "highest") -> Tensor:

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from typing_extensions import Unpack
 
 from sparsetc.api import compile, einsum
-from sparsetc.contraction.direct import same_kind
+from sparsetc.contraction.guard import same_kind
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.errors import CoordinateError, KeywordError, ShapeError
 from sparsetc.options import Settings, checked_settings, current

@@ -8,8 +8,7 @@ place. Out: what `einsum` returns for the equation written from the operands' or
 Factor matrices have a row an index of their mode: (size of the mode, rank).
 """
 
-from sparsetc.ops.matrices import min_plus, sddmm, spmm
+from sparsetc.ops.matrices import contract, min_plus, sddmm, spmm
 from sparsetc.ops.products import mttkrp, ttm, ttmc, ttv
-from sparsetc.ops.tensordot import contract
 
 __all__ = ["contract", "min_plus", "mttkrp", "sddmm", "spmm", "ttm", "ttmc", "ttv"]

@@ -1,7 +1,12 @@
-"""Products of a sparse matrix: `spmm`, `sddmm`, and `min_plus` of another semiring."""
+"""Products of a sparse tensor and another: `spmm`, `sddmm`, `min_plus` of another semiring; `contract` over any modes.
+
+To a contraction another tensor may be added (``alpha Z + beta input``: BCB-SpTC, formula (1)).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import index
 from typing import Any, overload
 
 import torch
@@ -10,13 +15,14 @@ from typing_extensions import Unpack
 
 from sparsetc.api import einsum, register_op
 from sparsetc.contraction.operands import as_operand, check_operand
-from sparsetc.contraction.request import Result
-from sparsetc.errors import DtypeError, ShapeError
-from sparsetc.ops.arguments import checked_table, found_shape, matrix_of
+from sparsetc.contraction.request import Result, narrowed
+from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
+from sparsetc.ops.arguments import checked_table, equation, found_shape, letters_of, matrix_of, place_of, sparse_of
 from sparsetc.options import Auto, ToDense, ToSparse
-from sparsetc.support import memory
+from sparsetc.support import Ints, memory
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.sums import exactly, multiplied, summed_dtype
 
 
 @overload
@@ -113,3 +119,133 @@ def min_plus(x: Any, y: Tensor) -> Tensor:
     least = sparse.with_values(sums).amin(1, entries=True, output="sparse")
     extrema = sums.new_full((sparse.shape[0], *sums.shape[1:]), torch.inf)
     return extrema.index_copy(0, least.coords[0], least.values)
+
+
+@register_op
+def contract(
+    x: Any,
+    y: Any,
+    modes: int | tuple[int | Sequence[int], int | Sequence[int]],
+    *,
+    input: Result | None = None,
+    alpha: float | complex = 1,
+    beta: float | complex = 0,
+    **settings: Unpack[Auto],
+) -> Result:
+    """Sum over modes of a sparse tensor and another tensor, as `torch.tensordot`: ``"ijk,jkr->ir"`` for ``modes=2``.
+
+    Args:
+        x: sparse, of any order.
+        y: sparse or dense, of any order.
+        modes: a number n: the last n modes of x with the first n of y; or a pair (modes of x, modes of y).
+        input: a tensor to add, sparse or dense, of the result's shape, dtype and device.
+        alpha: factor of the contraction.
+        beta: factor of `input`, which is not read if this is 0.
+        settings: as for `einsum`, ``drop_zeros=True`` included.
+
+    Returns:
+        The tensor with x's other modes, then y's other modes. If y is dense, it is a `SparseTensor` when two or more
+        of x's modes are left, with y's modes as dense modes, else dense. If y is sparse, it is a `SparseTensor` when
+        any mode is left. With `input`, ``alpha * contraction + beta * input``, sparse if both are sparse. Integers are
+        added in 64 bits; a sum that does not fit is refused.
+
+    Examples:
+        >>> stc.contract(stc.rand((4, 5, 6), nnz=9), torch.ones(5, 6, 2), 2).shape
+        torch.Size([4, 2])
+    """
+    sparse = sparse_of(x, "contract", y)
+    second = as_operand(y, "contract: y")
+    if not isinstance(second, SparseTensor | Tensor):
+        raise ShapeError(f"contract: y must be a dense torch tensor, or sparse, found {type(second).__name__}")
+    check_operand(second, "contract: y", sparse.dtype, sparse.device)
+    order = len(second.shape)
+    left, right = _pairs(modes, sparse.shape, second.shape)
+    for m, n in zip(left, right, strict=True):
+        if sparse.shape[m] != second.shape[n]:
+            raise ShapeError(
+                f"contract: mode {m} of x has size {sparse.shape[m]}, mode {n} of y has size {second.shape[n]}: "
+                "modes that are summed together have one size"
+            )
+    check_scalars(sparse.dtype, alpha=alpha, beta=beta)
+    if beta != 0 and input is None:
+        raise EquationError(f"contract: beta is {beta}, and there is no input for it to be times")
+    letters, others = letters_of(sparse.order, order - len(right), "contract")
+    paired, rest = dict(zip(right, left, strict=True)), iter(others)
+    term = "".join(letters[paired[n]] if n in paired else next(rest) for n in range(order))
+    kept = "".join(c for m, c in enumerate(letters) if m not in left) + others
+    if input is not None:
+        sizes = dict(zip(letters + term, (*sparse.shape, *second.shape), strict=True))
+        check_accumulation(input, tuple(sizes[c] for c in kept), sparse.dtype, sparse.device)
+    scaled = alpha != 1 or beta != 0
+    if type(sparse) is not SparseTensor:
+        if scaled:
+            raise DistributedError("contract: alpha=, beta= and input= are of tensors of one process, and x is Sharded")
+        return einsum(equation(letters, [term], kept), sparse, second, **settings)
+    drop_zeros = settings.pop("drop_zeros", False)
+    wide = summed_dtype(sparse.dtype) if scaled else sparse.dtype  # of integers only the sum need fit
+    contraction = einsum(equation(letters, [term], kept), sparse.to(wide), second.to(wide), **settings)
+    what = f"{alpha} times the result" + (f" and {beta} times input" if beta else "")
+    result = narrowed(accumulated(contraction, input, alpha, beta), sparse.dtype, what)
+    return result.drop() if drop_zeros and isinstance(result, SparseTensor) else result
+
+
+def _pairs(modes: Any, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Return the modes of x and of y that are summed in pairs, counted from the first."""
+    if isinstance(modes, int):
+        if not 0 <= modes <= min(len(left), len(right)):
+            raise ShapeError(
+                f"contract: {modes} modes cannot be summed; x has order {len(left)}, y has {len(right)} dimensions"
+            )
+        return list(range(len(left) - modes, len(left))), list(range(modes))
+    try:
+        sides = [[side] if isinstance(side, int) else [index(m) for m in side] for side in modes]
+    except TypeError:
+        sides = []
+    if len(sides) != 2 or len(sides[0]) != len(sides[1]):
+        raise EquationError(f"contract: modes must be a number, or as many modes of x as of y, found {modes!r:.80}")
+    both = []
+    for side, shape, name in zip(sides, (left, right), "xy", strict=True):
+        places = [place_of(m, shape, "contract", name) for m in side]
+        if len(set(places)) != len(places):
+            raise EquationError(f"contract: a mode of {name} is named twice in {side}")
+        both.append(places)
+    return both[0], both[1]
+
+
+def check_accumulation(out: Any, shape: Ints, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless `contract`'s input can be added to a result of this shape, dtype and device, before it is made."""
+    if not isinstance(out, SparseTensor | Tensor):
+        raise DtypeError(f"input must be a SparseTensor or a torch tensor, found {type(out).__name__}")
+    if tuple(out.shape) != shape:
+        raise ShapeError(f"input must have the result's shape {shape}, found {tuple(out.shape)}")
+    check_operand(out, "input", dtype, device, "the result")
+
+
+def check_scalars(dtype: torch.dtype, **scalars: Any) -> None:
+    """Raise DtypeError unless each scalar can multiply values of this dtype and give the same dtype."""
+    for name, value in scalars.items():
+        whole = isinstance(value, int) and -(2**63) <= value < 2**63
+        fits = whole or (isinstance(value, float) and (dtype.is_floating_point or dtype.is_complex))
+        if not fits and not (isinstance(value, complex) and dtype.is_complex):
+            raise DtypeError(f"{name} must be a number that {dtype} can be multiplied by, found {value!r}")
+
+
+def accumulated(result: Result, out: Result | None, alpha: Any, beta: Any) -> Result:
+    """``alpha * result + beta * out``: on the union of both patterns if both are sparse, dense if either is.
+
+    With ``beta=0`` `out` is not read, as in BLAS. Integers are int64, and refused where they pass it.
+    """
+    scaled = _times(result, alpha)
+    if out is None or beta == 0:
+        return scaled
+    other = _times(out.to(result.dtype), beta)
+    if isinstance(scaled, SparseTensor) and isinstance(other, SparseTensor):
+        return scaled + other
+    terms = (t.to_dense() if isinstance(t, SparseTensor) else t for t in (scaled, other))
+    return exactly(torch.add, scaled.dtype, "alpha times the result and beta times input", *terms)
+
+
+def _times(z: Any, factor: Any) -> Any:
+    if factor == 1:
+        return z
+    return z * factor if isinstance(z, SparseTensor) else multiplied(torch.mul, z.dtype, z, factor)

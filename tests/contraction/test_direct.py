@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 import sparsetc as stc
-from sparsetc.contraction import direct
+from sparsetc.contraction import guard
 
 PLANS = ["coo", "rows", "dense"]
 EQUATIONS = {"ij,jr->ir": (7, 3), "ij,rj->ri": (3, 7), "ij,j->i": (7,), "ij,jr->ri": (7, 3)}
@@ -112,9 +112,9 @@ def test_a_call_is_found_again(plan: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(type(kernel.contraction.innermost), "result", None)
     assert torch.equal(kernel(b), first)
     monkeypatch.undo()
-    for _ in range(2 * direct.KINDS):
+    for _ in range(2 * guard.KINDS):
         kernel(torch.randn(7, 6, dtype=torch.float64)[:, ::2])
-    assert len(kernel.contraction._ways) <= direct.KINDS
+    assert len(kernel.contraction._ways) <= guard.KINDS
 
 
 def test_operands_that_are_one_tensor_or_overlap() -> None:
