@@ -270,20 +270,15 @@ class Kernel(Inspectable):
         if len(values) != len(self._values):
             count = f"{len(self._values)} sparse operand{'s' if len(self._values) > 1 else ''}"
             raise ShapeError(f'"{self.equation}" has {count}, found {len(values)} values')
-        return tuple(
-            old if new is None else self._checked(n, old, new)
-            for n, (old, new) in enumerate(zip(self._values, values, strict=True))
-        )
-
-    def _checked(self, number: int, own: Tensor, new: Tensor) -> Tensor:
-        position = self.contraction.bound.einsum.sparse[number]
-        what = "values" if len(self._values) == 1 else f"values of operand {position + 1}"
-        if not isinstance(new, Tensor) or new.shape != own.shape:
-            what_it_is = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
-            raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {what_it_is}")
-        if new.dtype != own.dtype or new.device != own.device:
-            raise DtypeError(f"{what} must be {own.dtype} on {own.device}, found {new.dtype} on {new.device}")
-        return new
+        given = tuple(old if new is None else new for old, new in zip(self._values, values, strict=True))
+        for position, own, new in zip(self.contraction.bound.einsum.sparse, self._values, given, strict=True):
+            what = "values" if len(given) == 1 else f"values of operand {position + 1}"
+            if not isinstance(new, Tensor) or new.shape != own.shape:
+                what_it_is = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
+                raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {what_it_is}")
+            if new.dtype != own.dtype or new.device != own.device:
+                raise DtypeError(f"{what} must be {own.dtype} on {own.device}, found {new.dtype} on {new.device}")
+        return given
 
     def _on(self, operands: Sequence[SparseTensor]) -> Kernel:
         """The kernel for other sparse operands of its patterns and dtype."""

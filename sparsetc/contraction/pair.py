@@ -165,15 +165,14 @@ class Pair(Inspectable):
         left, right = resolved(left), resolved(right)
         with without_autocast(self.device), in_order(self.settings.deterministic):
             if letter == "z":
-                return self._values(left, right) if self.join.tasks else left.new_zeros(0)
-            return self._over_tasks(letter, left, right)
+                result = self._values(left, right) if self.join.tasks else left.new_zeros(0)
+                if result is not None:
+                    return result
+            self.task_sums.tasks.nnz = self.nnz
+            return self.task_sums.product(letter, left, right)
 
-    def _over_tasks(self, letter: str, left: Tensor, right: Tensor) -> Tensor:
-        self.task_sums.tasks.nnz = self.nnz
-        return self.task_sums.product(letter, left, right)
-
-    def _values(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the result's values by place, by the first path that takes these values; waits for the device once.
+    def _values(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """Return the result's values by place, None where they are sums over tasks; waits for the device once.
 
         In halves, blocks are multiplied where those are as exact as float32; else as they are. Where a value is
         infinite or NaN, values are computed nonzero by nonzero: zeros of a block, or of an unfolded operand, are
@@ -188,9 +187,7 @@ class Pair(Inspectable):
             verdict = int(halves.verdict.item())
         else:
             verdict = EXACT if finite((x, y)) else INFINITE
-        if verdict == INFINITE:
-            return self._over_tasks("z", x, y)
-        return path.run(x, y, halves if verdict == EXACT else None)
+        return None if verdict == INFINITE else path.run(x, y, halves if verdict == EXACT else None)
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernels of every plan but ``"dense"``."""

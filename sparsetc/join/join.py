@@ -167,20 +167,19 @@ def prepared(
     letters = tuple(letters)
     order = tuple(order)
     extents = tuple(sizes[c] for c in order)
-    source = crd.on_diagonal(letters, coords)
-    rows = tuple(coords[letters.index(c)] for c in order)
-    rows = rows if source is None else tuple(row[source] for row in rows)
+    source, owner, ordered = crd.on_diagonal(letters, coords), None, True
+    rows = tuple(crd.picked(coords[letters.index(c)], source) for c in order)
     n = coords.shape[1] if source is None else source.numel()
     if coalesced and sorted(letters) == sorted(order):  # no letter twice, and none summed away
-        return JoinOperand(order, extents, rows, n, letters == order, None, None, coords)
-    if not rows:
-        owner = None if n < 2 else coords.new_zeros(n)  # all are summed to one entry, if there are any
-        return JoinOperand(order, extents, (), min(n, 1), True, source, owner, coords)
-    distinct_coords, merge = duplicates.coalesced(torch.stack(rows), extents)
-    if merge is not None:
-        source = merge.order if source is None else source[merge.order]
-    owner = None if merge is None else merge.run
-    return JoinOperand(order, extents, tuple(distinct_coords), distinct_coords.shape[1], True, source, owner, coords)
+        ordered = letters == order
+    elif not rows:  # all are summed to one entry, if there are any
+        owner, n = None if n < 2 else coords.new_zeros(n), min(n, 1)
+    else:
+        distinct_coords, merge = duplicates.coalesced(torch.stack(rows), extents)
+        rows, n = tuple(distinct_coords), distinct_coords.shape[1]
+        if merge is not None:
+            source, owner = merge.order if source is None else source[merge.order], merge.run
+    return JoinOperand(order, extents, rows, n, ordered, source, owner, coords)
 
 
 PIECE = 1 << 23

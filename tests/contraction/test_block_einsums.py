@@ -103,7 +103,7 @@ def test_dense_operands_of_any_layout() -> None:
         check(stc.compile(equation, x, other.expand(6, 4))(b), equation, [x, b])
         with torch.no_grad():
             upstream = numbers((5, 4), torch.float64, 3)
-            found = k.contraction.gradient([x.pattern], 1, [x.values], [other], upstream)
+            found = torch.ops.sparsetc.contract(k.contraction.key, [x.values, other, upstream], 1)
             each = x.to_dense().T @ upstream
             torch.testing.assert_close(found, each.sum_to_size(other.shape))
 
