@@ -47,6 +47,8 @@ compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
 ENTRIES, ELEMENTS = 1 << 20, 1 << 27
 """Most entries of a pattern, and elements of gathered or added rows, before kernels are compiled: compiling then takes
 little beside the run, and kernels do not gather rows into memory."""
+SELDOM = 64
+"""Patterns after two that had too many pairs, before the pairs of others are counted."""
 OF_A_GROUP = 8
 """Entries a group from which a product of matrices beats multiplying one entry after the other..."""
 OF_A_MATRIX = 1 << 10
@@ -80,9 +82,14 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
         return None
     if two and any(entry[1].ndim > 1 for entry in entries):  # of dense modes, or blocks
         return None
-    comes_and_goes = _comes_and_goes(text, (coords.shape[0], dtype, device), uses)
+    kind = coords.shape[0], dtype, device
+    last = last_uses.once((text, kind), LastUse)
+    comes_and_goes = _comes_and_goes(last, kind, uses)
     if two:
-        return _of_pair(text, operands, form, entries) if comes_and_goes else None
+        result = _of_pair(text, operands, form, entries) if comes_and_goes else None
+        if comes_and_goes and result is None:
+            last.passed = -SELDOM
+        return result
     recipe = Recipe.of(text, tuple([tuple(o.shape) for o in operands]), *sparse, form)
     if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.gathered > ELEMENTS:
         return None
@@ -123,9 +130,8 @@ def _entries(x: SparseTensor) -> Given:
     return unsorted.reading.coords, unsorted.values, unsorted.reading.uses
 
 
-def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
+def _comes_and_goes(last: LastUse, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
     """Return True if this pattern, and several in a row before it, were used a few times only."""
-    last = last_uses.once((text, kind), LastUse)
     if last.uses is not uses:
         last.passed = last.passed + 1 if last.uses and last.uses.count <= FEW else 0
         last.uses = uses
