@@ -317,14 +317,14 @@ def compiled(text: str, operands: Operands, settings: Options, form: str, once: 
     first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
     key = key_of(text, operands, settings, form)
 
-    def make(new: bool = False) -> Contraction:
-        return Contraction.compile(parsed(text, operands), operands, settings, form, True, new=new)
+    def make(unmet: bool = False) -> Contraction:
+        return Contraction.compile(parsed(text, operands), operands, settings, form, True, unmet=unmet)
 
     if once and others and not settings.timed:
         met = "met", key
         if _found(first, met) is None:
             kept_or_made(first, met, lambda: True, others)
-            return make(new=True)
+            return make(unmet=True)
     return kept_or_made(first, key, make, others)
 
 

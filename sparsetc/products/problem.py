@@ -121,7 +121,7 @@ class JoinProblem:
     Attributes:
         wanted: the request for a plan.
         swapped: whether x is the equation's second operand.
-        new: True if these patterns are not known to meet again.
+        unmet: True if these patterns are not known to have met before.
     """
 
     join: Join
@@ -131,7 +131,7 @@ class JoinProblem:
     backend: str
     budget: JoinBudget
     swapped: bool
-    new: bool = False
+    unmet: bool = False
 
     @cached_property
     def equation(self) -> str:
@@ -218,7 +218,7 @@ class JoinPath(Inspectable):
     def estimates(cls, p: JoinProblem, best: Best | None = None) -> list[Candidate]:
         """Return its plans with their prices; none where its launches alone take longer than the best so far."""
         best = best or Best()
-        launches = cls.launches + cls.first * p.new
+        launches = cls.launches + cls.first * p.unmet
         allowed = best.allows(cls.name, launches * p.profile.call)
         candidates = cls.candidates(p, best) if allowed else []
         best.take(candidates)
