@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from math import prod
+from math import inf, prod
 from operator import mul
 from typing import Any
 
@@ -47,8 +47,6 @@ compilation (`benchmarks/instead.py`, new graphs of 16 K edges)."""
 ENTRIES, ELEMENTS = 1 << 20, 1 << 27
 """Most entries of a pattern, and elements of gathered or added rows, before kernels are compiled: compiling then takes
 little beside the run, and kernels do not gather rows into memory."""
-SELDOM = 64
-"""Patterns after two that had too many pairs, before the pairs of others are counted."""
 OF_A_GROUP = 8
 """Entries a group from which a product of matrices beats multiplying one entry after the other..."""
 OF_A_MATRIX = 1 << 10
@@ -57,10 +55,14 @@ OF_A_MATRIX = 1 << 10
 
 @dataclass
 class LastUse:
-    """The pattern that an einsum was last used with, and how many patterns in a row before it were used a few times."""
+    """The pattern that an einsum was last used with, and how many patterns in a row before it were used a few times.
+
+    Patterns of as `many` entries had too many pairs.
+    """
 
     uses: Uses | None = None
     passed: int = 0
+    many: float = inf
 
 
 last_uses: Lru[Any, LastUse] = Lru(256)
@@ -86,9 +88,10 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
     last = last_uses.once((text, kind), LastUse)
     comes_and_goes = _comes_and_goes(last, kind, uses)
     if two:
-        result = _of_pair(text, operands, form, entries) if comes_and_goes else None
-        if comes_and_goes and result is None:
-            last.passed = -SELDOM
+        if not comes_and_goes or count >= last.many:
+            return None
+        result = _of_pair(text, operands, form, entries)
+        last.many = count if result is None else last.many
         return result
     recipe = Recipe.of(text, tuple([tuple(o.shape) for o in operands]), *sparse, form)
     if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.gathered > ELEMENTS:
