@@ -23,8 +23,7 @@ from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
-from sparsetc.support.entry import on_gpu
-from sparsetc.support.notices import bar, log_since
+from sparsetc.support.entry import bar, log_since, on_gpu
 
 FUSED = {"enable_fp_fusion": True}
 """An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""

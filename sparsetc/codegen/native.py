@@ -25,8 +25,8 @@ from torch import Tensor
 
 from sparsetc.codegen.launch import Call, PartArrays, Values
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.support import at_fork
 from sparsetc.support.compiled import Kept
-from sparsetc.support.lru import at_fork
 
 RANGES = 4
 """Ranges of items for each thread, if items own the rows they write; a thread that is free takes the next."""

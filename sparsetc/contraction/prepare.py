@@ -39,9 +39,8 @@ from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Other, choose
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
-from sparsetc.support import Ints, among, memory, outside
+from sparsetc.support import Ints, among, cached_property, memory, outside
 from sparsetc.support.entry import on_gpu
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, of_modes
 from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.sums import accumulator, result_bytes

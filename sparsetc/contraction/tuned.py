@@ -35,9 +35,8 @@ from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import JOINS, PLANS
-from sparsetc.support import memory
-from sparsetc.support.lru import Cache
-from sparsetc.support.notices import bar, log_since, warn_once
+from sparsetc.support import Cache, memory
+from sparsetc.support.entry import bar, log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tuning.known import DAMAGED, Facts, Known, digest

@@ -20,8 +20,8 @@ from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, verify
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner import Candidate, Counts, Problem
-from sparsetc.support.notices import warn_once
-from sparsetc.support.records import misfit
+from sparsetc.support.checks import misfit
+from sparsetc.support.entry import warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tuning.lines import Line, append, as_data, lines, plan_of, read
 from sparsetc.tuning.search import STORED, Trial, best_of

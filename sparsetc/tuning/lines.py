@@ -19,8 +19,8 @@ from sparsetc.device.timing import Timing
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import RECORDS
 from sparsetc.support import Ints, files
-from sparsetc.support.notices import warn_once
-from sparsetc.support.records import Record, fits, from_state, misfit
+from sparsetc.support.checks import Record, fits, from_state, misfit
+from sparsetc.support.entry import warn_once
 
 MOST_BYTES = 1 << 23
 """Bytes of a file, at most; a line takes about 1.5 kB."""

@@ -25,7 +25,7 @@ from sparsetc.device.timing import Timing
 from sparsetc.ir.plan import AUTO
 from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.registry import PLANS
-from sparsetc.support import notices
+from sparsetc.support import entry
 from sparsetc.tuning import known, lines, search
 
 SHAPE = (12, 15, 20)
@@ -459,7 +459,7 @@ def test_what_is_not_read_is_not_written_to(
     locked_out = case == "a lock that is a FIFO"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        notices._said.clear()
+        entry._said.clear()
         assert bool(lines.lines(path)) == locked_out
         mttkrp("now", x=tensor(seed=7))
         assert main(["tune", "list"]) == 0
