@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen import transpose
+from sparsetc.codegen import launch
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.numba import copied
 from sparsetc.codegen.programs import Programs, stored_dtype
@@ -329,7 +329,7 @@ class Preparation:
                     what = f"a broadcast operand of shape {shape}, which kernels read whole,"
                     nbytes = table.nbytes
                     memory.check(what, nbytes, table.device, self.settings.memory_limit)
-                table = transpose.contiguous(table)
+                table = launch.contiguous(table)
             tables.append(table)
         return tables
 

@@ -33,7 +33,7 @@ from sparsetc.support import Ints, Names, outside
 from sparsetc.support.checks import Record
 from sparsetc.tensor.coords import check_range, checked_shape, is_coalesced
 from sparsetc.tensor.dtypes import NAMED
-from sparsetc.tuning.lines import as_data, plan_of
+from sparsetc.tuning.record import as_data, plan_of
 
 MOST_ELEMENTS = 1 << 59
 ROWS = "rows"
