@@ -7,12 +7,12 @@ Importing this package registers them::
     by_rows.py     coo+rows, fiber+rows    long rows by one of these, short ones a lane each
     hls.py         hls                     dense tiles, or tiles as bitmaps, and what they leave as runs or fibers
     window*.py     window, 1-sa            groups of rows in dense tiles over their columns, and other rows as runs
-    dense.py       -                       the dense tensor, multiplied by torch
-    by_torch.py    dense                   that, or nonzeros by positions in a product of dense operands (``positions``)
+    dense.py       dense                   the dense tensor, multiplied by torch (by_torch.py), or nonzeros by positions
+                                           in a product of dense operands (``positions``)
     mixed_mode.py  mm-csf                  fibers along every mode, one copy for the einsums of all modes
 """
 
-from sparsetc.formats import by_rows, by_torch, coo, dense, fiber, hls, mixed_mode, window_plans  # noqa: F401
+from sparsetc.formats import by_rows, coo, dense, fiber, hls, mixed_mode, window_plans  # noqa: F401
 from sparsetc.packing.base import Packed
 from sparsetc.planner.registry import register_format
 
