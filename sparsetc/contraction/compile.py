@@ -32,7 +32,7 @@ from sparsetc.planner.paths import checked_order
 from sparsetc.planner.registry import PLANS, by_nonzeros
 from sparsetc.planner.workload import choose_together
 from sparsetc.products.problem import paired
-from sparsetc.support.notices import bar, log_since
+from sparsetc.support.entry import bar, log_since
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

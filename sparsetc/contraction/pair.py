@@ -33,8 +33,8 @@ from sparsetc.products.hybrid import HybridPath
 from sparsetc.products.problem import JoinProblem, paired
 from sparsetc.products.scalar import EINSUMS, TaskSums
 from sparsetc.runtime.executable import Inspectable
+from sparsetc.support import cached_property
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.pattern import Pattern

@@ -31,9 +31,8 @@ from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
-from sparsetc.support import Ints, Names, among, outside
+from sparsetc.support import Ints, Lru, Names, among, cached_property, outside
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import readings
 from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -15,8 +15,7 @@ from torch import Tensor
 from sparsetc.contraction.operands import Operands, Patterns, Tensors
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
-from sparsetc.support import Ints
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

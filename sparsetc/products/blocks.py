@@ -33,7 +33,7 @@ from sparsetc.join.order import TASK_BYTES
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
-from sparsetc.support.lru import cached_property
+from sparsetc.support import cached_property
 from sparsetc.tensor.coords import picked, sorted_keys
 from sparsetc.tensor.sums import accumulator
 

@@ -25,8 +25,7 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.registry import JOINS
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Names
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Names, cached_property
 from sparsetc.tensor.sums import accumulator
 
 STORAGES = ("auto", "whole", "bitmap")
