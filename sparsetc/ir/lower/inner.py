@@ -80,7 +80,7 @@ class Inner:
         e = bound.einsum
         (sparse,) = e.sparse
         letters, sizes = e.inputs[sparse], printed_sizes(bound)
-        if len(letters) != view.order or len(set(letters)) != view.order:
+        if not len(letters) == len({*letters}) == len(view.mode_levels):
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(letters)!r}")
         output, operands = named_operands(bound, as_given=not target.whole)
         return cls(
@@ -114,7 +114,7 @@ class Inner:
 
     def along(self, letters: Names) -> Names:
         """Return the sides of a tile along which the coordinates of these letters vary, once each."""
-        return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters))) if self.sides else ()
+        return among(self.view.read_along(self.letters, letters), self.sides) if self.sides else ()
 
     @cached_property
     def levels(self) -> dict[str, int]:
@@ -124,7 +124,7 @@ class Inner:
     @cached_property
     def axes(self) -> dict[str, frozenset[str]]:
         """The axes on which each factor depends."""
-        read = {name: among(letters, self.sides) for name, letters in self.stored.items()}
+        read: dict[str, Letters] = {name: self.sides.keys() & letters for name, letters in self.stored.items()}
         read |= {o.name: (*o.axes, *self.along(o.rows)) for o in self.operands}
         return {name: frozenset((*self.view.walked[level], *read[name])) for name, level in self.levels.items()}
 
@@ -141,7 +141,7 @@ class Inner:
 
 def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
     """Return the key of results; it is known at the level that has all letters of the output."""
-    level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
+    level = max([view.mode_levels[letters.index(c)] for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
         return Key("row", level, kept, tuple(row_major([sizes[c] for c in kept])))
     sides = {letters[mode] for mode in view.sided}

@@ -71,7 +71,7 @@ class Lowering:
         self.dense = tuple(map(self._dense, inner.dense))
         self.operand = {o.name: replace(o, rounded=o.name in schedule.rounded) for o in inner.operands}
         gathered = [o.name for o in inner.operands if o.rows]
-        if beside := outside(schedule.rounded, gathered):
+        if beside := [name for name in schedule.rounded if name not in gathered]:
             read = f"rows are gathered of {', '.join(gathered) or 'nothing'}"
             raise PlanError(f'"{inner.equation}": {beside[0]!r} is rounded, and {read}')
         self.split = self._split()
@@ -85,9 +85,8 @@ class Lowering:
             [DenseAxis(c, side, self.tile_sizes.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
-        unrolled, turned = len(inner.stored) == 1, among(schedule.tile_loops, inner.sides)
-        step = self.tile_sizes.get
-        loops = (TileLoop(c, size=inner.sides[c], step=step(c, 1), unrolled=unrolled) for c in turned)
+        unrolled, step, turned = len(inner.stored) == 1, self.tile_sizes.get, schedule.tile_loops
+        loops = (TileLoop(c, size=n, step=step(c, 1), unrolled=unrolled) for c in turned if (n := inner.sides.get(c)))
         self.around = (*self.view.loops, *loops)
         if not schedule.is_ruled:
             verify_tree(inner, schedule, self.around)
@@ -190,8 +189,7 @@ class Lowering:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
         over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes])
-        rows = outside(axes, over)
-        columns = among(axes, over)
+        rows, columns = [c for c in axes if c not in over], [c for c in axes if c in over]
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
         out = Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
         return Value(out, name.lower())
@@ -200,7 +198,8 @@ class Lowering:
         """Return the statement that gathers rows of a dense operand: one for each lane if lanes determine them."""
         o = self.operand[name]
         level = self.inner.levels[name]
-        lanes, along = self.view.beside[level], among(self.inner.along(o.rows), self.tile_sizes)
+        sides = self.inner.along(o.rows) if self.inner.sides else ()
+        lanes, along = self.view.beside[level], [c for c in sides if c in self.tile_sizes]
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         axes, folded = (*lanes, *o.axes, *along), 0
         over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
@@ -217,7 +216,7 @@ class Lowering:
         reads = []
         for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
             letter, placed = letters[mode], view.along.get(mode)
-            if not view.coordinates[mode].sides:
+            if placed is None or not view.coordinates[mode].sides:
                 reads.append(Decode(letter, view.coordinates[mode], level, tile=placed is not None))
             if placed is not None and letter in self._addressed:
                 size, along = self.inner.sizes[letter], self.inner.along((letter,))
@@ -254,8 +253,9 @@ class Lowering:
     def stored_order(self) -> Names:
         """Return positions in the order of a dot's side: letters summed outside dots, kept, contracted by dots."""
         summed = self.summed
-        beside = sorted(among(self.inner.sides, summed), key=lambda c: c not in self.schedule.tile_loops)
-        kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
+        sides, turned = self.inner.sides, self.schedule.tile_loops
+        beside = sorted([c for c in sides if c in summed], key=lambda c: c not in turned)
+        kept = [c for c in sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)
 
     def _check_order(self) -> None:
@@ -464,7 +464,8 @@ class WholeLowering(Lowering):
         """Return the statement that reads stored values in order, or rows along their coordinates."""
         s = super().load(factor)
         operand = self.inner.operand.get(factor)
-        axes = (*self.inner.along(operand.rows), *operand.axes) if operand else self._stored(factor)
+        sides = self.inner.along(operand.rows) if operand and self.inner.sides else ()
+        axes = (*sides, *operand.axes) if operand else self._stored(factor)
         out = Tile(s.out.name, (*self.view.beside[s.out.level], *axes), s.out.level)
         self.factors[out.name] = frozenset((factor,))
         return replace(s, out=out)
@@ -489,7 +490,9 @@ class WholeLowering(Lowering):
         return tile
 
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
-        return self._product(name, self.taken_back(tile).inputs, level, tile.within[: tile.folded], accumulate=True)
+        product = self.taken_back(tile)
+        rows = self._within((tile,))[: tile.folded]
+        return self._product(name, (*product.left, *product.right), level, rows, accumulate=True)
 
     def _product(
         self, name: str, tiles: Sequence[Tile], level: int, rows: Collection[str] = (), accumulate: bool = False
@@ -504,7 +507,7 @@ class WholeLowering(Lowering):
         axes = self._within(tiles)
         whole = [{*axes} <= {*t.axes} for t in tiles]
         sums = ({*axes} - needed) & self.inner.sides.keys() or True not in whole
-        kept = among(axes, needed) if sums else axes
+        kept = tuple([a for a in axes if a in needed]) if sums else axes
         left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
         if right:
             rows, kept = self._within(left), (*self._within(left), *self._within(right))
@@ -515,7 +518,7 @@ class WholeLowering(Lowering):
 
     def _separate(self, tiles: Sequence[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
         """Split factors into two sets without a common axis, to be summed by a matrix product; else (all, none)."""
-        groups = [g for g in joined([(t.within, t) for t in tiles]) if g[0]]
+        groups = [g for g in joined([({*t.axes} - {LANES}, t) for t in tiles]) if g[0]]
         if len(groups) < 2:
             return tuple(tiles), ()
         axes, largest = max(groups, key=lambda g: volume(self.sizes, g[0]))
@@ -528,4 +531,5 @@ class WholeLowering(Lowering):
 
     def _within(self, tiles: Sequence[Tile]) -> Names:
         """The axes that tiles have together, but the lanes."""
-        return among(self.sizes, set().union(*[t.axes for t in tiles])) if len(tiles) > 1 else tiles[0].within
+        axes = {a for t in tiles for a in t.axes}
+        return tuple([a for a in (self.sizes if len(tiles) > 1 else tiles[0].axes) if a in axes and a != LANES])

@@ -63,6 +63,8 @@ class Count(_Array):  # type: ignore[misc]
 
 FIBERS, STORED, ITEMS, ONE = (Count.of_each([int(at == place) for at in range(8)]) for place in (1, 3, 5, 7))
 ZERO = Count.of_each([0] * 8)
+VALUE, VALUES = ONE.bytes, STORED.bytes
+"""The bytes of one value, and of those that are stored."""
 BY_LEVEL = (ITEMS, FIBERS, STORED)
 """Counts of what each level has; of blocks, their fibers."""
 
@@ -135,7 +137,7 @@ class GatherTerm:
     letters: Names = ()
     sector: int = 0
     passes: int = 1
-    itemsize: Count = ONE.bytes
+    itemsize: Count = VALUE
 
     def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
         """Return True if the table is too large for the L2 cache to hold most of it."""
