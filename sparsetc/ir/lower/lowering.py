@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.contraction_tree import Tree, factor, order_of_sums
+from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.lower.check import verify_tree
 from sparsetc.ir.lower.inner import Inner, X
@@ -147,9 +147,9 @@ class Lowering:
         """Return the operand whose rows the one dot takes in halves; nothing where stored values are not in halves."""
         if not self.view.values.halves:
             return ""
-        sides = self.dots[0].parts if len(self.dots) == 1 else ()
-        rows = [name for name, o in self.operand.items() if factor(name) in sides and o.rows and not o.rounded]
-        if not rows or factor(X) not in sides:
+        sides = [side.name for side in self.dots[0].parts] if len(self.dots) == 1 else []
+        rows = [name for name, o in self.operand.items() if name in sides and o.rows and not o.rounded]
+        if not rows or X not in sides:
             raise self._no_halves()
         return rows[0]
 
@@ -185,9 +185,13 @@ class Lowering:
         """Return the statement that reads a factor."""
         return self.value(factor) if factor in self.inner.stored else self.gather(factor)
 
+    def _contracting(self, factor: str) -> Names:
+        """Return what the dot of which a factor is a side sums over; nothing where there is none."""
+        return next((dot.over for dot in self.dots if factor in [side.name for side in dot.parts]), ())
+
     def value(self, name: str) -> Value:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
-        over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
+        over = self._contracting(name)
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes])
         rows, columns = [c for c in axes if c not in over], [c for c in axes if c in over]
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
@@ -202,7 +206,7 @@ class Lowering:
         lanes, along = self.view.beside[level], [c for c in sides if c in self.tile_sizes]
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         axes, folded = (*lanes, *o.axes, *along), 0
-        over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
+        over = self._contracting(name)
         if over and len(axes) > 2 and {*over} < {*axes} == {*o.axes}:
             # A side of a dot is a matrix as it is loaded; what is summed beside the dot lies before what is kept.
             rows = sorted(outside(axes, over), key=lambda c: c not in self.summed)
