@@ -38,7 +38,7 @@ from sparsetc.ir.program import (
     comments,
     names,
 )
-from sparsetc.support import Names, among
+from sparsetc.support import Names
 from sparsetc.tensor.sums import LONG
 
 
@@ -286,8 +286,8 @@ class NumbaPrinter(Writer, Lines):
 
     def laid(self, tile: Tile) -> Names:
         """Return the axes of a tile in the order in which it is kept."""
-        output = self.p.output_axes
-        return among(output, tile.within) if self.as_output and {*tile.within} <= {*output} else tile.within
+        axes, output = tile.within, self.p.output_axes
+        return tuple([a for a in output if a in axes]) if self.as_output and {*axes} <= {*output} else axes
 
     def held(self, tile: Tile) -> Factor:
         """Return where a tile of the program is kept: in a number, in registers, or in a local array."""

@@ -68,7 +68,7 @@ def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int
         repeated: whether a dimension that is one slice repeated is left out as one of size 1 is.
     """
     e = bound.einsum
-    holders = {c: set(e.holders(c)) for c in e.indices}
+    holders = {c: {p for p, term in enumerate(e.inputs) if c in term} for c in e.indices}
     dropped: dict[int, Ints] = {}
     for p in e.dense:
         operand, dims = operands[p], []

@@ -27,7 +27,7 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower.default_tree import completed
 from sparsetc.ir.lower.inner import Inner, Target
-from sparsetc.ir.lower.lowering import Lowering, WholeLowering
+from sparsetc.ir.lower.lowering import lowered
 from sparsetc.ir.nest import ITEM, PAIRED, Bitmap, Halves, Nest, Values, Whole, pairs
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.tile import LANES, Key, TileProgram
@@ -68,7 +68,7 @@ def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Ti
 def _program(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
     """Lower by the schedule's tree: the one given, or that of the default rule."""
     chosen = completed(inner, schedule) if schedule.tree is None else schedule
-    return (WholeLowering if inner.target.whole else Lowering)(inner, chosen).program(format)
+    return lowered(inner, chosen, format)
 
 
 Fold = NamedInts

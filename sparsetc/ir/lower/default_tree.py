@@ -93,6 +93,7 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
     for tree in factors([*stored, *sorted(inner.operand, key=inner.levels.__getitem__)]):
         read[max(inner.levels[tree.name], reach)].append(tree)
     inputs, around = read[LEAF], [axis.level for axis in inner.view.loops]
+    contracted = set[str]()
     for axis in reversed(inner.view.loops):
         around.pop()
         home = max(around, default=ITEM)
@@ -102,12 +103,13 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
             step = lanes or (not axis.lanes and axis.level == LEAF)
             matrix = _matrix_product(inner, schedule, inputs) if step and schedule.dot else None
             over = (axis.name, LANES) if lanes and not matrix else (axis.name,)
+            contracted |= {*matrix.over} if matrix else set()
             inputs = [total([matrix] if matrix else inputs, over), *read[home]]
     if reach == LEAF and schedule.dot and not inner.view.innermost.lanes:  # a result for each entry
         after = [tree for tree in inputs if not _dense(inner, tree) & {*inner.summed}]
         matrix = _matrix_product(inner, schedule, outside(inputs, after))
-        inputs = [matrix, *after] if matrix else inputs
-    contracted = {a for node in product(inputs).dots for a in node.over}
+        if matrix:
+            contracted, inputs = {*matrix.over}, [matrix, *after]
     return replace(schedule, tree=total(inputs, [a for a in inner.summed if a not in contracted]))
 
 

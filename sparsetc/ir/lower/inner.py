@@ -14,7 +14,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest
 from sparsetc.ir.program import Key, Operand, named_operands, printed_sizes
-from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside, row_major
+from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, row_major
 
 X = "X"
 """The name of stored values in a tree."""
@@ -89,7 +89,7 @@ class Inner:
             target=target,
             letters=letters,
             stored={X: letters},
-            sides={letters[mode]: view.values.sides[mode] for mode in view.sided},
+            sides={letters[mode]: n for mode, n in enumerate(view.values.sides) if mode in view.sided},
             key=_key(letters, e.kept, view, target, sizes),
             output=output,
             output_axes=e.free,
@@ -136,7 +136,7 @@ class Inner:
     @cached_property
     def summed(self) -> Names:
         """The dense axes that the output lacks."""
-        return outside(self.dense, self.output_axes)
+        return tuple([a for a in self.dense if a not in self.output_axes])
 
 
 def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:

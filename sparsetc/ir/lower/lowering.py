@@ -26,6 +26,7 @@ from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.lower.check import verify_tree
 from sparsetc.ir.lower.inner import Inner, X
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop, home
+from sparsetc.ir.nest.coordinates import with_inputs
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import (
     LANES,
@@ -97,7 +98,7 @@ class Lowering:
         inner, schedule = self.inner, self.schedule
         total = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
-        owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
+        owned = inner.target.owned and all(a.letter in inner.output_axes or a.programs == 1 for a in self.dense)
         copies = 1 if owned or inner.key.kind != "row" else schedule.copies
         statements = (*self.statements, Add(total, inner.key, inner.output_axes, owned, copies))
         return TileProgram(
@@ -236,11 +237,9 @@ class Lowering:
     @cached_property
     def _wanted(self) -> set[str]:
         """Return the letters whose coordinates are addressed, directly or through another coordinate."""
-        wanted, letters = set(self._addressed), self.inner.letters
-        for mode, coordinate in reversed(self.view.coordinates.items()):
-            if letters[mode] in wanted:
-                wanted |= {letters[m] for m in coordinate.modes}
-        return wanted
+        letters = self.inner.letters
+        addressed = {mode for mode, letter in enumerate(letters) if letter in self._addressed}
+        return {letters[mode] for mode in with_inputs(addressed, self.view.coordinates)}
 
     # -- the order of a tile's positions ----------------------------------------------------------------------------
     @cached_property
@@ -461,7 +460,6 @@ class WholeLowering(Lowering):
         stored = (a for name in inner.stored for a in self._stored(name))
         self.sizes = {a: sizes[a] for a in dict.fromkeys((*stored, *sizes))}
         self.order = (LANES, *self.sizes)
-        self.axes = {name: inner.axes[name] for name in self.tree.factors}
         self.factors: dict[str, frozenset[str]] = {}
 
     def load(self, factor: str) -> Value | Gather:
@@ -507,7 +505,7 @@ class WholeLowering(Lowering):
         factor.
         """
         inside = frozenset().union(*[self.factors[t.name] for t in tiles])
-        needed = self.inner.keyed.union(*[axes for name, axes in self.axes.items() if name not in inside])
+        needed = self.inner.keyed.union(*[axes for name, axes in self.inner.axes.items() if name not in inside])
         axes = self._within(tiles)
         whole = [{*axes} <= {*t.axes} for t in tiles]
         sums = ({*axes} - needed) & self.inner.sides.keys() or True not in whole
@@ -537,3 +535,8 @@ class WholeLowering(Lowering):
         """The axes that tiles have together, but the lanes."""
         axes = {a for t in tiles for a in t.axes}
         return tuple([a for a in (self.sizes if len(tiles) > 1 else tiles[0].axes) if a in axes and a != LANES])
+
+
+def lowered(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
+    """Return the program of a schedule with a tree."""
+    return (WholeLowering if inner.target.whole else Lowering)(inner, schedule).program(format)

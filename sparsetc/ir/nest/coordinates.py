@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -452,6 +452,13 @@ def expressions(axes: Names, levels: Iterable[Iterable[ModeCoordinate]]) -> dict
     """Return the coordinate of each mode, in reading order, given the axes that number the positions of each level."""
     read = zip(axes, levels, strict=True)
     return {c.mode: c.expression(Position(axis)) for axis, coordinates in read for c in coordinates}
+
+
+def with_inputs(modes: set[int], coordinates: Mapping[int, Expression]) -> set[int]:
+    """Return modes and those that their coordinates are read from, given the coordinates in reading order."""
+    for mode, coordinate in reversed([*coordinates.items()]):
+        modes |= coordinate.modes if mode in modes else set()
+    return modes
 
 
 def lookups(levels: Iterable[Iterable[Expression]]) -> list[tuple[Lookup, ...]]:

@@ -41,6 +41,7 @@ from sparsetc.ir.program.resources import (
     Count,
     GatherTerm,
     Statistics,
+    moved,
 )
 from sparsetc.ir.program.tile import Add, Gather, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value
 from sparsetc.support import Letters, cached_property
@@ -318,7 +319,7 @@ class Cost:
         at = statistics.symbols
         counts = self.once, self.stream, self.output, self.added_bytes, self.multiply, self.expanded, self.dot
         once, stream, output, added, multiply, expanded, dot = [c @ at for c in counts]
-        gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
+        gathered = moved(self.gathers, statistics, profile, self.programs)
         missed, again = sum([missed for _, missed in gathered]), stream - once
         # Blocks of one item follow one another and find its storage near; each pass reads all of it again.
         if self.passes > 1 and once > profile.l2_bytes:
@@ -338,10 +339,9 @@ class Cost:
         lines = 0.0
         far = 0.0
         farther = 0.0
-        for g in self.gathers:
-            moved, missed = g.moved(statistics, profile, 1)
+        for g, (near, missed) in zip(self.gathers, moved(self.gathers, statistics, profile, 1), strict=True):
             lines += g.rows @ at * max(1.0, g.width * (g.itemsize @ at) / CPU_LINE)
-            far, farther = far + moved / CPU_LINE, farther + missed / CPU_LINE
+            far, farther = far + near / CPU_LINE, farther + missed / CPU_LINE
         dense = [min(a.size, a.block) for a in self.p.axes if a.letter not in self.sides] or [1]
         width = int(dense[-1]) or 1
         of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two

@@ -11,7 +11,7 @@ text, R are rows of the result. A text has no sizes of modes: one source serves 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -162,6 +162,13 @@ class GatherTerm:
             far = moved * missing(pairs, near // (size * self.table_width))
             missed = moved * missing(pairs, profile.l2_bytes // (size * self.held_width)) if pairs else missed
         return far * self.passes ** -profile.constants["slab_power"], missed
+
+
+def moved(
+    gathers: Iterable[GatherTerm], statistics: Statistics, profile: DeviceProfile, programs: int
+) -> list[tuple[float, float]]:
+    """Return what each term moves."""
+    return [g.moved(statistics, profile, programs) for g in gathers]
 
 
 def missing(pairs: Sequence[tuple[int, float]], rows: int) -> float:
