@@ -23,8 +23,7 @@ from sparsetc.contraction import dense_modes
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, einsum, repeated_dims
 from sparsetc.contraction.request import Change, Request, Rewrite, Take
 from sparsetc.device.profile import profile_of
-from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
-from sparsetc.ir.equation.rewrite import dense_products
+from sparsetc.ir.equation.einsum import Bound, Einsum, dense_products, distinct
 from sparsetc.ir.plan import F16
 from sparsetc.support import Ints, outside
 from sparsetc.tensor.coords import picked

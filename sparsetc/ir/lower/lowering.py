@@ -23,8 +23,7 @@ from dataclasses import replace
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import joined
-from sparsetc.ir.lower.check import verify_tree
-from sparsetc.ir.lower.inner import Inner, X
+from sparsetc.ir.lower.inner import Inner, X, verify_tree
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop, home
 from sparsetc.ir.nest.coordinates import with_inputs
 from sparsetc.ir.plan import F16X3, Schedule
