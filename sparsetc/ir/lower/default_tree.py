@@ -1,6 +1,6 @@
-"""The default rule: the tree of a schedule that has none, and the roles of a tile's positions.
+"""Lowering by a schedule's own tree or the default rule's: the tree of one that has none, and roles of positions.
 
-In: an `Inner` einsum and a `Schedule`. Out: the schedule with a tree. What is contracted follows from the axes::
+In: an einsum, a view and a `Schedule`. Out: a `TileProgram`. What the rule contracts follows from the axes::
 
     nonzeros    `by_levels`     sums from the innermost loop outwards, a dot over the lanes where two sides have none of
                                 the other's dense axes
@@ -41,10 +41,11 @@ from typing import TypeVar
 
 from sparsetc.ir.contraction_tree import Tree, dot, factors, product, total
 from sparsetc.ir.equation.einsum import Bound, joined
-from sparsetc.ir.lower.inner import Inner
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
-from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program import LANES, MIN_DOT, WARPGROUP, Operand, named_operands, printed_sizes
+from sparsetc.ir.lower.inner import Fold, Inner, Target
+from sparsetc.ir.lower.lowering import lowered
+from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest
+from sparsetc.ir.plan import F16X3, Schedule, Storage
+from sparsetc.ir.program import LANES, MIN_DOT, WARPGROUP, Operand, TileProgram, named_operands, printed_sizes
 from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside, volume
 
 T = TypeVar("T")
@@ -58,8 +59,65 @@ MOST_SUMS = 4096
 """Sums that a warp keeps, 128 a thread: of more, most would be kept in memory."""
 
 
+def lower(
+    bound: Bound, view: Nest, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
+) -> TileProgram:
+    """Lower one part to its tile program. Raise `PlanError` if the view cannot serve the einsum."""
+    return _lowered(bound, view, schedule.by_rule(), target, number, format)
+
+
+def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
+    """Lower one part to its tile program for pricing, without its number and its format."""
+    return _drafted(bound, view, schedule.by_rule(), target)
+
+
+@lru_cache(maxsize=1024)
+def _lowered(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
+    # Native loops that cut nothing are the same program, which was drafted for its price.
+    cut = schedule.native and bool(schedule.slowest_axes)
+    program = _drafted(bound, view, replace(schedule, native=cut), target)
+    run = replace(program.schedule, native=schedule.native)
+    return replace(program, number=number, format=format, schedule=run)
+
+
+@lru_cache(maxsize=1024)
+def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
+    read = view.taking(1 if target.whole else schedule.lanes)
+    read = read.of_ones() if target.ones else read
+    inner = Inner.of(bound, read.in_halves() if schedule.precision == F16X3 else read, target)
+    return lowered(inner, completed(inner, schedule), "")
+
+
+@lru_cache
+def lower_pairs(
+    equation: str,
+    folds: tuple[Fold, Fold, Fold],
+    schedule: Schedule,
+    target: Target,
+    *,
+    bitmaps: tuple[bool, bool] = (False, False),
+) -> TileProgram:
+    """The tile program of a contraction of tiles.
+
+    Args:
+        equation: what the reader is told.
+        folds: of rows, columns and inner; sides are powers of two. No letter is in two of them.
+        schedule: dot or multiply, its precision, warps and stages. f16x3 has both operands stored in halves.
+        target: rows of the output, a block each, and whether positions of stored values need 64 bits.
+        bitmaps: whether each operand is stored as bitmaps and packed values.
+
+    Raises:
+        PlanError, FormatError: sides that are not powers of two, letters that repeat, or bitmaps in f16x3.
+    """
+    inner = Inner.of_pairs(equation, folds, schedule.precision == F16X3, target, bitmaps)
+    formats = ["bcb" if tiles.volume > 1 else "coo" for tiles in inner.view.pairs]
+    return lowered(inner, completed(inner, schedule), " x ".join(formats))
+
+
 def completed(inner: Inner, schedule: Schedule) -> Schedule:
-    """Return a schedule without a tree, completed with the tree that the default rule gives."""
+    """Return the schedule, completed with the tree that the default rule gives where it has none."""
+    if schedule.tree is not None:
+        return schedule
     rule = by_groups if inner.sides else by_levels
     if len(inner.stored) > 1:
         rule = by_pairs

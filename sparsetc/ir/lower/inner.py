@@ -3,27 +3,40 @@
 In: a `Bound` einsum with one sparse operand and the `Nest` of a packed part, or whatever else says what is multiplied;
 a `Target`. Out: `Inner`, over which a tree is chosen, checked and lowered. `verify_tree` checks before that that a tree
 has every factor once, and sums every axis once where that is possible; its errors name the node and the fault.
+
+Two operands of tiles, ``x[row, inner] y[column, inner] -> z[row, column]``, are one task list (`Inner.of_pairs`)::
+
+    loop pairs of the item
+      x = tile pair_x of X;  y = tile pair_y of Y
+      total += dot over inner                # or, without a dot, a loop over inner that multiplies and adds
+    store Z[item, row, column] = total
+
+In the precision f16x3 tiles are stored in halves, and the total is multiplied by the scales of its rows, then by those
+of its columns: never by their product, which may be no float32. An axis too short for a dot is padded in registers: its
+positions past the tile are masked when loaded. One that has no letters is of one position.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 
-from sparsetc.errors import PlanError
+from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest
-from sparsetc.ir.nest.axes import Axis, home
+from sparsetc.ir.nest import ITEM, LANES, LEAF, LEVELS, PAIRED, Axis, Bitmap, Halves, Nest, Values, Whole, pairs
+from sparsetc.ir.nest.axes import home
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program import Key, Operand, named_operands, printed_sizes
-from sparsetc.ir.program.tile import LANES
 from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, row_major
 
 X = "X"
 """The name of stored values in a tree."""
+Fold = NamedInts
+"""(letter, positions) of the letters that make an axis, row-major."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,32 @@ class Inner:
             sizes=sizes,
         )
 
+    @classmethod
+    def of_pairs(
+        cls, equation: str, folds: tuple[Fold, Fold, Fold], halves: bool, target: Target, bitmaps: tuple[bool, bool]
+    ) -> Inner:
+        """An einsum of two operands of tiles; arguments and errors are those of `lower_pairs`."""
+        letters = [c for fold in folds for c, _ in fold]
+        if len(set(letters)) != len(letters):
+            raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
+        named = dict(zip(map(_name, folds, ("row", "column", "inner")), folds, strict=True))
+        (row, column, inner), sides = named, {name: prod(side for _, side in fold) for name, fold in named.items()}
+        free = zip((row, column), bitmaps, strict=True)
+        view = pairs(*[_stored(sides[c], sides[inner], bitmap, halves) for c, bitmap in free])
+        view.verify()
+        return cls(
+            equation=equation,
+            view=view,
+            target=replace(target, owned=True),
+            letters=tuple(named),
+            stored=dict(zip(map(str.upper, PAIRED), ((row, inner), (column, inner)), strict=True)),
+            sides=sides,
+            key=Key("position", ITEM),
+            output="Z",
+            output_axes=(row, column),
+            folds=named,
+        )
+
     def may_omit_ones(self, factors: Letters) -> bool:
         """True if a tree of these factors needs no 1s of a pattern: another factor marks the lanes with a value."""
         return not self.view.values.held and any(self.levels[name] == LEAF for name in factors)
@@ -143,6 +182,25 @@ class Inner:
     def summed(self) -> Names:
         """The dense axes that the output lacks."""
         return tuple([a for a in self.dense if a not in self.output_axes])
+
+
+def _name(fold: Fold, role: str) -> str:
+    """Return the name of an axis: its letters, or its role if it has none; never the name of the lanes or pairs."""
+    name = "".join(c for c, _ in fold) or f"one_{role}"
+    return f"{name}_{role}" if name in (LANES, "pair") else name
+
+
+def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Values:
+    """Row-major tiles, their bits in the widest words that they fill.
+
+    Triton lays out a dot's sides by the narrowest load that their addresses depend on, and aborts where that is
+    narrower than 32 bits and the values are of 64 (3.6, 3.7).
+    """
+    word = max(8, min(32, free * inner))
+    if bitmap and halves:
+        raise FormatError("what is in halves are tiles, stored whole")
+    kind = Halves if halves else Whole
+    return (Bitmap if bitmap else kind)((free, inner), (0, 1), word=word)
 
 
 def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
