@@ -9,8 +9,8 @@ choices (what fits into a cache, which of two bounds is larger) are those of thi
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -192,8 +192,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "pow"):
     setattr(Traced, f"__r{_name}__", _arithmetic(getattr(operator, _name), True))
 
 
-@dataclass(frozen=True, eq=False)
-class SymbolicCost(Mapping[str, Any]):
+class SymbolicCost(dict[str, Any]):
     """The work of a call of a kernel: ``bytes``, ``gathered rows``, ``atomics``, ``products`` and ``seconds``.
 
     Each is a sympy expression: the least bytes moved to and from device memory, rows gathered of dense operands,
@@ -205,19 +204,10 @@ class SymbolicCost(Mapping[str, Any]):
         symbols: the value that each symbol has for this kernel.
     """
 
-    expressions: Mapping[str, Any]
     symbols: Mapping[Any, float]
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.expressions:
-            raise KeyError(f"a cost has {', '.join(self.expressions)}, found {name!r}")
-        return self.expressions[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.expressions)
-
-    def __len__(self) -> int:
-        return len(self.expressions)
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"a cost has {', '.join(self)}, found {name!r}")
 
     def at(self, **changed: float) -> dict[str, float]:
         """Return the numbers for this kernel with other values of some symbols.
@@ -233,11 +223,11 @@ class SymbolicCost(Mapping[str, Any]):
         if wrong := [name for name, number in changed.items() if not isinstance(number, int | float) or not number > 0]:
             raise PlanError(f"{wrong[0]} is a number above 0, found {changed[wrong[0]]!r}")
         values = dict(self.symbols) | {by_name[name]: number for name, number in changed.items()}
-        return {name: float(expression.subs(values)) for name, expression in self.expressions.items()}
+        return {name: float(expression.subs(values)) for name, expression in self.items()}
 
     def __str__(self) -> str:
         where = ", ".join(f"{symbol} = {value:.6g}" for symbol, value in self.symbols.items())
-        return "\n".join([*[f"{name:<13} {cost}" for name, cost in self.expressions.items()], f"where {where}"])
+        return "\n".join([*[f"{name:<13} {cost}" for name, cost in self.items()], f"where {where}"])
 
 
 def symbolic_cost(
@@ -286,9 +276,10 @@ def symbolic_cost(
         "products": sum(cost.work(part, rates)[2] for cost, part in each),
         "seconds": sum(seconds_of(plan, costs, stored, backend, rates)),
     }
-    expressions = {name: expression(number) for name, number in numbers.items()}
-    used = set().union(*[cost.free_symbols for cost in expressions.values()])
-    return SymbolicCost(expressions, {symbol: value for symbol, value in values.items() if symbol in used})
+    cost = SymbolicCost({name: expression(number) for name, number in numbers.items()})
+    used = set().union(*[own.free_symbols for own in cost.values()])
+    cost.symbols = {symbol: value for symbol, value in values.items() if symbol in used}
+    return cost
 
 
 def _of_sizes(program: TileProgram, bound: Bound, sizes: Mapping[str, Any]) -> TileProgram:
