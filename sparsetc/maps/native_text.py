@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from sparsetc.codegen.numba import CALLS
 from sparsetc.codegen.numba_nests import pieces
 from sparsetc.codegen.triton import signature
-from sparsetc.maps.body import KEEP, Derivative, Walk
+from sparsetc.maps.body import KEEP, Walk
 from sparsetc.maps.elementwise import TEXT, Argument, Elementwise
-from sparsetc.maps.printer import Printed, header
-from sparsetc.maps.text import LOWEST, Layout, Text
+from sparsetc.maps.text import LOWEST, Layout, Text, header
 from sparsetc.tensor.sums import LONG
 
 NATIVE = TEXT | {
@@ -48,15 +47,15 @@ class NativeText(Text):
 
     def __init__(self, walk: Walk, layout: Layout) -> None:
         super().__init__(walk, layout)
-        self.weights: dict[str, Argument] = {output: walk.function.outputs[output] for output in self.weights}
+        self.weights = {output: walk.function.outputs[output] for output in self.weights}
         self.factors = dict.fromkeys(self.weights, 1.0)
         self.score_factor = 1.0
         self.rows = {name: size for name, size in self.results.items() if size}
         operations = {walk.function.operations[ref][0] for ref in walk.function.needed(self.weights.values())}
         self.in_turns = not (walk.online or walk.inner or CALLED.isdisjoint(operations))
 
-    def module(self, name: str, number: str, by_head: bool) -> Printed:
-        """Return the module, and the arguments of its function after the first two.
+    def print(self, name: str, number: str, by_head: bool) -> None:
+        """Print the module; `arguments` are those of its function after the first two.
 
         Args:
             name: for a reader.
@@ -72,24 +71,20 @@ class NativeText(Text):
             if self.far_head == "shared":
                 self.put(f"shared = head // {self.layout.group}")
             self.head()
-        numbers = ["rows", "parts", *(["pattern_head", "part_head"] if self.layout.stacked else [])]
-        numbers += self.strides(self.tensors()) + [f"{name}_step" for name in self.vectors]
-        numbers += [f"{name}_size" for name in self.placed]
-        arrays = ["ptr", "far", *(["order"] if self.layout.ordered and self.by_entry else [])]
-        longest = ["longest"] if self.walk.online else []
-        arguments = (*numbers, *longest, *arrays, *self.pointers())
         local = ["    score = np.empty(longest, lse_out.dtype)"] if self.walk.online else []
         if self.in_turns:
             kept = [*self.products, *dict.fromkeys(output for output, term, _ in self.walk.accumulated if term)]
             local = [f"    {one}_of = np.empty({TURN}, {self.targets()[-1]}.dtype)" for one in kept]
-        body = "\n".join(["@native", *signature("def walk", ["begin", "end", *arguments], ":"), *local, *self.out])
+        self.arguments = self.argument_names([*local, *self.out])
+        opened = signature("def walk", ["begin", "end", *self.arguments], ":")
+        body = "\n".join(["@native", *opened, *local, *self.out])
         vectors, scalars = ({*found.findall(body)} for found in (CALLS, SCALARS))
         head = [f'"""{header(self, name, "numba")}"""', *(["import numpy as np"] if "np." in body else [])]
         head.append(f"from numba import {number} as number")
         head.append(f"from sparsetc.runtime.vectors import {', '.join(sorted({'native', *vectors}))}")
         if scalars:
             head.append(f"from sparsetc.runtime.scalars import {', '.join(sorted(scalars))}")
-        return Printed("\n\n".join(head) + f"\n\n\n{body}\n", arguments, ())
+        self.text = "\n\n".join(head) + f"\n\n\n{body}\n"
 
     def head(self) -> None:
         """Print what a head of a row computes."""
@@ -216,7 +211,7 @@ class NativeText(Text):
             weight = f"{output}_weight"
             if term is None:
                 self.put(*([f"{name}_sum += {weight}"] if numbers else []))
-            elif isinstance(term, Derivative):
+            elif isinstance(term, tuple):
                 self.derivative(term, name, weight)
             elif rows:
                 if term not in addressed:
@@ -287,21 +282,17 @@ class NativeText(Text):
 
     def inner(self, name: str, output: str) -> str:
         """An output of a product's inner function of the elements d of rows."""
-        (own, other), inner = self.products[name], self.walk.inner[name]
-        places = {
-            "own": f"{own}, {own}_own",
-            "other": f"{other}, {other}_at",
-            "shared": f"{inner.shared}, {inner.shared}_shared",
-        }
+        (own, other), (function, row) = self.products[name], self.walk.inner[name]
+        places = {"own": f"{own}, {own}_own", "other": f"{other}, {other}_at", "shared": f"{row}, {row}_shared"}
         for role, place in places.items():
             self.put(f"{name}_{role} = load({place} + d)")
         names = {role: f"{name}_{role}" for role in places}
-        return self.statements(inner.function, [inner.function.outputs[output]], names, name)[0]
+        return self.statements(function, [function.outputs[output]], names, name)[0]
 
-    def derivative(self, term: Derivative, name: str, weight: str) -> None:
+    def derivative(self, term: tuple[str, str], name: str, weight: str) -> None:
         """Add the derivative of an inner function to a row of the result."""
         with self.block(f"for d in range({self.results[name]}):"):
-            text = self.inner(term.product, f"d_{term.by}")
+            text = self.inner(*term)
             self.put(f"store({name}, {name}_at + d, load({name}, {name}_at + d) + {weight} * {text})")
 
     def number_address(self, vector: str, head: str, row: str) -> str:

@@ -20,35 +20,12 @@ from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.maps.body import Walk
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.native_text import NativeText
-from sparsetc.maps.printer import sizes_of
 from sparsetc.maps.row_tiles import RowEntries
-from sparsetc.maps.text import Layout
+from sparsetc.maps.text import Layout, number_arguments
 from sparsetc.tensor.dtypes import dtype_name
 
 ENOUGH = 1 << 18
 """Multiplications of a call from which it is worth compiling loops, which takes a second or two once. Not measured."""
-
-
-def row_layout(walk: Walk, tensors: Mapping[str, Tensor], heads: Heads, ordered: bool) -> Layout:
-    """Return the properties of rows of single entries that the text of a walk depends on."""
-    return Layout(
-        height=1,
-        width=1,
-        gathered=True,
-        even=True,
-        full=False,
-        in_runs=False,
-        part=True,
-        numbered=True,
-        ordered=ordered,
-        cut=False,
-        wide=False,
-        sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
-        precision="",
-        stages=1,
-        group=heads.group,
-        stacked=heads.patterns > 1,
-    )
 
 
 class NativeWalk:
@@ -80,21 +57,19 @@ class NativeWalk:
             name: what the file is named after.
         """
         rows, self.ptr, far, order = entries
-        text = NativeText(walk, row_layout(walk, tensors, heads, order is not None))
+        sizes = walk.sizes({table: t.shape[-1] for table, t in tensors.items()})
+        layout = Layout(sizes, order is not None, group=heads.group, stacked=heads.patterns > 1)
         number = dtype_name(tensors[walk.targets[-1]].dtype)
-        by_head = any(tensors[table].stride(0) > tensors[table].stride(1) for table in text.other)
-        self.source = text.module(name, number, by_head)
+        self.source = NativeText(walk, layout)
+        by_head = any(tensors[table].stride(0) > tensors[table].stride(1) for table in self.source.other)
+        self.source.print(name, number, by_head)
         module, self.path = cache.load(self.source.text, cache_dir, name)
         (self.function,) = functions(module, ["walk"], self.source.text, self.path.parent)
         names = self.source.arguments
         constants: dict[str, Any] = {"rows": rows, "parts": heads.parts // (heads.group if walk.mode else 1)}
         constants |= {**heads.steps(), "longest": int(self.ptr.diff().max()) if len(self.ptr) > 1 else 0}
         constants |= {"ptr": self.ptr.numpy(), "far": far.numpy(), "order": None if order is None else order.numpy()}
-        for one, tensor in tensors.items():
-            constants |= {f"{one}_head": tensor.stride(0), f"{one}_step": tensor.stride(-1)}
-            constants[f"{one}_size"] = tensor.shape[-1]
-            if tensor.ndim > 2:
-                constants[f"{one}_row"] = tensor.stride(1)
+        constants |= number_arguments(tensors, {})
         self.fixed = [constants.get(name) for name in names]
         self.places = {name: place for place, name in enumerate(names) if name not in constants}
         self.shared = [name for _, vector, name in walk.stored if vector]  # threads add to sums of their own
