@@ -229,8 +229,7 @@ class Printer(Text):
                     f"{name} + {self.by_line(self.entry_head)} * {name}_head + entry", ["met"] if part else []
                 )
                 self.put(f"{name}_tile = {self.number(name, loaded)}")
-        of_row = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
-        numbers = {n: f"{n}_{'own' if n in of_row else 'tile'}" for n in (*self.row_sums, *self.vectors)}
+        numbers = self.numbers()
         for name, place in self.placed.items():
             lines, (at,) = place.statements(place.outputs.values(), numbers, f"{name}_of")
             self.put(*lines, f"{name}_at = ({at}).to(tl.int32) + tl.zeros({self.shape}, tl.int32)")

@@ -1,6 +1,6 @@
 """The inputs of a walk's generated text: names of arguments, sizes, loads, and the comment at its head.
 
-In: a `Walk` and a `Layout`. Out: a `Text`, which `printer.Printer` and `native_text.NativeText` add statements to.
+In: a `Walk` and a `Layout`. Out: a `Text`, which `printer.Printer` and `native_walk.NativeText` add statements to.
 """
 
 from __future__ import annotations
@@ -178,6 +178,11 @@ class Text(Lines):
     def number(self, vector: str, loaded: str) -> str:
         """A loaded number in the type in which it is computed with."""
         return loaded if vector in self.layout.whole else f"{loaded}.to(tl.float32)"
+
+    def numbers(self) -> dict[str, str]:
+        """Return the variables of vectors, by row or at a tile."""
+        of_row = [*self.row_sums, *(name for name, side in self.vectors.items() if side == "own")]
+        return {name: f"{name}_{'own' if name in of_row else 'tile'}" for name in (*self.row_sums, *self.vectors)}
 
     def argument_names(self, lines: Iterable[str]) -> Names:
         """Return the arguments that lines name: numbers, index arrays, sums and tensors; the last one is written."""
