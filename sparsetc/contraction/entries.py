@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen.launch import run_by_hand
+from sparsetc.support import cached_property
 from sparsetc.support.compiled import native
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import followed, lasting
 from sparsetc.tensor.sums import accumulator, add_rows, captured
 

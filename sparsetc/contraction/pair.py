@@ -32,8 +32,8 @@ from sparsetc.products.hybrid import HybridPath
 from sparsetc.products.problem import JoinProblem, paired
 from sparsetc.products.scalar import EINSUMS, TaskSums
 from sparsetc.runtime.executable import Inspectable
+from sparsetc.support import cached_property
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.pattern import Pattern
@@ -84,7 +84,9 @@ class Pair(Inspectable):
         wanted = paired(requested(settings.plan).of_step(0, 1))
         self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
         limit = settings.memory_on(self.device)
-        self.problem = JoinProblem(self.join, e, wanted, dtype, self.backend, settings, self.device, swapped, limit)
+        self.problem = JoinProblem(
+            self.join, e, wanted, dtype, self.backend, settings, self.device, swapped, limit, request.unmet
+        )
         self.problem.check_least()
         self.empty = not self.join.tasks
         self.take(chosen(wanted, self.problem, JOINS))

@@ -26,8 +26,7 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.registry import JOINS
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Names, memory
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Names, cached_property, memory
 from sparsetc.tensor.sums import accumulator
 
 STORAGES = ("auto", "whole", "bitmap")
@@ -125,6 +124,7 @@ class JoinProblem:
         wanted: the request for a plan.
         swapped: whether x is the equation's second operand.
         limit: bytes in all.
+        unmet: True if these patterns are not known to have met before.
     """
 
     join: Join
@@ -136,6 +136,7 @@ class JoinProblem:
     device: torch.device
     swapped: bool
     limit: int
+    unmet: bool = False
 
     @property
     def what(self) -> str:
@@ -226,12 +227,14 @@ class JoinPath(Inspectable):
 
     Attributes:
         name: of its plans.
-        launches: calls that it takes, each of the profile's `call` seconds.
+        launches: calls of torch that it takes, each of the profile's `call` seconds.
+        first: those that it takes before the first call.
         alone: as of `Method`.
     """
 
     name: ClassVar[str]
     launches: ClassVar[int]
+    first: ClassVar[int] = 0
     alone: ClassVar[bool] = True
 
     @classmethod
@@ -248,7 +251,8 @@ class JoinPath(Inspectable):
     def estimates(cls, p: JoinProblem, best: Best | None = None) -> list[Candidate]:
         """Return its plans with their prices; none where its launches alone take longer than the best so far."""
         best = best or Best()
-        allowed = best.allows(cls.name, cls.launches * p.profile.call)
+        launches = cls.launches + cls.first * p.unmet
+        allowed = best.allows(cls.name, launches * p.profile.call)
         candidates = cls.candidates(p, best) if allowed else []
         best.take(candidates)
         return candidates
