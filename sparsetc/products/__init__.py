@@ -4,6 +4,7 @@ In: a `Join`, a request for a plan. Out: programs that take both operands' value
 contraction of them. Importing this package registers the ways::
 
     problem.py       what a way is chosen by, and what each has to say
+    tasks.py         tasks made, grouped by the entry of the result they add to, and as a sparse operand of ones
     scalar.py        a product a task: einsums with ``T[p, q, z]``, one for the result and one for each gradient
     dense.py         one matrix product of operands that are unfolded
     blocks.py        one matrix product a pair of blocks (BCB-SpTC)
