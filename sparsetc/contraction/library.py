@@ -127,12 +127,10 @@ def _described(name: str) -> dict[str, Any] | None:
     return about
 
 
-def _of_program(name: str, about: Mapping[str, Any], tensors: Tensors, _: Any = None) -> Tensor:
+def _of_program(about: Mapping[str, Any], tensors: Tensors, _: Any = None) -> Tensor:
     """Return the result of a described einsum, or its values. Kernels are kept with the tensors of coordinates."""
     count, sparse = len(about["sparse"]), {}
     values, places, others = tensors[:count], tensors[count : 2 * count], iter(tensors[2 * count :])
-    if len(places) + len(about["terms"]) != len(tensors):
-        raise FormatError(f"a program's node {name[:LONGEST]!r} has {len(tensors)} tensors; the program is damaged")
     kinds = zip(about["sparse"], places, _shapes_of(about, values), about["in_blocks"], about["coalesced"], strict=True)
     for value, (place, *kind) in zip(values, kinds, strict=True):
         sparse[place] = placed(value, *kind)
@@ -171,7 +169,9 @@ def run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
     about = _described(kernel)
     _check_tangents(tensors[-1], exported=about is not None)
     given = tensors if operand == RESULT else tensors[:-1]
-    compute = partial(_of_contraction, _of(kernel)) if about is None else partial(_of_program, kernel, about)
+    if about is not None and len(about["sparse"]) + len(about["terms"]) != len(given):
+        raise FormatError(f"a program's node {kernel[:LONGEST]!r} has {len(tensors)} tensors; the program is damaged")
+    compute = partial(_of_contraction, _of(kernel)) if about is None else partial(_of_program, about)
     if operand == RESULT:
         return _fresh(compute(given), given)
     given = [t.detach() for t in given]
@@ -182,7 +182,8 @@ def run(kernel: str, tensors: list[Tensor], operand: int) -> Tensor:
 
 def _of_contraction(contraction: Contraction, tensors: Tensors, packed: Values | None = None) -> Tensor:
     """Return the result of values and dense operands; not evaluated where packed values are `UNREAD`."""
-    values, dense = (tensors[: len(contraction.bare)], tensors[len(contraction.bare) :])
+    count = len(contraction.bare)
+    values, dense = tensors[:count], tensors[count:]
     # The patterns, of which the values are: kernels read them without a look at their size.
     expected = [(tuple(shape), contraction.dtype, contraction.device) for _, shape in contraction.compiled_for]
     kinds = [(tuple(v.shape), v.dtype, v.device) for v in values]
