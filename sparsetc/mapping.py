@@ -18,9 +18,8 @@ from sparsetc.maps.body import SIDES, Body, Side
 from sparsetc.maps.trace import check_takes, told_apart
 from sparsetc.options import Settings
 from sparsetc.pairwise import computed, of_entries
-from sparsetc.support import Ints
+from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Lru
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.to_pairs import pairs_of, parts_of
 
