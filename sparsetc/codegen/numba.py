@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsetc.codegen import Lines
 from sparsetc.codegen.numba_nests import LENGTHS, Factor, Nest, pieces, zeros
 from sparsetc.ir.nest import ITEM, Bitmap, Each, Fibers, Lookup, Ones, Run, Writer
 from sparsetc.ir.program import (
@@ -37,6 +36,7 @@ from sparsetc.ir.program import (
     comments,
     names,
 )
+from sparsetc.ir.program.text import Lines
 from sparsetc.support import Names
 from sparsetc.tensor.sums import LONG
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sparsetc.codegen import Lines
 from sparsetc.errors import PlanError
+from sparsetc.ir.program.text import Lines
 from sparsetc.maps.body import Derivative, Walk
 from sparsetc.maps.elementwise import Argument
 from sparsetc.support import NamedInts, Names
