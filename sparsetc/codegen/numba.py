@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsetc.codegen import Lines
 from sparsetc.codegen.numba_nests import LENGTHS, Factor, Nest, pieces, zeros
 from sparsetc.ir.nest import ITEM, Bitmap, Each, Fibers, Lookup, Ones, Run, Writer
 from sparsetc.ir.program import (
@@ -29,7 +28,6 @@ from sparsetc.ir.program import (
     Gather,
     Loop,
     Product,
-    Reduce,
     Statement,
     Tile,
     TileProgram,
@@ -38,6 +36,7 @@ from sparsetc.ir.program import (
     comments,
     names,
 )
+from sparsetc.ir.program.text import Lines
 from sparsetc.support import Names
 from sparsetc.tensor.sums import LONG
 
@@ -129,7 +128,7 @@ class NumbaPrinter(Writer, Lines):
         for s in statements:
             for tile in inputs_of(s):
                 self.readers[tile.name].append(s)
-        tiles = [s.out for s in statements if isinstance(s, Zero | Product | Reduce)]
+        tiles = [s.out for s in statements if isinstance(s, Zero | Product)]
         layouts = []
         for self.as_output in (True, False):
             rows = [*(o.axes for o in program.operands), *map(self.laid, tiles)]
@@ -327,14 +326,14 @@ class NumbaPrinter(Writer, Lines):
         for end, zero in self.pieces[axes]:
             self.put(text.format(*[name + end for name in tiles], zeros=zero))
 
-    def product(self, s: Product | Reduce) -> None:
-        """A product of factors, unless the one statement that reads it prints it; or the sum of a tile."""
-        factors = tuple(f for t in inputs_of(s) for f in self.factors[t.name])
-        if isinstance(s, Product) and s.accumulate:
+    def product(self, s: Product) -> None:
+        """A product of factors, unless the one statement that reads it prints it."""
+        factors = tuple(f for t in s.inputs for f in self.factors[t.name])
+        if s.accumulate:
             self.nest(self.factors[s.out.name][0], "+=", factors, s.out.within)
             return
         reader, *others = self.readers[s.out.name]
-        summed = {a for t in inputs_of(s) for a in t.within} - {*s.out.within}
+        summed = {a for t in s.inputs for a in t.within} - {*s.out.within}
         at_once = isinstance(reader, Add) or (not summed and level_of(reader) == level_of(s))
         if not others and at_once and not self.rearranged(s.out):
             self.factors[s.out.name] = factors
@@ -376,7 +375,7 @@ def inputs_of(s: Statement) -> tuple[Tile, ...]:
     match s:
         case Product():
             return s.inputs
-        case Reduce() | Add():
+        case Add():
             return (s.source,)
     return ()
 
@@ -393,7 +392,6 @@ STATEMENTS: dict[type[Statement], Callable[[NumbaPrinter, Any], None]] = {
     Gather: NumbaPrinter.gather,
     Zero: NumbaPrinter.zero,
     Product: NumbaPrinter.product,
-    Reduce: NumbaPrinter.product,
     Add: NumbaPrinter.add,
 }
 """The function that prints each kind of statement."""

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen import Lines
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.ir.nest import AXIS_LEVEL, ITEM, LANE, LEAF, Lookup, Writer
 from sparsetc.ir.program import Decode, Gather, Operand, Product, Tile, TileProgram, names
+from sparsetc.ir.program.text import Lines
 from sparsetc.support import Names, among
 
 ENDS = (("i0", "i1"), ("b0", "b1"), ("n0", "n1"))

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from math import prod
 
-from sparsetc.codegen import Lines
 from sparsetc.ir.nest import AXIS_LEVEL, LANE, LEAF, OPERATORS, Bits, Lookup, Writer, word_bits
 from sparsetc.ir.plan import F16X3
 from sparsetc.ir.program import names
+from sparsetc.ir.program.text import Lines
 from sparsetc.ir.program.tile import LANES, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
 from sparsetc.support import Names, among, outside
 

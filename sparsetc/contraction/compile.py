@@ -99,12 +99,14 @@ def _innermost(request: Request, choice: Choice | None) -> tuple[Any, list[Rewri
     rewrites, inner = rewrites_of(request)
     if len(inner.sparse) == 1:
         step = Step(inner, choice)
-        tune(step)
+        if request.settings.timed:
+            tune(step)
         return step, rewrites, inner
     paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
     if len(inner.operands) == 2:
         pair = Pair(inner)
-        tune(pair)
+        if request.settings.timed:
+            tune(pair)
         pair.find_pattern([x.pattern for x in inner.sparse])
         return pair, rewrites, inner
     return Path(inner, True, checked_order(order, len(inner.operands)) if order else None), rewrites, inner

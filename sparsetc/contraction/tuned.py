@@ -57,13 +57,11 @@ leader: ContextVar[tuple[bool, dict[str, Plan]] | None] = ContextVar("sparsetc_l
 
 
 def tune(made: Step | Pair) -> None:
-    """Choose a plan by time, where options ask for that.
+    """Choose a plan by time, as options ask for.
 
     It stays where the caller gave it, and where programs do not run as they would elsewhere. Triton's interpreter
     never times, and with ``deterministic=True`` only what was timed before counts.
     """
-    if not made.settings.timed:
-        return
     request = requested(made.settings.plan)
     request = AUTO if request == ONE_PASS else request
     interpreted = made.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1"

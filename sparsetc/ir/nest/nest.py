@@ -253,7 +253,7 @@ class Nest:
         if self.values.sides and len(self.values.sides) != self.order:
             raise FormatError(f"tiles have a side for each mode, found {self.values.sides} of {self.order} modes")
         for values in (self.values, *self.pairs):
-            values.check()
+            _verify_values(values)
         if len({tiles.halves for tiles in self.pairs}) > 1:
             raise FormatError("tiles in halves are those of both operands of a task list, or of neither")
         for tiles in self.pairs:
@@ -309,6 +309,21 @@ class Nest:
         modes = [f"{','.join([str(c.mode) for c in each])} by {position}" for position, each in read if each]
         steps = f"{self.innermost.lanes} lanes" if self.innermost.lanes else "one at a time"
         return f"{nesting}, {steps}, modes {', '.join(modes)}{values}"
+
+
+def _verify_values(v: Values) -> None:
+    """Raise `FormatError` unless values of this kind may be stored by their sides, numbered by every mode once."""
+    if bool(v.sides) != v.tiled:
+        kind = type(v).__name__
+        raise FormatError(f"tiles store their values as Whole, Bitmap or Halves; {kind} has sides {v.sides}")
+    if sorted(v.sequence) != list(range(len(v.sides))):
+        raise FormatError(f"tiles store their positions by every mode once, found modes {v.sequence}")
+    if any(side < 1 for side in v.sides):
+        raise FormatError(f"sides of tiles must be 1 or more, found {v.sides}")
+    if not 0 <= v.contracted <= len(v.sides):
+        raise FormatError(f"a dot contracts 0 or more modes of a tile, found {v.contracted}")
+    if v.bitmap and v.word not in (8, 16, 32):
+        raise FormatError("a bitmap has words of 8, 16 or 32 bits")
 
 
 @lru_cache(maxsize=1024)

@@ -38,7 +38,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sparsetc.errors import FormatError
 from sparsetc.support import Ints, Names, cached_property, volume
 from sparsetc.tensor.coords import set_bits
 
@@ -115,18 +114,6 @@ class Values:
         """Return lines for a reader: the formula of an operand's values, if they are not stored directly."""
         return []
 
-    def check(self) -> None:
-        """Raise `FormatError` unless values of this kind may be stored by these sides, numbered by every mode once."""
-        if bool(self.sides) != self.tiled:
-            kind = type(self).__name__
-            raise FormatError(f"tiles store their values as Whole, Bitmap or Halves; {kind} has sides {self.sides}")
-        if sorted(self.sequence) != list(range(len(self.sides))):
-            raise FormatError(f"tiles store their positions by every mode once, found modes {self.sequence}")
-        if any(side < 1 for side in self.sides):
-            raise FormatError(f"sides of tiles must be 1 or more, found {self.sides}")
-        if not 0 <= self.contracted <= len(self.sides):
-            raise FormatError(f"a dot contracts 0 or more modes of a tile, found {self.contracted}")
-
     def __str__(self) -> str:
         kind = "bitmap" if self.bitmap else "dense"
         return f"{kind} tiles of {'x'.join(map(str, self.sides))}{' in split float16' if self.halves else ''}"
@@ -172,11 +159,6 @@ class Bitmap(Values):
 
     def places(self, arrays: Mapping[str, Tensor], tiles: int, device: torch.device) -> Tensor:
         return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
-
-    def check(self) -> None:
-        super().check()
-        if self.word not in (8, 16, 32):
-            raise FormatError("a bitmap has words of 8, 16 or 32 bits")
 
 
 @dataclass(frozen=True)

@@ -187,10 +187,10 @@ class Cost:
         """Count statements that run `visits` times, and the statements in their loops."""
         for s in body:
             match s:
-                case Loop():
-                    side = s.axis if isinstance(s.axis, TileLoop) else None
-                    each = BY_LEVEL[s.axis.level] * self.programs  # every program walks all positions
-                    self.visit(s.body, visits * -(-side.size // side.step) if side else each)
+                case Loop(axis=TileLoop() as side):
+                    self.visit(s.body, visits * -(-side.size // side.step))
+                case Loop():  # every program walks all positions
+                    self.visit(s.body, BY_LEVEL[s.axis.level] * self.programs)
                 case Value():
                     self._value(s)
                 case Scale() if s.out.axes:
@@ -215,7 +215,7 @@ class Cost:
         """Values: read once where each tile is, as often as a list names them where one does."""
         view = self.p.view
         stored = dict(zip(PAIRED, view.pairs, strict=False)).get(s.operand, view.values)
-        positions = FIBERS * (stored.volume * self.readers)
+        positions = FIBERS * (prod(stored.sides) * self.readers)
         self.registers += positions.bytes if view.pairs else self.values
         self.expanded += positions * int(stored.bitmap)
 

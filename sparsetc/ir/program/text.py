@@ -2,9 +2,13 @@
 
 In: a `TileProgram`. Out: lines in the notation that `ir.program.tile` gives as its grammar; and the body of a file's
 docstring: what it computes, how the operand is stored, what a call costs. Who has that file alone must understand it.
+`Lines` are those of a function, as every printer puts them down.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sparsetc.ir.nest import HEAD, ITEM, PAIRED, Nest, Readable
 from sparsetc.ir.program import names
@@ -31,6 +35,34 @@ LEGEND = "N nonzeros stored, L fibers, tiles or pairs of tiles, P work items, R 
 """The symbols of costs."""
 NOTES = {"rounded": "cast to bfloat16", "split": "to be split", "halves": "as float16 halves"}
 """Notes on an operand, by what is true of it."""
+
+
+class Lines:
+    """The lines of a function in the making, and the names of its variables."""
+
+    def __init__(self, indent: int = 1) -> None:
+        self.out: list[str] = []
+        self.indent, self.variables = indent, 0
+
+    def put(self, *lines: str) -> None:
+        self.out += ["    " * self.indent + line for line in lines]
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Print a head and indent the lines of this block; without a head they are not indented."""
+        if head:
+            self.put(head)
+        self.indent += bool(head)
+        yield
+        self.indent -= bool(head)
+
+    def variable(self, called: str, text: str = "") -> str:
+        """Return a new variable name, and print the assignment of `text` to it."""
+        self.variables += 1
+        name = f"{called}{self.variables}"
+        if text:
+            self.put(f"{name} = {text}")
+        return name
 
 
 def lines(p: TileProgram) -> list[str]:
