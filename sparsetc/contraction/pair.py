@@ -86,7 +86,7 @@ class Pair(Inspectable):
         budget.check_least(self.join)
         wanted = paired(requested(settings.plan).of_step(0, 1))
         self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
-        self.problem = JoinProblem(self.join, e, wanted, dtype, self.backend, budget, swapped)
+        self.problem = JoinProblem(self.join, e, wanted, dtype, self.backend, budget, swapped, request.unmet)
         self.empty = not self.join.tasks
         self.take(chosen(wanted, self.problem, JOINS))
 
