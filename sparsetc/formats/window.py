@@ -104,12 +104,11 @@ def ranked_rows(coords: Tensor, shape: Ints, storage: Storage, cache: Cache | No
 
     # The groups depend on these beside coordinates and shape, whatever the tiles.
     key = ("similar", storage.item, storage.lane, strip, tau)
-    groups = similar() if cache is None else cache.once(key, similar)
-    size = groups.heights
+    order, size = similar() if cache is None else cache.once(key, similar)
     group = torch.repeat_interleave(size)
-    place = torch.arange(count, device=group.device) - groups.ptr[:-1][group]
+    place = torch.arange(count, device=group.device) - (size.cumsum(0) - size)[group]
     left = place >= (size - size % height)[group]
-    order = groups.order[torch.sort(left, stable=True).indices]
+    order = order[torch.sort(left, stable=True).indices]
     places = torch.arange(count, dtype=row.dtype, device=order.device)
     rank = torch.empty_like(places).scatter_(0, order, places)
     return rank.index_select(0, row), count
