@@ -304,10 +304,8 @@ def considered(name: str, problem: Problem, best: Best) -> Iterator[Candidate]:
             if not counted and not best.allows(name, least):
                 break
             counted = tau > 0 or best.seconds == inf
-            every = splits(problem, name, part)
-            usable = [c for c in every if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]
-            candidates = [c for c in usable if value_bytes(problem, c) <= most]
-            if candidates:
+            usable = [c for c in splits(problem, name, part) if value_bytes(problem, c) <= most]
+            if candidates := [c for c in usable if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]:
                 yield cheapest(candidates, problem, in_order)
 
 
