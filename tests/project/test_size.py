@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 404_798, size.COMPILER: 301_135, size.FILES: 244, size.CLASSES: 311, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 403_383, size.COMPILER: 299_719, size.FILES: 238, size.CLASSES: 301, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
