@@ -58,10 +58,10 @@ def check(groups: Groups, rows: torch.Tensor, columns: torch.Tensor, tau: float)
     span = int(strips.max()) + 1
     group = group_of_nonzeros(groups, rows)
     touched = torch.unique(rows * span + strips) // span
-    filled = torch.bincount(group_of_nonzeros(groups, touched), minlength=groups.count)
-    union = torch.bincount(torch.unique(group * span + strips) // span, minlength=groups.count)
-    dense = filled.double() >= tau / 2 * (groups.heights * union).double() * (1 - 1e-12)
-    if not torch.equal(groups.order.sort().values, torch.unique(rows)) or not bool(dense.all()):
+    filled = torch.bincount(group_of_nonzeros(groups, touched), minlength=groups[1].numel())
+    union = torch.bincount(torch.unique(group * span + strips) // span, minlength=groups[1].numel())
+    dense = filled.double() >= tau / 2 * (groups[1] * union).double() * (1 - 1e-12)
+    if not torch.equal(groups[0].sort().values, torch.unique(rows)) or not bool(dense.all()):
         raise SystemExit(f"WRONG groups at tau {tau}")
 
 

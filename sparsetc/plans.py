@@ -5,7 +5,7 @@ In: nothing. Out: names of the planner, of formats and of devices, in one place.
 
 from sparsetc.device.profile import DeviceProfile
 from sparsetc.formats.hls import plan_hls
-from sparsetc.formats.window_plans import plan_1sa, plan_window
+from sparsetc.formats.window import plan_1sa, plan_window
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.packing.partition import register_partition

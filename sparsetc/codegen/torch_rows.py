@@ -1,15 +1,12 @@
-"""Write what is laid out over the rows of a chunk as text, and choose how many rows torch programs take at a time.
+"""What torch programs do with rows: which are added or multiplied where they lie, and how many are taken at a time.
 
-In: a tile program, and the tensors that it reads. Out: texts over ``i0, i1, b0, b1, n0, n1``: the items of a chunk,
-their fibers, tiles or pairs, and their stored nonzeros; and those ranges, of chunks of items that are small enough that
-what is made stays in the cache. A chunk's words are slices; what is looked up besides is by `index_select`. Rows of an
-operand whose weighted sums one call of torch makes are never gathered.
+In: a tile program, and the tensors that it reads. Out: the products that one call of torch makes of rows that are never
+gathered; and ranges of a part, of chunks of items that are small enough that what is made stays in the cache.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -18,161 +15,9 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen.launch import PartArrays
-from sparsetc.ir.nest import AXIS_LEVEL, ITEM, LANE, LEAF, Lookup, Writer
-from sparsetc.ir.program import Decode, Gather, Operand, Product, Tile, TileProgram, names
-from sparsetc.ir.program.text import Lines
-from sparsetc.support import Names, among
-
-ENDS = (("i0", "i1"), ("b0", "b1"), ("n0", "n1"))
-"""Names of the begin and the end of the rows of each level in a chunk."""
-RANGES = tuple(":".join(ends) for ends in ENDS)
-COUNTS = tuple(f"{end} - {first}" for first, end in ENDS)
-
-
-def rows_of(program: TileProgram, level: int) -> int:
-    """Return the level whose positions are the rows of a tile made at `level`; positions along a side make no rows."""
-    return program.view.rows[level]
-
-
-class TorchPrinter(Writer, Lines):
-    """The text of one tile program as a torch function of chunks, and the rows that a chunk has of each level.
-
-    Attributes:
-        einsum: the function that contracts.
-        level: of the coordinate that is written.
-        column: the index that lays it out over positions along sides; empty where it has none.
-        decodes: by letter, the statement that reads the coordinate which addresses rows.
-        constants: the names of the tiles that are the same for all rows, and so have none: of operands without sparse
-            letters, and products of such tiles.
-        spare: the names of tiles that are tensors of their own, which one product alone reads. A sum of one tile may be
-            a view of it, where the side is 1.
-    """
-
-    def __init__(self, program: TileProgram, integers: bool = False) -> None:
-        Lines.__init__(self, indent=2)
-        self.p, self.device = program, f"{next(iter(program.view.packed), program.output)}.device"
-        self.einsum = "integer_einsum" if integers else "torch.einsum"
-        self.level, self.column = LEAF, ""
-        self.bags = bags(program)
-        self.sampled, self.unread = sampled(program), unread(program)
-        self.decodes = program.decodes
-        gathers, products = program.each(Gather), program.each(Product)
-        self.constants = {s.out.name for s in gathers if not s.operand.rows}
-        for s in products:
-            if not s.accumulate and self.constants.issuperset(t.name for t in s.inputs):
-                self.constants.add(s.out.name)
-        read = Counter(t.name for s in products for t in s.inputs)
-        fresh = {s.out.name for s in gathers} | {s.out.name for s in products if s.accumulate or len(s.inputs) > 1}
-        self.spare = {name for name in fresh if read[name] == 1} - self.constants
-
-    def offsets(self, level: int) -> str:
-        """Return the offsets within the chunk of the rows of a level, for each row above; the last end follows."""
-        view, (first, end) = self.p.view, ENDS[level]
-        if view.items.size and view.levels[0]:
-            begins = f"torch.arange(i0, i1 + 1, device={self.device}).mul_({view.items.size})"
-            return f"{begins}.sub_({first}).clamp_(max={end} - {first})"
-        if view.items.size:
-            return f"torch.tensor([0, {end} - {first}], device={self.device})"
-        above, last = ENDS[rows_of(self.p, level - 1)]  # the next level up that has rows
-        pointers = {axis.level: outer.name for outer, axis in pairwise((view.items, *view.loops))}
-        return f"{pointers[level]}_ptr[{above} : {last} + 1] - {first}"
-
-    def spread(self, name: str, own: int, level: int) -> str:
-        """Return a level's rows repeated for each row of a deeper level that belongs to them."""
-        own, level = rows_of(self.p, own), rows_of(self.p, level)
-        if own == level:
-            return name
-        name = self.spread(name, own, rows_of(self.p, level - 1))
-        if self.p.view.items.size and self.p.view.levels[0]:
-            return f"{name}.repeat_interleave({self.p.view.items.size}, 0)[: {COUNTS[level]}]"
-        return f"{name}.repeat_interleave(torch.diff({self.offsets(level)}), 0, output_size={COUNTS[level]})"
-
-    # -- coordinates; those along a side are columns beside one another ----------------------------------------------
-    def position(self, axis: str) -> str:
-        if axis == "lane":
-            return f"torch.zeros(1, dtype=torch.int64, device={self.device})"  # these programs have one
-        at = AXIS_LEVEL[axis]
-        return self.spread(f"torch.arange({', '.join(ENDS[at])}, device={self.device})", at, self.level) + self.column
-
-    def coordinate(self, mode: int) -> str:
-        text = self.spread(self.p.read[self.p.letters[mode]], self.p.view.level_of(mode), self.level)
-        return f"{text}.long(){self.column}" if self.column else text
-
-    def along(self, mode: int) -> str:
-        return f"torch.arange({self.p.view.values.sides[mode]}, device={self.device})"
-
-    def lookup(self, lookup: Lookup) -> str:
-        if lookup.every != 1:
-            where = lookup.where.text(self)
-            return f"{lookup.array}[{where}].long()" if self.column else f"{lookup.array}.index_select(0, {where})"
-        (level,) = (AXIS_LEVEL[axis] for axis in lookup.axes)
-        return self.spread(f"{lookup.array}[{RANGES[level]}]", level, self.level) + self.column
-
-    # -- what is laid out over rows, sides and axes -------------------------------------------------------------------
-    def sided(self, letters: Names) -> Names:
-        """The sides along which the coordinates of these letters vary, once each."""
-        return tuple(dict.fromkeys(side for c in letters for side in self.decodes[c].along))
-
-    def over(self, name: str, letter: str, level: int, letters: Names, dense: int = 0) -> str:
-        """Return a letter's coordinates laid out over rows of a level, then sides, then `dense` axes of size 1."""
-        text, sides = self.spread(name, self.decodes[letter].level, level), self.sided(letters)
-        along = self.decodes[letter].along
-        return _laid_out(text, [":", *[":" if c in along else "None" for c in sides], *["None" for _ in range(dense)]])
-
-    def index(self, operand: Operand, level: int) -> str:
-        """The rows of an operand that are gathered, of all positions along sides one after another."""
-        text, big = "", ".long()" if operand.nrows >= 2**31 else ""
-        for letter, extent in zip(operand.rows, operand.extents, strict=True):
-            name = self.over(names.at(letter), letter, level, operand.rows) + big
-            text = f"({text}) * {extent} + {name}" if text else name
-        return self.flat(text, operand.rows)
-
-    def flat(self, text: str, letters: Names, then: str = "") -> str:
-        """Return numbers over rows and sides as one flat tensor, after the call `then`."""
-        if not self.sided(letters):
-            return text
-        return f"{text}{then}.flatten()" if text.isidentifier() else f"({text}){then}.flatten()"
-
-    def table(self, operand: Operand) -> str:
-        """An operand as rows."""
-        return f"{operand.name}.view(-1, {operand.width})"
-
-    def shape(self, axes: Names) -> str:
-        return ", ".join(str(self.p.axis(a).size) for a in axes)
-
-    # -- factors ----------------------------------------------------------------------------------------------------
-    def times(self, tiles: tuple[Tile, ...], axes: Names, level: int) -> str:
-        """The product over rows of a level and all of the axes: into a factor that has them all, and no other use."""
-        tiles = tuple(sorted(tiles, key=lambda t: len(t.within)))
-        into = [t for t in tiles if len(tiles) > 1 and t.name in self.spare and t.within == axes]
-        into = [t for t in into if rows_of(self.p, t.level) == rows_of(self.p, level)][:1]
-        factors = [self.factor(t, axes, level) for t in tiles if t not in into]
-        return into[0].name + "".join(f".mul_({f})" for f in factors) if into else " * ".join(factors)
-
-    def factor(self, tile: Tile, axes: Names, level: int) -> str:
-        """Return a factor laid out over rows of a level (unless it is constant) and the axes."""
-        tile_axes, constant = tile.within, tile.name in self.constants
-        name = tile.name if constant else self.spread(tile.name, tile.level, level)
-        order = [tile_axes.index(a) for a in axes if a in tile_axes]
-        if order != sorted(order):
-            numbers = order if constant else [0, *[n + 1 for n in order]]
-            name = f"{name}.permute({', '.join(map(str, numbers))})"
-        return _laid_out(name, [*([] if constant else [":"]), *[":" if a in tile_axes else "None" for a in axes]])
-
-
-def _laid_out(text: str, index: Sequence[str]) -> str:
-    """A tensor with the axes of an index that it lacks."""
-    return text if all(i == ":" for i in index) else f"{text}[{', '.join(index)}]"
-
-
-def summed(text: str, own: Names, axes: Names) -> str:
-    """Return a tile with its axes in the given order, summed over all others."""
-    if late := [str(n + 1) for n, a in enumerate(own) if a not in axes]:
-        text += f".sum(({', '.join(late)}))" if len(late) > 1 else f".sum({late[0]})"
-    left = among(own, axes)
-    if left != axes:
-        text += f".permute({', '.join(map(str, (0, *[left.index(a) + 1 for a in axes])))})"
-    return text
+from sparsetc.ir.nest import ITEM, LANE, LEAF
+from sparsetc.ir.program import Decode, Gather, Product, Tile, TileProgram
+from sparsetc.support import Names
 
 
 @lru_cache
@@ -226,8 +71,8 @@ def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> Names | None:
     shared, apart = axes[: len(have)], axes[len(have) :]
     if rows.level == ITEM or axes != s.out.within or have != set(shared) or set(axes) & set(p.letters):
         return None
-    inner = {rows_of(p, tile.level) for tile in others}
-    if max(inner, default=ITEM) > rows_of(p, rows.level) or inner <= {ITEM}:
+    inner = {p.view.rows[tile.level] for tile in others}
+    if max(inner, default=ITEM) > p.view.rows[rows.level] or inner <= {ITEM}:
         return None
     return shared if not shared or (apart and p.elements(shared) <= p.elements(apart)) else None
 
@@ -302,8 +147,8 @@ def elements(p: TileProgram) -> tuple[int, int, int]:
     skipped = unread(p)
     for s, _ in p.statements:
         if isinstance(s, Product):
-            deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: rows_of(p, tile.level))
-            by_level[rows_of(p, deepest.level)] += p.elements(dotted[s][2] if s in dotted else s.out.within)
+            deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: p.view.rows[tile.level])
+            by_level[p.view.rows[deepest.level]] += p.elements(dotted[s][2] if s in dotted else s.out.within)
         elif isinstance(s, Gather) and s not in skipped:
-            by_level[rows_of(p, s.out.level)] += p.elements(s.out.within)
+            by_level[p.view.rows[s.out.level]] += p.elements(s.out.within)
     return by_level[ITEM], by_level[LANE], by_level[LEAF]

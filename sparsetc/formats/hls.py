@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf, prod
 from typing import ClassVar
 
@@ -39,12 +39,13 @@ from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import best_leaf, fiber
 from sparsetc.ir.lower.default_tree import MOST_SUMS, TileGroups, groups_of
-from sparsetc.ir.nest.nest import Nest, tiles_along
+from sparsetc.ir.nest import Bitmap, Nest, Whole, tiles, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program import MIN_DOT, Statistics, named_operands
-from sparsetc.packing.base import Packed
+from sparsetc.packing import words
+from sparsetc.packing.base import Packed, index_dtype, pointers
 from sparsetc.packing.partition import register_partition
-from sparsetc.packing.tiles import VOLUME, packed_tiles, sides_named, sides_of, tile_populations, view_of
+from sparsetc.packing.tiles import VOLUME, items_of, refuse_duplicates, sides_named, sides_of, tile_populations
 from sparsetc.planner import (
     Best,
     Candidate,
@@ -61,6 +62,7 @@ from sparsetc.planner import (
     tiles_of,
 )
 from sparsetc.support import Ints, Names, outside, volume
+from sparsetc.tensor.coords import linear_key, narrowed, starts_of_runs
 
 
 @register_format
@@ -76,13 +78,84 @@ class TileFormat:
         """The side of a tile along each mode."""
         return sides_named(order)
 
+    @lru_cache  # noqa: B019 (of two formats, which stay)
     def view(self, shape: Ints, storage: Storage) -> Nest:
-        """Ranges of tiles that share the item modes' block coordinates."""
-        return view_of(shape, storage, self.bitmap)
+        """Return ranges of tiles that share the item modes' block coordinates.
+
+        Positions are stored in the storage's own sequence; where it has none, the last mode of the tiles' own runs
+        fastest, then those of the item. A word of bits lies within what a column of a dot contracts.
+        """
+        sides, rest = sides_of(shape, storage.params), (*storage.lane, *storage.leaf)
+        grid = tiles_along(shape, sides)
+        item = words.fields(storage.item, grid, "item_word")
+        tile = words.fields(rest, grid, "tile_word")
+        sequence = storage.sequence or (*rest[:-1], *storage.item, *rest[-1:])
+        last = storage.contracted if storage.sequence else len(rest[-1:])
+        deep = prod([sides[m] for m in sequence[len(sequence) - last :]])
+        word = next((bits for bits in (32, 16) if deep % bits == 0), 8)
+        if self.bitmap:
+            return tiles(item, tile, Bitmap(sides, sequence, storage.contracted, word))
+        return tiles(item, tile, Whole(sides, sequence, storage.contracted))
 
     def pack(self, coords: Tensor, shape: Ints, storage: Storage) -> Packed:
-        """Sort tiles by (item, other) modes; cut the tiles of a row at `max_item_nnz` positions."""
-        return packed_tiles(self.name, coords, shape, storage, self.view(shape, storage))
+        """Sort tiles by (item, other) modes; cut the tiles of a row at `max_item_nnz` positions.
+
+        Raises:
+            FormatError: two nonzeros have the same place.
+        """
+        order, view = (*storage.item, *storage.lane, *storage.leaf), self.view(shape, storage)
+        volume = view.values.volume
+        nnz, blocks = coords.shape[1], words.Nonzeros(coords, view.stored_shape(shape), sides=view.values.sides)
+        rows = chain((blocks[m] for m in order), (_places(coords, view) for _ in "p"))
+        key, spread = linear_key(rows, [*[blocks.shape[m] for m in order], volume])
+        key = narrowed(key, spread)
+        key, by_tile = torch.sort(key, stable=True)
+        if bool((key[1:] == key[:-1]).any()):
+            refuse_duplicates()
+        place = key % volume
+        starts = starts_of_runs([key.sub_(place)])
+        del key
+        tile, first = torch.cumsum(starts, 0).sub_(1), by_tile[starts]
+        tiles = first.numel()
+
+        of_items, split = items_of(blocks.at(first).starts(storage.item), storage, view)
+        first_of_items = first.index_select(0, of_items)
+        arrays = {
+            "item_ptr": pointers(of_items, tiles, tiles),
+            **words.encode(blocks.at(first_of_items), view.levels[0]),
+            **words.encode(blocks.at(first), view.levels[1]),
+        }
+        if view.values.bitmap:
+            value_ptr = torch.zeros(tiles + 1, dtype=torch.long, device=coords.device)
+            value_ptr[1:] = torch.cumsum(torch.bincount(tile, minlength=tiles), 0)
+            arrays["value_ptr"] = value_ptr.to(index_dtype(nnz))
+            arrays["bits"] = words.packed_bits(tile, place, tiles, volume, view.values.word).flatten()
+            positions = by_tile
+        else:
+            positions = torch.full((tiles * volume,), -1, dtype=torch.long, device=coords.device)
+            positions[tile.mul_(volume).add_(place)] = by_tile
+        return Packed(
+            self.name,
+            storage,
+            shape,
+            nnz,
+            view,
+            arrays,
+            positions,
+            stored=positions.numel(),
+            items=of_items.numel(),
+            representatives=(first_of_items, first),
+            split_rows=split,
+            padded=positions.numel() != nnz,
+        )
+
+
+def _places(coords: Tensor, view: Nest) -> Tensor:
+    """(nnz,) the place of each nonzero in its tile."""
+    place = torch.zeros_like(coords[0])
+    for row, side, stride in zip(coords, view.values.sides, view.values.strides, strict=True):
+        place += (row % side).mul_(stride)
+    return place
 
 
 register_format(partial(TileFormat, "bitmap_tile", bitmap=True))

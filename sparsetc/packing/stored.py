@@ -64,7 +64,9 @@ def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
     device = next(iter(arrays.values())).device if arrays else torch.device("cpu")
     at = {"item": torch.arange(items, device=device)}
     for above, axis in pairwise((view.items, *view.loops)):
-        at, offset = _expanded(at, axis.name, *above.range(at[above.name], arrays, stored))
+        starts, ends = above.range(at[above.name], arrays, stored)
+        position, offset = in_runs(ends - starts)
+        at = {name: numbers[position] for name, numbers in at.items()} | {axis.name: starts[position] + offset}
         at["lane"] = offset % view.lanes
         at = axis.taken(at, offset // view.lanes, arrays)
     number = at[view.innermost.name]
@@ -72,12 +74,6 @@ def positions(view: Nest, arrays: Arrays, items: int, stored: int) -> Arrays:
     where, place = torch.nonzero(has, as_tuple=True)
     place_stored = view.values.begins(arrays, number)[where] + (has.cumsum(1) - 1)[where, place]
     return {axis: numbers[where] for axis, numbers in at.items()} | {STORED: place_stored, PLACE: place}
-
-
-def _expanded(at: Arrays, axis: str, starts: Tensor, ends: Tensor) -> tuple[Arrays, Tensor]:
-    """Expand positions to their ranges along an axis. Return the positions by axis, and offsets in the ranges."""
-    position, offset = in_runs(ends - starts)
-    return {name: numbers[position] for name, numbers in at.items()} | {axis: starts[position] + offset}, offset
 
 
 # -- what kernels rely on ---------------------------------------------------------------------------------------------

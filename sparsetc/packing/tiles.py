@@ -6,7 +6,6 @@ In: coordinates, a storage and its view. Out: a part of `dense_tile` or `bitmap_
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import chain
 from math import prod
 from typing import NoReturn
 
@@ -14,12 +13,11 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest import ITEM, Bitmap, Nest, Whole, tiles, tiles_along
+from sparsetc.ir.nest import ITEM, Nest, tiles_along
 from sparsetc.ir.plan import Storage
-from sparsetc.packing import words
-from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
+from sparsetc.packing.base import Packed, cut_runs, index_dtype
 from sparsetc.support import Ints, NamedInts, Names
-from sparsetc.tensor.coords import linear_key, narrowed, ranked, starts_of_runs
+from sparsetc.tensor.coords import linear_key, ranked
 
 VOLUME = 4096
 """Positions of a tile: 16 a mode of a third-order tensor (HLSTO, section VII-A3)."""
@@ -46,86 +44,6 @@ def sides_of(shape: Ints, params: NamedInts = ()) -> Ints:
     if min(all_sides, default=1) < 1:
         raise FormatError(f"sides of tiles must be 1 or more, found {all_sides}")
     return all_sides
-
-
-@lru_cache
-def view_of(shape: Ints, storage: Storage, bitmap: bool) -> Nest:
-    """Ranges of tiles that share the item modes' block coordinates.
-
-    Positions are stored in the storage's own sequence; where it has none, the last mode of the tiles' own runs fastest,
-    then those of the item. A word of bits lies within what a column of a dot contracts.
-    """
-    sides, rest = sides_of(shape, storage.params), (*storage.lane, *storage.leaf)
-    grid = tiles_along(shape, sides)
-    item = words.fields(storage.item, grid, "item_word")
-    tile = words.fields(rest, grid, "tile_word")
-    sequence = storage.sequence or (*rest[:-1], *storage.item, *rest[-1:])
-    last = storage.contracted if storage.sequence else len(rest[-1:])
-    deep = prod([sides[m] for m in sequence[len(sequence) - last :]])
-    word = next((bits for bits in (32, 16) if deep % bits == 0), 8)
-    if bitmap:
-        return tiles(item, tile, Bitmap(sides, sequence, storage.contracted, word))
-    return tiles(item, tile, Whole(sides, sequence, storage.contracted))
-
-
-def packed_tiles(format: str, coords: Tensor, shape: Ints, storage: Storage, view: Nest) -> Packed:
-    """Pack nonzeros sorted by tile, the item modes first; cut the tiles of a row of blocks at `max_item_nnz` positions.
-
-    Raises:
-        FormatError: two nonzeros have the same place.
-    """
-    order, volume = (*storage.item, *storage.lane, *storage.leaf), view.values.volume
-    nnz, blocks = coords.shape[1], words.Nonzeros(coords, view.stored_shape(shape), sides=view.values.sides)
-    rows = chain((blocks[m] for m in order), (_places(coords, view) for _ in "p"))
-    key, spread = linear_key(rows, [*[blocks.shape[m] for m in order], volume])
-    key = narrowed(key, spread)
-    key, by_tile = torch.sort(key, stable=True)
-    if bool((key[1:] == key[:-1]).any()):
-        refuse_duplicates()
-    place = key % volume
-    starts = starts_of_runs([key.sub_(place)])
-    del key
-    tile, first = torch.cumsum(starts, 0).sub_(1), by_tile[starts]
-    tiles = first.numel()
-
-    of_items, split = items_of(blocks.at(first).starts(storage.item), storage, view)
-    first_of_items = first.index_select(0, of_items)
-    arrays = {
-        "item_ptr": pointers(of_items, tiles, tiles),
-        **words.encode(blocks.at(first_of_items), view.levels[0]),
-        **words.encode(blocks.at(first), view.levels[1]),
-    }
-    if view.values.bitmap:
-        value_ptr = torch.zeros(tiles + 1, dtype=torch.long, device=coords.device)
-        value_ptr[1:] = torch.cumsum(torch.bincount(tile, minlength=tiles), 0)
-        arrays["value_ptr"] = value_ptr.to(index_dtype(nnz))
-        arrays["bits"] = words.packed_bits(tile, place, tiles, volume, view.values.word).flatten()
-        positions = by_tile
-    else:
-        positions = torch.full((tiles * volume,), -1, dtype=torch.long, device=coords.device)
-        positions[tile.mul_(volume).add_(place)] = by_tile
-    return Packed(
-        format,
-        storage,
-        shape,
-        nnz,
-        view,
-        arrays,
-        positions,
-        stored=positions.numel(),
-        items=of_items.numel(),
-        representatives=(first_of_items, first),
-        split_rows=split,
-        padded=positions.numel() != nnz,
-    )
-
-
-def _places(coords: Tensor, view: Nest) -> Tensor:
-    """(nnz,) the place of each nonzero in its tile."""
-    place = torch.zeros_like(coords[0])
-    for row, side, stride in zip(coords, view.values.sides, view.values.strides, strict=True):
-        place += (row % side).mul_(stride)
-    return place
 
 
 def items_of(rows: Tensor, storage: Storage, view: Nest) -> tuple[Tensor, bool]:

@@ -140,13 +140,12 @@ def measured(
 ) -> BlockingPoint:
     """The blocks of a grouping, given the (nnz,) coordinates of nonzeros."""
     nnz, group = rows.numel(), group_of_nonzeros(groups, rows)
-    touched = numbered([group, columns // width], [groups.count, -(-n_columns // width)], nnz, group)
-    strips = histogram(touched.coords[0], groups.count)  # that each group touches
-    blocks, cells = torch.stack([strips.sum(), (strips * groups.heights).sum()]).tolist()
-    height = cells / blocks
-    density = nnz / (cells * width)
+    _, heights = groups
+    touched = numbered([group, columns // width], [len(heights), -(-n_columns // width)], nnz, group)
+    strips = histogram(touched.coords[0], len(heights))  # that each group touches
+    blocks, cells = torch.stack([strips.sum(), (strips * heights).sum()]).tolist()
     stored = cells * width
-    return BlockingPoint(tau, groups.count, blocks, height, density, stored, seconds)
+    return BlockingPoint(tau, len(heights), blocks, cells / blocks, nnz / stored, stored, seconds)
 
 
 def _columns(x: SparseTensor, mode: int) -> Tensor:

@@ -40,27 +40,12 @@ COMPARED = 1 << 19
 """Pairs of neighbours up to which a round takes more orders than the fewest."""
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Disjoint groups of the rows that have nonzeros, in the order of their first rows. All tensors are int64.
+Groups = tuple[Tensor, Tensor]
+"""Disjoint groups of the rows that have nonzeros, in the order of their first rows; int64.
 
-    Attributes:
-        order: (rows that have nonzeros,) the numbers of the rows, group by group, ascending within a group.
-        ptr: (groups + 1,) where each group begins in `order`.
-    """
-
-    order: Tensor
-    ptr: Tensor
-
-    @property
-    def count(self) -> int:
-        """The number of groups."""
-        return self.ptr.numel() - 1
-
-    @property
-    def heights(self) -> Tensor:
-        """(groups,) rows of each."""
-        return torch.diff(self.ptr)
+(rows that have nonzeros,) the numbers of the rows, group by group, ascending within a group; and (groups,) how many
+rows each has, its height.
+"""
 
 
 def group_rows(rows: Tensor, columns: Tensor, n_rows: int, n_columns: int, *, width: int, tau: float) -> Groups:
@@ -93,11 +78,11 @@ def group_rows(rows: Tensor, columns: Tensor, n_rows: int, n_columns: int, *, wi
     _check(rows, columns, n_rows, n_columns, width, tau)
     numbers, cluster, clusters = clusters_of(rows, columns, n_rows, n_columns, width)
     if numbers.numel() == 0:
-        return Groups(numbers, numbers.new_zeros(1))
+        return numbers, numbers
     group, place = merged(clusters, tau)[cluster], torch.arange(numbers.numel(), device=numbers.device)
     first = torch.full_like(numbers, numbers.numel()).scatter_reduce_(0, group, place, "amin")  # of each group's rows
     head, order = torch.sort(first[group], stable=True)
-    return Groups(numbers[order], offsets(torch.unique_consecutive(head, return_counts=True)[1]))
+    return numbers[order], torch.unique_consecutive(head, return_counts=True)[1]
 
 
 def check_options(width: int, tau: float) -> None:
@@ -121,8 +106,9 @@ def _check(rows: Tensor, columns: Tensor, n_rows: int, n_columns: int, width: in
 
 def group_of_nonzeros(groups: Groups, rows: Tensor) -> Tensor:
     """(nnz,) the number of the group of each nonzero, from its row."""
-    ascending, place = torch.sort(groups.order)
-    return torch.repeat_interleave(groups.heights)[place[torch.searchsorted(ascending, rows)]]
+    order, heights = groups
+    ascending, place = torch.sort(order)
+    return torch.repeat_interleave(heights)[place[torch.searchsorted(ascending, rows)]]
 
 
 # -- clusters of rows with equal patterns ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from test_place import check_placed
 from window_cases import MODES, OTHERS, REQUESTS, WHOLE, checked, scrambled, stored, uneven, whole
 
 import sparsetc as stc
-from sparsetc.formats import window, window_plans
+from sparsetc.formats import window
 from sparsetc.ir.plan import F16X3
 from sparsetc.packing.partition import divide
 from sparsetc.planner.bounds import Best
@@ -282,7 +282,7 @@ def test_windows_beyond_the_memory_limit_are_not_considered() -> None:
     x, b = scrambled(40, 16), torch.ones(640, 4, dtype=F64)
     for limit, beyond in ((1_000_000, True), (60_000, False)):
         given = stc.compile(SPMM, x, b, backend="triton", memory_limit=limit).step.problem
-        found = window_plans.considered("1-sa", given, Best())
+        found = window.considered("1-sa", given, Best())
         assert any(8 * candidate.expected[0].stored > 60_000 for candidate in found) == beyond
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.similarity import groups
-from sparsetc.similarity.groups import Groups, offsets
+from sparsetc.similarity.groups import Groups
 
 
 def group_rows_by_definition(
@@ -40,7 +40,7 @@ def group_rows_by_definition(
         found.append(sorted(members))
     heights = torch.tensor([len(group) for group in found], dtype=torch.int64)
     order = torch.tensor([row for group in found for row in group], dtype=torch.int64)
-    return Groups(order.to(rows.device), offsets(heights).to(rows.device))
+    return order.to(rows.device), heights.to(rows.device)
 
 
 def one_by_one(coords: torch.Tensor, shape: tuple[int, ...]) -> list[int]:
