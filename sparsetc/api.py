@@ -31,8 +31,8 @@ from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse,
 from sparsetc.packing.base import Packed
 from sparsetc.planner.symbolic import SymbolicCost
 from sparsetc.support import later
+from sparsetc.support.checks import check_free, check_identifier
 from sparsetc.support.entry import entry_point, traced_by_modes
-from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.pattern import Pattern, clear_patterns, used

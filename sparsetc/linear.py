@@ -16,7 +16,7 @@ from sparsetc.api import compile, einsum
 from sparsetc.contraction.operands import as_operand, check_operand
 from sparsetc.errors import DtypeError, FormatError, ShapeError
 from sparsetc.options import Settings
-from sparsetc.support.notices import warn
+from sparsetc.support.entry import warn
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Steps = tuple[float, int, Any]

@@ -20,9 +20,8 @@ from sparsetc.maps.pairs import pairs_of, parts_of
 from sparsetc.maps.trace import check_takes, told_apart
 from sparsetc.options import Settings
 from sparsetc.pairwise import computed, of_entries
-from sparsetc.support import Ints, Names
+from sparsetc.support import Ints, Lru, Names
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Lru
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Table = Tensor

@@ -29,10 +29,8 @@ from sparsetc.maps.saved import described, read
 from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
 from sparsetc.maps.torch_walk import mixed, multiplied_by
 from sparsetc.options import Options, Settings, in_force, of_call
-from sparsetc.support import Ints
-from sparsetc.support.entry import entry_point, exporting, traced_by_modes, without_autocast
-from sparsetc.support.lru import Lru
-from sparsetc.support.notices import log
+from sparsetc.support import Ints, Lru
+from sparsetc.support.entry import entry_point, exporting, log, traced_by_modes, without_autocast
 from sparsetc.tensor.groups import added, gathered, groups_of
 from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.softmax import log_sums, softmax

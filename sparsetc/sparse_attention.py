@@ -32,9 +32,8 @@ from sparsetc.maps.task import Task
 from sparsetc.maps.trace import Untraced, check_takes, told_apart
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import computed, key_of, of_entries
-from sparsetc.support import Ints
+from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
-from sparsetc.support.lru import Lru
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor

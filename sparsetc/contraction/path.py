@@ -44,8 +44,7 @@ from sparsetc.planner.paths import Edge, Order, Search, checked_order, sparse_or
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Ints, Names, among, memory, outside
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Names, among, cached_property, memory, outside
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor

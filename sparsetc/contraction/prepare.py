@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen import transpose
+from sparsetc.codegen import launch
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.numba import copied
 from sparsetc.codegen.programs import Programs, stored_dtype
@@ -39,9 +39,8 @@ from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Other, choose
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
-from sparsetc.support import Ints, among, memory, outside
+from sparsetc.support import Ints, among, cached_property, memory, outside
 from sparsetc.support.entry import on_gpu
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, of_modes
 from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.sums import accumulator, result_bytes
@@ -330,7 +329,7 @@ class Preparation:
                     what = f"a broadcast operand of shape {shape}, which kernels read whole,"
                     nbytes = table.nbytes
                     memory.check(what, nbytes, table.device, self.settings.memory_limit)
-                table = transpose.contiguous(table)
+                table = launch.contiguous(table)
             tables.append(table)
         return tables
 

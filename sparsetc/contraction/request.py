@@ -15,8 +15,7 @@ from torch import Tensor
 from sparsetc.contraction.operands import Operands, Patterns, Tensors
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
-from sparsetc.support import Ints
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -39,6 +38,7 @@ class Request:
         repeated: True if these are the operands of one call. A dense dimension of stride 0 is then left out as one of
             size 1 is, so that one slice is read and not copies; and the pattern may be one of many.
         cut: True if the sparse operand is one of the chunks of a tensor, which have one einsum whatever each holds.
+        unmet: True if several patterns are not known to have met before.
         in_blocks: True if dense modes are positions in blocks, which cannot become coordinates.
         written: the einsum that rules began with; None where it is this one.
     """
@@ -49,6 +49,7 @@ class Request:
     form: str
     repeated: bool = False
     cut: bool = False
+    unmet: bool = False
     in_blocks: bool = False
     written: Einsum | None = None
 

@@ -43,10 +43,8 @@ from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.planner.report import report, statistics_of
 from sparsetc.planner.symbolic import SymbolicCost, symbolic_cost
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import outside
-from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import Cache, cached_property
-from sparsetc.support.notices import warn_once
+from sparsetc.support import Cache, cached_property, outside
+from sparsetc.support.entry import warn_once, without_autocast
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.kept_values import gradient_taken, kept_with

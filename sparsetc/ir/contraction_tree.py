@@ -23,7 +23,7 @@ from typing import Literal
 
 from sparsetc.errors import PlanError
 from sparsetc.support import Letters, cached_property
-from sparsetc.support.records import Record
+from sparsetc.support.checks import Record
 
 
 @dataclass(frozen=True, repr=False)

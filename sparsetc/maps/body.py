@@ -29,8 +29,7 @@ from torch import Tensor
 
 from sparsetc.maps.elementwise import Argument, Elementwise
 from sparsetc.maps.trace import Untraced, trace
-from sparsetc.support import NamedInts, Names
-from sparsetc.support.lru import cached_property
+from sparsetc.support import NamedInts, Names, cached_property
 
 LOG2E = 1.4426950408889634
 Side = Literal["rows", "columns", "entries", "places"]

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparsetc.support.lru import Lru, cached_property
+from sparsetc.support import Lru, cached_property
 from sparsetc.tensor.pattern import Pattern
 
 FIELDS = 6

@@ -24,8 +24,8 @@ from sparsetc.maps.pairs import Pairs
 from sparsetc.maps.task import Task
 from sparsetc.maps.trace import Untraced, trace
 from sparsetc.options import of_call
+from sparsetc.support.checks import LONGEST
 from sparsetc.support.entry import traced_by_modes
-from sparsetc.support.records import LONGEST
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.pattern import Pattern
 

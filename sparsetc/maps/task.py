@@ -24,9 +24,8 @@ from sparsetc.maps.row_tiles import RowEntries, RowTiles
 from sparsetc.maps.torch_walk import TorchWalk
 from sparsetc.maps.trace import Untraced
 from sparsetc.options import Options
-from sparsetc.support import Ints, Names
-from sparsetc.support.lru import Lru
-from sparsetc.support.notices import log
+from sparsetc.support import Ints, Lru, Names
+from sparsetc.support.entry import log
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sums import accumulator
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from sparsetc.maps.body import KEEP, Walk
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowTiles
+from sparsetc.support import cached_property
 from sparsetc.support.entry import matmul_precision, without_autocast
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tensor.sums import accumulator
 

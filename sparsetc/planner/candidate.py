@@ -13,8 +13,7 @@ from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.problem import Problem
-from sparsetc.support import NamedInts
-from sparsetc.support.lru import cached_property
+from sparsetc.support import NamedInts, cached_property
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
 from sparsetc.packing.partition import row_numbers, shares, shares_key
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
-from sparsetc.support import Ints, Names, outside
-from sparsetc.support.lru import Cache, cached_property
+from sparsetc.support import Cache, Ints, Names, cached_property, outside
 from sparsetc.support.memory import available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 406_601, size.COMPILER: 302_892, size.FILES: 253, size.CLASSES: 320, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 405_042, size.COMPILER: 301_379, size.FILES: 245, size.CLASSES: 312, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

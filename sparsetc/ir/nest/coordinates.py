@@ -27,7 +27,7 @@ from itertools import repeat
 from typing import Any, Protocol
 
 from sparsetc.errors import FormatError
-from sparsetc.support.lru import cached_property
+from sparsetc.support import cached_property
 
 AXIS_LEVEL = {"item": 0, "fiber": 1, "tile": 1, "nonzero": 2, "lane": 2}
 """Axes with positions, and the level at which each is known: lanes stand side by side in a step of nonzeros."""

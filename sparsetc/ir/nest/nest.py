@@ -54,7 +54,7 @@ from sparsetc.ir.nest.coordinates import (
 )
 from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
 from sparsetc.support import Ints, Names, cached_property
-from sparsetc.support.names import check_array
+from sparsetc.support.checks import check_array
 
 Name = TypeVar("Name")
 Modes = tuple[ModeCoordinate, ...]
