@@ -61,9 +61,9 @@ def contraction(
         # A plan that was given is of the einsum as `compile` runs it, repeated slices too.
         repeated = repeated and requested(settings.plan).is_request
         request = Request(bound, [*map(stand_in, operands)], settings, form, repeated, unmet=unmet)
-        x = request.sparse[0]
+        dtype, device = request.sparse[0].dtype, request.sparse[0].device
         for position, operand in enumerate(request.operands):
-            check_operand(operand, position, x.dtype, x.device)
+            check_operand(operand, position, dtype, device)
         check_form(form, bound.einsum)
         sparse_result(request, expanded=True)
         innermost, rewrites, inner = _innermost(request, choice)

@@ -339,7 +339,7 @@ def _pattern(
 
 
 def _is_empty(x: SparseTensor) -> bool:
-    """Return True if entries have no elements: a dense mode has size 0."""
+    """Return True if a dense mode has size 0: there may be entries, but none has an element."""
     return 0 in x._values.shape[1:]
 
 

@@ -52,10 +52,11 @@ from sparsetc.tensor.sums import accumulator, add_rows, fitted, summed_dtype
 
 
 def in_steps(request: Request) -> Path | Choice | None:
-    """Return a path of several contractions if asked for or expected to be faster, else one pass, or None.
+    """Return a path of several contractions, if it is asked for or expected to be faster than one pass.
 
-    None where that is to be chosen. Steps and a pass of torch programs are priced by the same rates. On a GPU, and with
-    native loops, a pass has the price of its plan.
+    Otherwise return the plan of the pass where it had to be chosen to be compared with, and None where it was not.
+    Steps and a pass of torch programs are priced by the same rates; on a GPU, and with native loops, a pass has the
+    price of its plan.
 
     Raises:
         PlanError: a path that is not one of these operands, or steps of an einsum that cannot take any.
@@ -72,22 +73,23 @@ def in_steps(request: Request) -> Path | Choice | None:
     if fault:
         raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
     (x,) = request.sparse
-    backend = settings.effective_backend(x.device)
+    device, pattern = x.device, x.pattern
+    backend = settings.effective_backend(device)
     if backend == "triton" and not asked and x.dense_order:
         return None
-    if settings.effective_native(x.device) != "none":
+    if settings.effective_native(device) != "none":
         backend = "numba"
 
     def steps(one_pass: Choice | None = None) -> Choice | None:
-        """Return the order of steps that are faster than one pass, as a plan without parts; None if there are none."""
+        """Return the order of steps that are faster than one pass, as a plan of no parts but a path; None for none."""
         search = Search(
             bound,
             order=x.sparse_order,
-            fibers=Counts(x.coords, x.pattern.shape, x.pattern.counts, x.pattern.cache).distinct,
-            nnz=x.nnz,
-            constants=profile_of(x.device, settings, backend).constants,
+            fibers=Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache).distinct,
+            nnz=pattern.nnz,
+            constants=profile_of(device, settings, backend).constants,
             itemsize=x.dtype.itemsize,
-            limit=settings.memory_on(x.device),
+            limit=settings.memory_on(device),
             sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
         )
         one, planned = (sum(one_pass.seconds), partial(_seconds_of_pass, request)) if one_pass else (None, None)
@@ -138,12 +140,12 @@ def _fault(request: Request, asked: bool) -> str:
 
 @dataclass(frozen=True)
 class LinkOperand:
-    """An operand of a link, given or intermediate.
+    """An operand of a link while that is compiled: of the einsum, or the result of a link before.
 
     Attributes:
-        operand: a tensor to compile for.
+        operand: a tensor to compile for, whose values are not read.
         as_given: whether its pattern is the one sparse operand's, which each call brings.
-        summed: whether it is a dense tensor with zeros where a sparse operand has no entries.
+        summed: whether it is dense, and holds zeros where a sparse operand has no entries: infinities may not meet it.
     """
 
     letters: Names
@@ -160,9 +162,9 @@ class Link:
         places: the operands that it takes, by their positions in that list, ascending.
         contraction: None for dense operands alone, which torch contracts, and for a sparse one that is made dense.
         patterns: the patterns of its sparse operands; None where it has the call's.
-        positions: of the entries in the dense tensor that a sparse operand becomes, which is kept with values that a
-            caller has, and...
-        sizes: ...the sizes of the modes that had coordinates.
+        positions: of the entries in the dense tensor that a sparse operand becomes; None where a link is no such one.
+            The tensor is kept with the values where these are a caller's.
+        sizes: those of the modes of that tensor which had coordinates.
     """
 
     places: Ints
@@ -207,9 +209,17 @@ class Path(Inspectable):
 
     Attributes:
         order: the operands of each link.
-        _expands: whether dense modes are coordinates, as the plan says.
-        _reader: the link that reads the one sparse operand; None where there are several, or it is made dense.
+        links: the contractions, in order.
         holds: what says whether dense operands may meet the zeros of a tensor that was made dense; None where none is.
+        _expanded: whether dense modes are made coordinates, where operands have any.
+        _expands: whether there are such modes.
+        _single: whether one operand is sparse, whose pattern each call brings.
+        _like: a number of the dtype that intermediate results have.
+        _dropped: dimensions that dense operands are summed along beforehand; `_within` is the einsum without them.
+        _guarded: whether a link multiplies dense tensors that hold zeros for want of entries.
+        _reader: the link that reads the one sparse operand; None where there are several, or it is made dense.
+        _merged: how duplicates of the last link's result are summed; None where there are none.
+        _pattern: the pattern of a sparse result; None where `pattern_on` asks the last link for it.
     """
 
     def __init__(
@@ -244,7 +254,8 @@ class Path(Inspectable):
         self._merged: JoinOperand | None = None
         self._pattern: Pattern | None = None
         if isinstance(last, SparseTensor) and self._reader is not self.links[-1]:
-            # Its pattern may be the operand's otherwise, which must not be kept here.
+            # A last link that reads the operand may give the operand's own pattern, and what is kept with a pattern
+            # must not refer to it; `pattern_on` asks that link at each call.
             self._arrange(last, [x.expand_dense().pattern if expanded else x.pattern for x in request.sparse])
 
     def _term(self, operand: SparseTensor | Tensor, position: int) -> LinkOperand:
@@ -394,7 +405,8 @@ class Path(Inspectable):
         dtype = self._like.dtype
         if dtype != self.dtype:
             terms = [term.to(dtype) for term in terms]
-        precision, packed = self.settings.effective_precision(), packed or None  # none are `UNREAD`: links follow
+        # Values that are `UNREAD` are none here: every link is followed by autograd by itself.
+        precision, packed = self.settings.effective_precision(), packed or None
         for link in self.links:
             chosen = list(map(terms.__getitem__, link.places))
             own_packed = packed if link is self._reader else None
@@ -426,7 +438,11 @@ class Path(Inspectable):
 
     @property
     def plan(self) -> Plan:
-        """The plan of each link, named after the first of two sparse operands where dense modes are coordinates."""
+        """The plan of each link, by a name that asks for all of them again.
+
+        Of one sparse operand it is "steps". Of several it is that of the first link of two of them where they are
+        contracted by nonzeros, or "scalar" where no two are; "chain" where they are contracted as they are.
+        """
         contractions = (link.contraction for link in self.links)
         steps = tuple(None if c is None else c.innermost.plan for c in contractions)  # None: torch's own product
         if self._single:

@@ -93,10 +93,10 @@ class Preparation:
         self.operand = x._bare()
         self.dtype, self.device = x.dtype, x.device
         self.output = output_of(bound, pattern, request.form)
-        nbytes = self.output.rows * self.output.width * result_bytes(x.dtype)
+        nbytes = self.output.rows * self.output.width * result_bytes(self.dtype)
         what = f"the result of {bound.einsum.text or bound}"
-        memory.check(what, nbytes, x.device, settings.memory_limit, KEEP_SPARSE)
-        backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
+        memory.check(what, nbytes, self.device, settings.memory_limit, KEEP_SPARSE)
+        backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
         counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
         rows, sparse = self.output.rows, self.output.sparse
         self.problem = Problem.of(bound, rows, sparse, x, counts, backend, settings)

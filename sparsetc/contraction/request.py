@@ -22,8 +22,11 @@ from sparsetc.tensor.sparse_tensor import SparseTensor
 T = TypeVar("T")
 Change = Callable[..., Tensor]
 Take = tuple[Ints, Change | None]
-"""The operands before that an operand follows from, and how; None where it is that one, of none if it is of ones."""
+"""How an operand of the rewritten einsum is made: the positions of those before that it is made of, and a function of
+these. None in place of a function: it is that operand as it is, or, where there are no positions, a pattern of ones,
+which has no values."""
 Put = Callable[[Patterns, Pattern | None, bool], tuple[Pattern | None, Change | None]]
+"""How a result is put back; arguments and results are those of `Rewrite.put`."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,14 @@ class Request:
         operands: to compile it for; values are only looked at for their dtype.
         settings: plan, precision, memory limit, backend, determinism.
         form: of the result, ``auto``, ``dense`` or ``sparse``.
-        repeated: True if these are the operands of one call. A dense dimension of stride 0 is then left out as one of
-            size 1 is, so that one slice is read and not copies; and the pattern may be one of many.
-        cut: True if the sparse operand is one of the chunks of a tensor, which have one einsum whatever each holds.
+        repeated: True if these are the operands of one call of `einsum`, not those of a kernel that will take others. A
+            dense dimension of stride 0 is then left out as one of size 1 is, so that one slice is read and not copies;
+            and the pattern may be one of many that are met once.
+        cut: True if the sparse operand is a chunk of a tensor cut up for streaming. All chunks have one einsum, so the
+            count of this one's nonzeros decides nothing.
         unmet: True if several patterns are not known to have met before.
         in_blocks: True if dense modes are positions in blocks, which cannot become coordinates.
-        written: the einsum that rules began with; None where it is this one.
+        written: the einsum that rules began with, whose letters a schedule may name; None where it is this one.
     """
 
     bound: Bound

@@ -23,8 +23,7 @@ from sparsetc.contraction import dense_modes
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, einsum, repeated_dims
 from sparsetc.contraction.request import Change, Request, Rewrite, Take
 from sparsetc.device.profile import profile_of
-from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
-from sparsetc.ir.equation.rewrite import dense_products
+from sparsetc.ir.equation.einsum import Bound, Einsum, dense_products, distinct
 from sparsetc.ir.plan import F16
 from sparsetc.support import Ints, outside
 from sparsetc.tensor.coords import picked
@@ -32,8 +31,8 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 STEP = 1 << 29
-"""Products of a dense step from which it is worth its call on a GPU: of 10^8 a kernel alone took half the time of step
-and kernel, of 3 * 10^9 four times it (one H200)."""
+"""Fewest multiplications of dense operands that are worth a call of their own on a GPU: with 10^8 of them a kernel that
+does all took half the time of call and kernel, with 3 * 10^9 four times it (one H200)."""
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -68,7 +67,7 @@ def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int
         repeated: whether a dimension that is one slice repeated is left out as one of size 1 is.
     """
     e = bound.einsum
-    holders = {c: set(e.holders(c)) for c in e.indices}
+    holders = {c: {p for p, term in enumerate(e.inputs) if c in term} for c in e.indices}
     dropped: dict[int, Ints] = {}
     for p in e.dense:
         operand, dims = operands[p], []
@@ -98,7 +97,7 @@ def _one_slice(dims: Ints, operand: Tensor) -> Tensor:
 
 
 def _repeat(dropped: Sequence[Ints], dense: Tensors) -> bool:
-    """Return True if each dense operand still repeats one slice along its dropped dimensions."""
+    """Return True if each dense operand of a call repeats one slice along the dimensions that were dropped."""
     for operand, dims in zip(dense, dropped, strict=True):
         repeated = repeated_dims(operand) if dims else ()
         if any(operand.shape[n] != 1 and n not in repeated for n in dims):
@@ -107,7 +106,7 @@ def _repeat(dropped: Sequence[Ints], dense: Tensors) -> bool:
 
 
 def coordinates(r: Request) -> Rewrite | None:
-    """Turn dense modes into coordinates; of one sparse operand keep the diagonal of repeated letters."""
+    """Turn dense modes into coordinates; sort entries of one sparse operand, on the diagonal of repeated letters."""
     e = r.bound.einsum
     if len(e.sparse) > 1 and len(e.inputs) > 2:
         return None
@@ -136,7 +135,7 @@ def _taking_part(entries: Tensor | None, values: Tensor) -> Tensor:
 
 
 def products(r: Request) -> Rewrite | None:
-    """Multiply dense operands that have nothing to do with the sparse one before kernels read the result."""
+    """Multiply dense operands by one another, once, where kernels would do it for each nonzero; one product a time."""
     e = r.bound.einsum
     if len(e.sparse) > 1:
         return None
@@ -156,7 +155,10 @@ def products(r: Request) -> Rewrite | None:
 
 
 def _worth(r: Request, rows: int, summed: int) -> float:
-    """Positions for each nonzero up to which one product of torch takes less time than a block for each nonzero."""
+    """Return how many positions there may be for each nonzero, for one product of all of them to take less time.
+
+    The other way is a product for each nonzero, of blocks of so many rows and so many summed elements.
+    """
     like, exact = r.like, r.settings.effective_precision() == "highest"
     unit = F16 if like.dtype.itemsize < 4 else "ieee" if exact or like.dtype.itemsize > 4 else "tf32"
     rules = profile_of(like.device, r.settings, r.settings.effective_backend(like.device)).rules
@@ -202,7 +204,8 @@ class Pull:
     Attributes:
         steps: functions, and the numbers of the tensors that they take. Values and dense operands as they were written
             have the first numbers, results of functions the next ones.
-        beside: the steps without those that lead to the values of the one sparse operand.
+        beside: the steps for a call whose values are packed already: those that lead to the values of the one sparse
+            operand do nothing, and keep their numbers.
         values: the numbers of the values of sparse operands that are not of ones.
         dense: the numbers of the dense operands.
         of_values: the functions from the values of the one sparse operand to its values here.

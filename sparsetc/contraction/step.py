@@ -34,14 +34,12 @@ from sparsetc.contraction.request import Request
 from sparsetc.device.profile import gpu, has_halves
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport
-from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
+from sparsetc.ir.equation.einsum import UPSTREAM, Bound, Einsum, gradient
 from sparsetc.ir.plan import Plan, without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
-from sparsetc.planner.report import report, statistics_of
-from sparsetc.planner.symbolic import SymbolicCost, symbolic_cost
+from sparsetc.planner.report import SymbolicCost, report, statistics_of, symbolic_cost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Cache, cached_property, outside
 from sparsetc.support.entry import warn_once, without_autocast
@@ -61,16 +59,19 @@ class Step(Preparation, Inspectable):
     Its gradients, tangents and batches are contractions of the same pattern.
 
     Attributes:
-        number: no other step in this process has it.
+        number: no other step in this process has it; gradients are kept under it.
         empty: whether no nonzeros take part.
         result_dtype: the dtype of what `result` gives.
-        turned: calls of all steps in which a candidate had its turn.
+        turned: of the class: the count of calls, of all steps, in which a candidate had its turn.
         trials: the candidates that take turns in calls; None once the plan is decided.
         guard: what says which operands the step takes; None where it takes all.
         covers: whether programs store all of the result and read operands in any order.
         whole: whether packed values are the dense tensor, which torch multiplies once.
         straight: whether a call runs programs and nothing else, unless the guard refuses an infinity.
+        ordered: whether sums are made in one order, without programs of several threads, as `deterministic` asks.
         _empty: whether there is nothing to sum.
+        _pattern: the pattern of a sparse result, None of a dense one; `_order` brings rows to its order.
+        _as_rows: whether rows are the result as they lie.
         _repacks: whether packed values are a copy; otherwise parts read values where they are given.
     """
 
@@ -93,8 +94,8 @@ class Step(Preparation, Inspectable):
         self.ordered = settings.deterministic and self.problem.backend == "torch"
         self._others = dict[object, Any]()
         self._pattern, self._order = arranged(self.output)
-        in_order = self.output.permutation is None
-        self._as_rows = in_order and (self.output.sparse or len(self.output.kept_shape) == 1)
+        flat = self.output.sparse or len(self.output.kept_shape) == 1
+        self._as_rows = flat and self.output.permutation is None
         self.trials: Any = None
         with in_place(settings, self.device):
             recurs = request.repeated and not settings.timed
@@ -170,9 +171,10 @@ class Step(Preparation, Inspectable):
 
     # -- values -------------------------------------------------------------------------------------------------------
     def packed(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values | None:
-        """Return the values as the parts store them; packed before, where they have not changed.
+        """Return the values as the parts store them, as `kept_values` does, for a caller that may go without.
 
-        None while a transform of `torch.func` is active, which would follow them.
+        None while a transform of `torch.func` is active, which would follow them, and while candidates, which pack
+        differently, take turns.
 
         Args:
             values: as they are kept with their storage.
@@ -183,7 +185,7 @@ class Step(Preparation, Inspectable):
         return self.kept_values(values, flat)
 
     def kept_values(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values:
-        """Return values as the parts store them, packed once for each change; arguments as of `packed`."""
+        """Return values as the parts store them: those packed before, where none has changed; arguments of `packed`."""
         if flat is None and not self._repacks:
             return [resolved(values.detach()).contiguous()] * len(self.parts)
         flat = flat or (lambda values: values)
@@ -199,7 +201,7 @@ class Step(Preparation, Inspectable):
         return packed
 
     def packed_values(self, values: Tensor | None, parts: Sequence[int] | None = None) -> Values:
-        """(nnz,) values as the parts store them, or as some of them do, by number; 1 at each nonzero of None."""
+        """Pack (nnz,) values now, for all parts or for some, by number; None stands for 1 at each nonzero."""
         if values is None:
             return self._ones
         numbers = range(len(self.parts)) if parts is None else parts
@@ -319,7 +321,7 @@ class Step(Preparation, Inspectable):
         return self.of_rows(apply(at, tensors))
 
     def around(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> StepFunction:
-        """Return a contraction that has no other innermost as a function for autograd, in place of the step."""
+        """Return the contraction round this step as one function for autograd, its rewrites included."""
         return StepFunction(self, pattern, values is None, packed, given, whole)
 
     def batched(self, size: int, which: Sequence[bool]) -> Contraction:
@@ -427,10 +429,11 @@ class StepFunction(Multilinear):
 
     Attributes:
         ones: True if values are 1 at each nonzero, and not among the tensors.
+        packed: values as the step stores them; `UNREAD` where the graph of the result is wanted and not the result.
         given: the operands of which the dense tensors were made, for the guard.
-        whole: the contraction that has no other innermost, where the tensors are those of its calls. Its gradients are
-            einsums of these, which are rewritten by themselves; what is converted and put back is no part of torch's
-            graph.
+        whole: the contraction round the step, where the tensors are those of its calls; None where they are the step's
+            own. Its gradients are einsums of these, which are rewritten by themselves; what is converted and put back
+            is no part of torch's graph.
     """
 
     step: Step
@@ -487,7 +490,7 @@ class StepFunction(Multilinear):
         pattern, order = self.pattern, None
         sizes: Sequence[int] = (pattern.nnz,)
         if self.whole is not None:
-            sizes = self.whole.compiled_for[0][1]
+            sizes = self.whole.compiled_for[0][1]  # of the values of its one sparse operand
         elif step.output.sparse:
             pattern, order = step.slotted, step.by_slot
         sampled = operand in e.sparse

@@ -82,7 +82,7 @@ class Search:
 
     Attributes:
         bound: the einsum; the letters of its sparse operand are distinct.
-        order: how many of these have coordinates.
+        order: how many of these have coordinates; no `Order`.
         fibers: the count of distinct coordinates of some modes.
         nnz: entries of the sparse operand.
         constants: of the cost model, of which those named ``path_...`` are read.
@@ -154,7 +154,7 @@ class Search:
         return self.nnz if len(letters) == self.order else self.fibers(tuple([self.modes[c] for c in letters]))
 
     def price(self, s: State, edge: Edge, most: float) -> float:
-        """Seconds of a contraction; infinitely many where it would take too much memory, or `most` in any case."""
+        """Seconds of a contraction; infinity where it takes too much memory, or is known early to take `most`."""
         constants = self.constants
         if edge.kind == "product":
             assert edge.after is not None
@@ -197,7 +197,8 @@ class Search:
         if after is None and not self.sparse_result:  # rows without nonzeros are zeros
             base += nbytes * constants["path_byte"]
         seconds = self._level(nnz, runs, s.dense, dense_letters)
-        # Fibers: one mode is summed first, with the terms that have it; rows of values are a table of entries instead.
+        # In fibers: one mode is summed first, with the terms that have it, and the other terms are read once a fiber.
+        # Where values are rows, with dense modes, entries number the rows of a table instead.
         for leaf in () if s.dense else s.sparse:
             last = [t for t, whole in zip(dense_letters, terms, strict=True) if leaf not in whole]
             if leaf in kept or not last or base >= most:
@@ -389,7 +390,9 @@ class _Estimate:
     """An operand, or a product of some, as it is expected to be; counts are logarithms, as sizes may pass any float.
 
     Attributes:
-        pairs: the contractions that lead to it, in order; `tasks` are those of the last, `cost` is of all.
+        tasks: of the contraction that makes it.
+        cost: the tasks, no logarithm, of all contractions that lead to it.
+        pairs: these contractions, in order.
     """
 
     members: Ints
@@ -403,9 +406,9 @@ class _Estimate:
 def sparse_order(
     inputs: Sequence[Iterable[str]], output: Iterable[str], sizes: dict[str, int], nonzeros: Sequence[int]
 ) -> list[Ints]:
-    """Return the order of pairwise contractions with the fewest expected products; each result is appended to the list.
+    """Return the order of pairwise contractions with the fewest expected tasks; each result is appended to the list.
 
-    It is the order of the fewest expected tasks: the best of all for few operands, pair by pair for many.
+    A task is a product of two nonzeros. The order is the best of all for few operands, chosen pair by pair for many.
     """
     letters, logs = [frozenset(t) for t in inputs], {c: log(max(1, n)) for c, n in sizes.items()}
     terms = [_Estimate((n,), t, log(max(1, count))) for n, (t, count) in enumerate(zip(letters, nonzeros, strict=True))]

@@ -18,8 +18,7 @@ from typing import Any, TypeVar, overload
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.plan import DENSE, ONE_PASS, PREFERRED, STEPS, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate, Choice, choice_of
+from sparsetc.planner.candidate import Best, Candidate, Choice, choice_of
 from sparsetc.planner.pricing import orderly, suited, with_rounded
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import Lru

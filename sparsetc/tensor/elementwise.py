@@ -56,12 +56,14 @@ def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str)
     Raises:
         DtypeError: a number or a dense tensor, by which absent entries would change.
     """
-    other = as_number(as_dense(other, "the other operand"))
-    if is_strided(other) or (isinstance(other, Number) and apply(0, other)):
-        found = "a dense tensor" if is_strided(other) else repr(other)
+    other = as_dense(other, "the other operand")
+    number = as_number(other)
+    plain = isinstance(number, Number)
+    if is_strided(number) or (plain and apply(0, number)):
+        found = "a dense tensor" if is_strided(number) else repr(number)
         raise DtypeError(f"{name} of {found} would change absent entries, which are 0: take .values, or .to_dense()")
-    if isinstance(other, Number):
-        return x.map(lambda values: attempted(apply, holding(values, other), other))
+    if plain:  # a tensor without modes keeps its dtype and its gradient
+        return x.map(lambda values: attempted(apply, holding(values, number), other))
     x, y = _alike(x, other, name)
     if apply(0, 0):
         raise DtypeError(f"{name} holds wherever neither has an entry: take .values of one pattern, or .to_dense()")

@@ -426,6 +426,16 @@ def test_tensors_without_modes_are_numbers_and_complex_ones_have_no_order() -> N
             refused()
 
 
+@pytest.mark.parametrize(("function", "other"), [(torch.minimum, 0.5), (torch.fmax, -0.5), (torch.atan2, 0.5)])
+def test_tensors_without_modes_keep_their_dtype_and_gradient(function: Callable[[Any, Any], Any], other: float) -> None:
+    one = torch.tensor(other, dtype=F64, requires_grad=True)
+    for x in (dense(0), dense(0).round().long()):
+        found, expected = function(sparse(x), one).to_dense(), function(x, one)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(y.sum(), one)[0] for y in (found, expected)]
+        torch.testing.assert_close(*gradients)
+
+
 def test_arguments_by_torchs_names() -> None:
     x, y = dense(0), dense(1)
     found = {
