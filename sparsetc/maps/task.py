@@ -256,8 +256,7 @@ class Kernels:
         """
         strides = tensors[RESULT].stride(), tensors[f"g_{RESULT}"].stride()  # a graph's results are contiguous
         key = tuple(wanted), "g_lse" in tensors, strides
-        gradients = self.gradients.get(key)
-        return self.gradients.put(key, self._of_gradients(tensors, wanted)) if gradients is None else gradients
+        return self.gradients.once(key, lambda: self._of_gradients(tensors, wanted))
 
     def _of_gradients(self, tensors: Mapping[str, Tensor], wanted: Sequence[bool]) -> Gradients:
         of_lse, inputs = "g_lse" in tensors, self.body.inputs
