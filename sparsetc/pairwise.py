@@ -189,10 +189,8 @@ def _in_steps(
     pattern = entries_of(pairs)
     dtype = tensors[0].dtype
     wide = accumulator(tensors[0].dtype)
-    heads = max(
-        t.shape[0] * (pairs.patterns if body.vectors.get(n) == "entries" else 1) for n, t in _named(body, tensors)
-    )
-    inputs = {name: _whole(body, pairs, name, tensor, heads) for name, tensor in _named(body, tensors)}
+    (heads,) = lead_of(body, pairs, tensors)
+    inputs = {name: _whole(body, pairs, name, tensor, heads) for name, tensor in zip(body.inputs, tensors, strict=True)}
     inputs = {name: t.to(wide) if t.is_floating_point() else t for name, t in inputs.items()}
     stacked = pattern.order == 3
     entry, row, column = ("pij", "pxid", "pxjd") if stacked else ("ij", "xid", "xjd")
@@ -240,10 +238,6 @@ def _in_steps(
     if log_of_rows is None:
         return [result]
     return [result, _of_rows(log_of_rows, pattern, pairs, -torch.inf)]
-
-
-def _named(body: Body, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    return list(zip(body.inputs, tensors, strict=True))
 
 
 def _whole(body: Body, pairs: Pairs, name: str, tensor: Tensor, heads: int) -> Tensor:

@@ -7,7 +7,7 @@ three steps are a sampled product, a softmax over the entries of a row, and a pr
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from math import prod
 from typing import Any, Literal, overload
@@ -346,18 +346,28 @@ def _scored(
     if not read or not (transforming() or traced_by_modes()):
         score = _scores.once((key, pairs.device), lambda: _taken_apart(function, read, pairs.device))
     if not isinstance(score, str):
-        places: dict[str, dict[str, Tensor]] = {}
+        apart = score
+        reached: dict[str, dict[str, Tensor]] = {}
         if not (ordered or traced_by_modes()):
-            places = {name: pairs.kept((score, name), partial(score.reached, name, pairs)) for name in score.whole}
-        body = _of_score(score, heads != fewer, frozenset(name for name, at in places.items() if at), *numbers)
+            reached = {name: pairs.kept((apart, name), partial(apart.reached, name, pairs)) for name in apart.whole}
+        body = _of_score(apart, heads != fewer, frozenset(name for name, at in reached.items() if at), *numbers)
+
+        def vectors_of(pairs: Pairs) -> list[Tensor]:
+            """Return positions, and numbers that are read of tensors."""
+            positions, places = _positions(heads, fewer, pairs), _places(heads, fewer, pairs)
+            each = []
+            for name, side in body.vectors.items():
+                at = places["rows"] | reached[name] if side == "places" else places[side]
+                each.append(positions[name] if name in POSITIONS else apart.computed(name, at, read))
+            return [one.to(pairs.device, torch.int64 if one.dtype in INTEGERS else dtype) for one in each]
+
         if "entries" not in body.vectors.values():
-            made = partial(_numbers, score, body, pairs, heads, fewer, read, dtype, places)
             of_pairs = pairs.given.number if isinstance(pairs.given, Pattern) else pairs.given
             key = body, of_pairs if body.places else None, pairs.shape, heads, fewer, dtype
-            return body, pairs, _kept(read, pairs.device, key, made)
+            return body, pairs, _kept(read, pairs.device, key, lambda: vectors_of(pairs))
         if pairs.patterns == 1:
             pairs = of_entries(pairs)
-            return body, pairs, _numbers(score, body, pairs, heads, fewer, read, dtype, places)
+            return body, pairs, vectors_of(pairs)
         score = "it reads a tensor by query and key, and heads have patterns of their own"
     body = _steps.once((told_apart(function), numbers, score), lambda: _in_steps(function, score, *numbers))
     vectors = _positions(heads, fewer, pairs)
@@ -407,25 +417,6 @@ def _in_steps(function: Any, reason: str, scale: float, dropout: float) -> Body:
 
     names = tuple(POSITIONS)
     return Body({SCORE: ("q", "k")}, POSITIONS, mapped, True, "v", dropout=dropout, positions=names, untraced=reason)
-
-
-def _numbers(
-    score: Score,
-    body: Body,
-    pairs: Pairs,
-    heads: Ints,
-    fewer: Ints,
-    read: Sequence[Tensor],
-    dtype: torch.dtype,
-    reached: Mapping[str, Mapping[str, Tensor]],
-) -> list[Tensor]:
-    """Return the vectors of a function of scores: positions, and numbers that are read of tensors."""
-    vectors, places = _positions(heads, fewer, pairs), _places(heads, fewer, pairs)
-    found = []
-    for name, side in body.vectors.items():
-        at = {**places["rows"], **reached[name]} if side == "places" else places[side]
-        found.append(vectors[name] if name in POSITIONS else score.computed(name, at, read))
-    return [one.to(pairs.device, torch.int64 if one.dtype in INTEGERS else dtype) for one in found]
 
 
 def _places(heads: Ints, fewer: Ints, pairs: Pairs) -> dict[Side, dict[str, Tensor]]:

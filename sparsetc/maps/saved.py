@@ -38,7 +38,8 @@ INNER = ("own", "other", "shared")
 def described(task: Task) -> str:
     """Return a task as JSON; empty if kernels lack an operation, a mask is a table, or the plan is an object."""
     body, pairs, options, name = task
-    products, tables, names = [*body.products], [*body.tables], [*body.products, *body.vectors]
+    products, tables = [*body.products], [*body.tables]
+    names = [*body.products, *body.vectors]
     given = pairs.given
     if body.untraced or body.places:
         return ""

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +46,7 @@ KEPT = 16
 
 
 class Task(NamedTuple):
-    """What is computed of tensors.
+    """A function of pairs, and how it is computed.
 
     Attributes:
         body: a function of each pair.
@@ -61,32 +60,37 @@ class Task(NamedTuple):
     options: Options
     name: str
 
+    @property
+    def backend(self) -> str:
+        """``triton``; or on a CPU ``torch``, or ``numba`` for loops where tiles are no use."""
+        backend = self.options.effective_backend(self.pairs.device)
+        loops = backend == "torch" and self.options.effective_native(self.pairs.device) != "none"
+        return "numba" if loops else backend
+
     def kernels(self, tensors: Tensors) -> Kernels:
         """Return the kernels for tensors of these sizes, strides and types, compiled once."""
-        pairs, options = self.pairs, self.options
-        backend = options.effective_backend(pairs.device)
-        if backend == "torch" and options.effective_native(pairs.device) != "none":
-            backend = "numba"
+        options = self.options
         layout = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-        how = backend, options.effective_precision(), options.cache_dir
-        key = "maps", self.body, pairs.fastest, layout, *how
-        return pairs.kept(key, lambda: Kernels(self, *how, tensors))
+        how = self.backend, options.effective_precision(), options.cache_dir
+        key = "maps", self.body, self.pairs.fastest, layout, *how
+        return self.pairs.kept(key, lambda: Kernels(self, tensors))
 
 
 class Kernels:
     """The kernels of a task for tensors of given sizes and strides; it holds no tensors.
 
     Attributes:
-        backend: ``triton``; or on a CPU ``torch``, or ``numba`` for loops where tiles are no use.
         refusal: why there are none; empty where there are.
         lead: sizes of the modes of heads.
         copied: True for an input that kernels take a copy of: its heads lie in more groups than kernels read, the
             elements of its rows lie apart, or it is of 16 bits on a CPU.
     """
 
-    def __init__(self, task: Task, backend: str, precision: str, cache_dir: Path | None, tensors: Tensors) -> None:
-        body, pairs, _, self.name = task
-        self.backend, self.precision, self.cache_dir = backend, precision, cache_dir
+    def __init__(self, task: Task, tensors: Tensors) -> None:
+        body, pairs, options, self.name = task
+        self.backend = backend = task.backend
+        self.precision = options.effective_precision()
+        self.cache_dir = options.cache_dir
         if {t.device for t in tensors} != {pairs.device}:
             raise DeviceError(f"{task.name}: all tensors must be on {pairs.device}, as the first is")
         self.body = body
@@ -252,8 +256,7 @@ class Kernels:
         """
         strides = tensors[RESULT].stride(), tensors[f"g_{RESULT}"].stride()  # a graph's results are contiguous
         key = tuple(wanted), "g_lse" in tensors, strides
-        gradients = self.gradients.get(key)
-        return self.gradients.put(key, self._of_gradients(tensors, wanted)) if gradients is None else gradients
+        return self.gradients.once(key, lambda: self._of_gradients(tensors, wanted))
 
     def _of_gradients(self, tensors: Mapping[str, Tensor], wanted: Sequence[bool]) -> Gradients:
         of_lse, inputs = "g_lse" in tensors, self.body.inputs

@@ -139,7 +139,8 @@ class TorchWalk:
     @cached_property
     def windows(self) -> list[Windows]:
         """The windows that meet any columns, those of as many columns together."""
-        tiles, heads, height = self.tiles, self.heads, self.tiles.height
+        tiles, heads = self.tiles, self.heads
+        height = tiles.height
         unit = 1 if tiles.columns % tiles.width else tiles.width
         full_ends, part_ends = tiles.full_ptr.tolist(), tiles.part_ptr.tolist()
         windows: list[Windows] = []
@@ -150,18 +151,16 @@ class TorchWalk:
             full, part = (torch.arange(*ends[number : number + 2]) for ends in (full_ends, part_ends))
             blocks = torch.cat((tiles.full_col[full], tiles.part_col[part])).long()
             columns = (blocks[:, None] * tiles.width + torch.arange(tiles.width)).flatten()
-            rows = slice(window * height, min((window + 1) * height, tiles.rows))
-            of_rows = rows.stop - rows.start
+            of_rows = min(height, tiles.rows - window * height)
+            rows: slice | Tensor = slice(window * height, window * height + of_rows)
             of_pattern = range(which * heads.parts, (which + 1) * heads.parts)
             if heads.fastest:
                 of_pattern = range(which, heads.count, heads.patterns)
-            inside = len(columns) > 0 and int(columns[-1]) < tiles.columns
-            if inside and bool((columns.diff() == 1).all()):
-                neighbours = slice(int(columns[0]), int(columns[-1]) + 1)
-                windows.append(Windows(rows, of_pattern, neighbours, len(columns), of_rows, unit, full, part))
-            elif unit == 1 or tiles.rows % height:
-                gathered = blocks if unit > 1 else columns.clamp(max=tiles.columns - 1)
-                windows.append(Windows(rows, of_pattern, gathered, len(columns), of_rows, unit, full, part))
+            met = blocks if unit > 1 else columns.clamp(max=tiles.columns - 1)
+            near = len(columns) > 0 and int(columns[-1]) < tiles.columns and bool((columns.diff() == 1).all())
+            if near or unit == 1 or tiles.rows % height:
+                chosen = slice(int(columns[0]), int(columns[-1]) + 1) if near else met
+                windows.append(Windows(rows, of_pattern, chosen, len(columns), of_rows, unit, full, part))
             else:
                 alike.setdefault((which, len(full), len(part)), []).append((window, blocks, full, part))
                 of_patterns[which] = of_pattern
@@ -171,8 +170,8 @@ class TorchWalk:
             for first in range(0, len(members), most):
                 numbers, *lists = zip(*members[first : first + most], strict=True)
                 blocks, full, part = map(torch.cat, lists)
-                of_windows = torch.tensor(numbers), of_patterns[which], blocks, count, height, unit, full, part
-                windows.append(Windows(*of_windows))
+                rows = torch.tensor(numbers)
+                windows.append(Windows(rows, of_patterns[which], blocks, count, height, unit, full, part))
         return windows
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -210,13 +209,13 @@ class TorchWalk:
         self, windows: Windows, dtype: torch.dtype, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]
     ) -> None:
         """Compute the rows of some windows, for as many heads at once as stay in a cache."""
-        tiles, height, words = self.tiles, windows.height, WORDS[dtype]
+        tiles, height = self.tiles, windows.height
         met = torch.empty((windows.size, height, 0), dtype=torch.bool)
         if len(windows.part):
             bits = tiles.bits[windows.part, :height, None].unflatten(0, (windows.size, -1)).contiguous()
             met = (bits.view(torch.uint8)[..., None] & _powers()).ne(0).flatten(3).transpose(1, 2).flatten(2)
         entries = self._entries(windows, met) if self.numbered else None
-        met = met.to(words).neg_()
+        met = met.to(WORDS[dtype]).neg_()
         at_once = max(self.at_once // (windows.size * height * max(windows.count, 1)), 1)
         for first in range(0, len(windows.heads), at_once):
             heads = windows.heads[first : first + at_once]
