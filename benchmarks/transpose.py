@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from common import device_microseconds, record
 
-from sparsetc.codegen.transpose import contiguous
+from sparsetc.codegen.launch import contiguous
 
 SHAPES = ((16, 4096), (16, 11008), (256, 4096), (4096, 16), (4096, 4096), (8, 512, 512), (512, 8, 512))
 

@@ -27,7 +27,7 @@ from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.registry import PLANS
-from sparsetc.tuning.known import Facts, Known
+from sparsetc.tuning.record import Known, facts_of
 
 REAL = ("uber_amj_4d", "uber_amj_3d", "guanine_TEvv_3d", "guanine_TEov_3d", "guanine_TEoo_3d", "uracil3_t2_4d")
 MADE = ("clustered", "nell-2 x0.05", "flickr x0.05", "delicious x0.02", "freebase-music x0.02", "darpa x0.05")
@@ -111,7 +111,7 @@ def measured(
     every = [c for c in named(step) if c.plan != first.plan]
     search = search_of(step, 30.0)
     trials = search.timed([first, chosen, *every])
-    Known(Facts.of(step.problem), AUTO, device_name(step.device)).add(search.trials)
+    Known(facts_of(step.problem), AUTO, device_name(step.device)).add(search.trials)
     for path in kept:
         with open(RESULTS_FOLDER / "tuning.jsonl", "a") as file:
             file.write(path.read_text())

@@ -29,10 +29,10 @@ from sparsetc.explain import Explanation, MapExplanation, explained
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
 from sparsetc.packing.base import Packed
-from sparsetc.planner.symbolic import SymbolicCost
+from sparsetc.planner.report import SymbolicCost
 from sparsetc.support import later
+from sparsetc.support.checks import check_free, check_identifier
 from sparsetc.support.entry import entry_point, traced_by_modes
-from sparsetc.support.names import check_free, check_identifier
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.pattern import Pattern, clear_patterns, used

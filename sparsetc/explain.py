@@ -63,18 +63,18 @@ class PartReport:
     label: str = ""
 
 
-COLUMNS: dict[str, Callable[[PartReport], str]] = {
-    "part": lambda p: str(p.number),
-    "format": lambda p: p.format,
-    "item | lane | leaf": lambda p: p.levels,
-    "nonzeros": lambda p: f"{p.nnz:,}",
-    "share": lambda p: f"{p.share:.1%}",
-    "bytes": lambda p: f"{p.nbytes:,}",
-    "tile einsum": lambda p: p.einsum,
-    "instruction": lambda p: p.instruction,
-    "predicted us": lambda p: f"{p.predicted_us:.1f}",
-    "floor us": lambda p: f"{p.roofline_us:.1f}",
-    "bound by": lambda p: p.bound_by,
+COLUMNS = {
+    "part": "{number}",
+    "format": "{format}",
+    "item | lane | leaf": "{levels}",
+    "nonzeros": "{nnz:,}",
+    "share": "{share:.1%}",
+    "bytes": "{nbytes:,}",
+    "tile einsum": "{einsum}",
+    "instruction": "{instruction}",
+    "predicted us": "{predicted_us:.1f}",
+    "floor us": "{roofline_us:.1f}",
+    "bound by": "{bound_by}",
 }
 """The table's columns, and what stands in them of a `PartReport`."""
 
@@ -98,7 +98,7 @@ class OperandReport(StepReport):
 
     def details(self) -> list[str]:
         """The launches, the table of parts, and how full tiles are."""
-        rows = [list(COLUMNS), *([cell(p) for cell in COLUMNS.values()] for p in self.parts)]
+        rows = [list(COLUMNS), *([cell.format_map(vars(p)) for cell in COLUMNS.values()] for p in self.parts)]
         most = max((nnz for _, _, nnz in self.tiles), default=0)
         return [
             f"launches {self.launches}",
@@ -209,7 +209,8 @@ class Explanation:
         head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
         parts = () if self.step is None else self.step.parts
         rows = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell(part))}</td>' for cell in COLUMNS.values())}</tr>" for part in parts
+            f"<tr>{''.join(f'<td>{escape(cell.format_map(vars(part)))}</td>' for cell in COLUMNS.values())}</tr>"
+            for part in parts
         )
         table = f"<table><tr>{head}</tr>{rows}</table>" if parts else ""
         title = f"<b>{escape(self.equation)}</b>: {escape(self.plan)}, {escape(self.reason)}"

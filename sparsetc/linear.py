@@ -6,7 +6,7 @@ which take `SparseTensor.as_linear_operator`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +16,11 @@ from sparsetc.api import compile, einsum
 from sparsetc.contraction.operands import as_operand, check_operand
 from sparsetc.errors import DtypeError, FormatError, ShapeError
 from sparsetc.options import Settings
-from sparsetc.support.notices import warn
+from sparsetc.support.entry import warn
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
-
-class Steps(NamedTuple):
-    """The stopping rule of conjugate gradients, and the settings of their products."""
-
-    tol: float
-    n_iter_max: int
-    settings: Any
+Steps = tuple[float, int, Any]
+"""The stopping rule of conjugate gradients, tol and n_iter_max, and the settings of their products."""
 
 
 def solve(
@@ -68,7 +63,7 @@ def solve(
     if not tol >= 0 or (n_iter_max is not None and not n_iter_max >= 0):
         raise ShapeError(f"solve takes tol and n_iter_max from 0 on, found {tol!r:.80} and {n_iter_max!r:.80}")
     sparse = sparse.expand_dense().coalesce()
-    steps = Steps(tol, 10 * sparse.shape[0] if n_iter_max is None else n_iter_max, settings)
+    steps = tol, 10 * sparse.shape[0] if n_iter_max is None else n_iter_max, settings
     columns = right if right.ndim == 2 else right[:, None]
     solution: Tensor = _Solve.apply(sparse.values, columns, sparse.pattern, steps)  # type: ignore[no-untyped-call]
     return solution if right.ndim == 2 else solution[:, 0]
@@ -113,20 +108,21 @@ class _Solve(torch.autograd.Function):
 
 def _conjugate_gradients(a: SparseTensor, b: Tensor, steps: Steps) -> Tensor:
     """Solve for the columns of b together, each with step lengths of its own (Hestenes and Stiefel 1952)."""
+    tol, n_iter_max, settings = steps
     diagonal = a.diagonal().to_dense().real[:, None]
     if not bool((diagonal > 0).all()):
         raise FormatError("solve takes a positive definite matrix, and this one's diagonal is not positive")
     if not b.numel():
         return torch.zeros_like(b)
-    product: Any = compile("ij,jk->ik", a, b, output="dense", **steps.settings)
+    product: Any = compile("ij,jk->ik", a, b, output="dense", **settings)
     scale = b.abs().amax(0)  # squares of small numbers are 0
     b = b / scale.masked_fill(scale == 0, 1)
     solution, residual = torch.zeros_like(b), b.clone()
     direction = scaled = residual / diagonal
-    goal = steps.tol * torch.linalg.vector_norm(b, dim=0)
+    goal = tol * torch.linalg.vector_norm(b, dim=0)
     inner = _inner(residual, scaled)
-    for number in range(steps.n_iter_max + 1):
-        if number == steps.n_iter_max or not bool((torch.linalg.vector_norm(residual, dim=0) > goal).any()):
+    for number in range(n_iter_max + 1):
+        if number == n_iter_max or not bool((torch.linalg.vector_norm(residual, dim=0) > goal).any()):
             break
         image = product(direction)
         curvature = _inner(direction, image)
@@ -140,7 +136,7 @@ def _conjugate_gradients(a: SparseTensor, b: Tensor, steps: Steps) -> Tensor:
         direction = scaled + inner / before.masked_fill(before == 0, 1) * direction
     carried = torch.linalg.vector_norm(residual, dim=0)
     left = torch.linalg.vector_norm(b - product(solution), dim=0) / torch.linalg.vector_norm(b, dim=0)
-    far = left > 100 * max(steps.tol, torch.finfo(left.dtype).eps)  # the two differ unless the matrix is symmetric
+    far = left > 100 * max(tol, torch.finfo(left.dtype).eps)  # the two differ unless the matrix is symmetric
     if bool((far | (carried > goal)).any()):
         said = f"solve: after {number} steps the residual is {float(left.max()):.2g} of b, above tol"
         warn(f"{said}; take more, unless the matrix is not symmetric")

@@ -7,6 +7,7 @@ differentiable. Attention is one case of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, overload
 
 import torch
@@ -15,16 +16,17 @@ from typing_extensions import Unpack
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.maps.body import SIDES, Body, Side
+from sparsetc.maps.pairs import pairs_of, parts_of
 from sparsetc.maps.trace import check_takes, told_apart
 from sparsetc.options import Settings
 from sparsetc.pairwise import computed, of_entries
-from sparsetc.support import Ints
+from sparsetc.support import Ints, Lru, Names
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Lru
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.to_pairs import pairs_of, parts_of
 
 Table = Tensor
+Vectors = dict[Side, Mapping[str, Tensor]]
+"""Numbers by row, column and entry, by name."""
 KEPT = 64
 """Functions whose kernels are kept. Not measured."""
 _bodies: Lru[Hashable, Body] = Lru(KEPT)
@@ -107,120 +109,102 @@ def map_entries(
         tensor([[0.5000, 0.5000, 0.5000, 0.5000],
                 [1.0000, 1.0000, 1.0000, 1.0000]])
     """
-    vectors: dict[Side, Mapping[str, Tensor]]
-    vectors = {"rows": rows or {}, "columns": columns or {}, "entries": entries or {}}
-    inputs = _Inputs(products or {}, vectors, values)
-    heads, shape = inputs.heads(), inputs.shape(pattern)
-    pairs = pairs_of(pattern, heads, shape, inputs.first.device, False)
-    if inputs.vectors["entries"] or output == "sparse":
+    vectors: Vectors = {"rows": rows or {}, "columns": columns or {}, "entries": entries or {}}
+    named = products or {}
+    of_entry = vectors["entries"]
+    _check(named, vectors, values)
+    tables = [(table, mode) for pair in named.values() for mode, table in enumerate(pair)]
+    tables += [] if values is None else [(values, 1)]
+    leads = [tuple(table.shape[:-2]) for table, _ in tables]
+    heads = _broadcast(leads + [tuple(t.shape[:-1]) for side in SIDES for t in vectors[side].values()])
+    first = tables[0][0] if tables else next(t for of_side in vectors.values() for t in of_side.values())
+    pairs = pairs_of(pattern, heads, _shape(tables, vectors, pattern), first.device, False)
+    if of_entry or output == "sparse":
         pairs = of_entries(pairs)
-        for name, tensor in inputs.vectors["entries"].items():
+        for name, tensor in of_entry.items():
             if tensor.shape[-1:] != (pairs.given.nnz,):  # type: ignore[union-attr]
                 raise ShapeError(
                     f"map_entries: {name} must have a number for each of {pairs.given.nnz:,} entries, found "  # type: ignore[union-attr]
                     f"{tuple(tensor.shape)}"
                 )
     if pairs.patterns == 1:
-        heads = _broadcast([heads, *[tuple(t.shape[:-1]) for t in inputs.vectors["entries"].values()]])
+        heads = _broadcast([heads, *[tuple(t.shape[:-1]) for t in of_entry.values()]])
     elif output == "sparse":
         raise ShapeError("map_entries: a sparse result takes one pattern for all heads")
-    body = inputs.body(function, softmax, output == "sparse")
-    tensors = inputs.of_heads(heads, parts_of(pairs, heads))
+    body = _body(function, tuple(named), vectors, softmax, None if values is None else "values", output == "sparse")
+    parts = parts_of(pairs, heads)
+    tensors = [t if t.shape[:-2] == heads else t.expand(*heads, *t.shape[-2:]) for t, _ in tables]
+    for side, of_side in vectors.items():
+        lead = parts if side == "entries" else heads
+        tensors += [t if t.shape[:-1] == lead else t.expand(*lead, t.shape[-1]) for t in of_side.values()]
     result: Tensor = computed(body, pairs, tensors, settings, "map_entries")
     if output == "sparse":
         return SparseTensor._make(pairs.given, result.movedim(-1, 0))  # type: ignore[arg-type]
     return result
 
 
-class _Inputs:
-    """Arguments of a function of entries.
+def _check(products: Mapping[str, tuple[Table, Table]], vectors: Vectors, values: Table | None) -> None:
+    """Raise an error for names given twice, and for tensors of kinds that do not go together."""
+    names = [*products, *(name for of_side in vectors.values() for name in of_side)]
+    if not names or len({*names}) < len(names):
+        raise KeywordError(f"map_entries takes names, each once; found {', '.join(names) or 'none'}")
+    for name, pair in products.items():
+        tables: Sequence[Any] = pair if isinstance(pair, Sequence) else [pair]
+        if len(tables) != 2 or len({getattr(t, "shape", (0,))[-1] for t in tables}) != 1:
+            shapes = ", ".join(str(tuple(getattr(t, "shape", ()))) for t in tables)
+            raise ShapeError(f"map_entries: product {name} takes two tables of rows of one size, found {shapes}")
+    whole = [*chain(*products.values()), *([] if values is None else [values])]
+    of_tables, kinds = (
+        {t.dtype if isinstance(t, Tensor) else type(t) for t in some}
+        for some in (whole, [*whole, *(t for of_side in vectors.values() for t in of_side.values())])
+    )
+    if not all(isinstance(kind, torch.dtype) and kind.is_floating_point for kind in kinds):
+        raise DtypeError(f"map_entries takes dense floating point tensors, found {', '.join(map(str, kinds))}")
+    if len(of_tables) > 1:
+        raise DtypeError(f"map_entries takes tables of one dtype, found {', '.join(map(str, kinds))}")
 
-    Attributes:
-        products: name -> table of rows and table of columns.
-        vectors: side -> name -> vector.
-        values: the table that is summed, if there is one.
-        first: one of the tensors.
-    """
 
-    def __init__(
-        self,
-        products: Mapping[str, tuple[Table, Table]],
-        vectors: dict[Side, Mapping[str, Tensor]],
-        values: Table | None,
-    ) -> None:
-        self.products = products
-        self.vectors = vectors
-        self.values = values
-        self.names = [*products, *(name for named in vectors.values() for name in named)]
-        if not self.names or len({*self.names}) < len(self.names):
-            raise KeywordError(f"map_entries takes names, each once; found {', '.join(self.names) or 'none'}")
-        for name, pair in products.items():
-            if (
-                not isinstance(pair, Sequence)
-                or len({getattr(t, "shape", (0,))[-1] for t in pair}) != 1
-                or len(pair) != 2
-            ):
-                tables = pair if isinstance(pair, Sequence) else [pair]
-                shapes = ", ".join(str(tuple(getattr(t, "shape", ()))) for t in tables)
-                raise ShapeError(f"map_entries: product {name} takes two tables of rows of one size, found {shapes}")
-        self.tables = [(table, mode) for pair in products.values() for mode, table in enumerate(pair)]
-        self.tables += [] if values is None else [(values, 1)]
-        self.first = self.tables[0][0] if self.tables else next(t for n in vectors.values() for t in n.values())
-        tensors = [table for table, _ in self.tables] + [t for named in vectors.values() for t in named.values()]
-        kinds = {t.dtype if isinstance(t, Tensor) else type(t) for t in tensors}
-        if not all(isinstance(kind, torch.dtype) and kind.is_floating_point for kind in kinds):
-            raise DtypeError(f"map_entries takes dense floating point tensors, found {', '.join(map(str, kinds))}")
-        if len({table.dtype for table, _ in self.tables}) > 1:
-            raise DtypeError(f"map_entries takes tables of one dtype, found {', '.join(map(str, kinds))}")
+def _shape(tables: Sequence[tuple[Table, int]], vectors: Vectors, pattern: Any) -> tuple[int, int]:
+    """Return the numbers of rows and columns, on which all tensors agree."""
+    agreed = []
+    for mode, side in enumerate(SIDES):
+        sizes = [table.shape[-2] for table, of in tables if of == mode]
+        sizes += [t.shape[-1] for t in vectors[side].values()]
+        sizes = sizes or [*getattr(pattern, "shape", ())[-2:][mode : mode + 1]]
+        if len({*sizes}) != 1:
+            raise ShapeError(f"map_entries: inputs must say one number of {side}, found {sizes or 'none'}")
+        agreed += sizes[:1]
+    return agreed[0], agreed[1]
 
-    def heads(self) -> Ints:
-        """Return the sizes in front of rows and columns."""
-        leads = [tuple(table.shape[:-2]) for table, _ in self.tables]
-        leads += [tuple(t.shape[:-1]) for side in SIDES for t in self.vectors[side].values()]
-        return _broadcast(leads)
 
-    def shape(self, pattern: Any) -> tuple[int, int]:
-        """Return the numbers of rows and columns, on which all tensors agree."""
-        agreed = []
-        for mode, side in enumerate(SIDES):
-            sizes = [table.shape[-2] for table, of in self.tables if of == mode]
-            sizes += [t.shape[-1] for t in self.vectors[side].values()]
-            sizes = sizes or [*getattr(pattern, "shape", ())[-2:][mode : mode + 1]]
-            if len({*sizes}) != 1:
-                raise ShapeError(f"map_entries: inputs must say one number of {side}, found {sizes or 'none'}")
-            agreed += sizes[:1]
-        return agreed[0], agreed[1]
+def _body(
+    function: Callable[..., Tensor],
+    of_products: Names,
+    vectors: Vectors,
+    softmax: bool,
+    table: str | None,
+    stored: bool,
+) -> Body:
+    """Return the body, kept for functions of the same code and constants."""
+    if stored and (softmax or table):
+        raise KeywordError("map_entries: a sparse result is the function's own, without softmax and values")
+    if softmax and table is None:
+        raise KeywordError("map_entries: softmax takes values; without them, take stc.softmax of a sparse result")
+    sides = tuple([side for side, of_side in vectors.items() for _ in of_side])
+    kept_names = (*of_products, *(name for of_side in vectors.values() for name in of_side))
 
-    def body(self, function: Callable[..., Tensor], softmax: bool, stored: bool) -> Body:
-        """Return the body, kept for functions of the same code and constants."""
-        table = None if self.values is None else "values"
-        if stored and (softmax or table):
-            raise KeywordError("map_entries: a sparse result is the function's own, without softmax and values")
-        if softmax and table is None:
-            raise KeywordError("map_entries: softmax takes values; without them, take stc.softmax of a sparse result")
-        sides = tuple([side for side, named in self.vectors.items() for _ in named])
-        kept_names = tuple(self.names)
+    def made() -> Body:
+        check_takes(function, "map_entries", 0, kept_names)
+        products = {f"s{n}": (f"l{n}", f"r{n}") for n in range(len(of_products))}
+        by_side = {f"v{n}": side for n, side in enumerate(sides)}
+        names = dict(zip([*products, *by_side], kept_names, strict=True))
 
-        def made() -> Body:
-            check_takes(function, "map_entries", 0, kept_names)
-            products = {f"s{n}": (f"l{n}", f"r{n}") for n in range(len(kept_names) - len(sides))}
-            vectors = {f"v{n}": side for n, side in enumerate(sides)}
-            names = dict(zip([*products, *vectors], kept_names, strict=True))
+        def mapped(**inputs: Tensor) -> Tensor:
+            return function(**{names[name]: tensor for name, tensor in inputs.items()})
 
-            def mapped(**inputs: Tensor) -> Tensor:
-                return function(**{names[name]: tensor for name, tensor in inputs.items()})
+        return Body(products, by_side, mapped, softmax, table, stored)
 
-            return Body(products, vectors, mapped, softmax, table, stored)
-
-        return _bodies.once((told_apart(function), kept_names, sides, softmax, table, stored), made)
-
-    def of_heads(self, heads: Ints, parts: Ints) -> list[Tensor]:
-        """Return tables (*heads, n, size) and vectors (*heads, n)."""
-        tensors = [t if t.shape[:-2] == heads else t.expand(*heads, *t.shape[-2:]) for t, _ in self.tables]
-        for side, named in self.vectors.items():
-            lead = parts if side == "entries" else heads
-            tensors += [t if t.shape[:-1] == lead else t.expand(*lead, t.shape[-1]) for t in named.values()]
-        return tensors
+    return _bodies.once((told_apart(function), kept_names, sides, softmax, table, stored), made)
 
 
 def _broadcast(leads: Sequence[Ints]) -> Ints:

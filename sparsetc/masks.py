@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsetc.errors import FormatError, ShapeError
+from sparsetc.support import Cache, cached_property
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Cache, cached_property
 from sparsetc.tensor.pattern import Pattern, lasting
 
 __all__ = [

@@ -23,9 +23,9 @@ from typing_extensions import Unpack
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.support import FilePath, memory
+from sparsetc.support.checks import refused
 from sparsetc.support.compiled import has_numba
 from sparsetc.support.memory import as_bytes, available_memory
-from sparsetc.support.names import refused
 
 PRECISIONS = ("highest", "high", "medium")
 BACKENDS = ("auto", "triton", "torch", "numba")

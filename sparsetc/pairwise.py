@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +29,8 @@ from sparsetc.maps.saved import described, read
 from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
 from sparsetc.maps.torch_walk import mixed, multiplied_by
 from sparsetc.options import Options, Settings, in_force, of_call
-from sparsetc.support import Ints
-from sparsetc.support.entry import entry_point, exporting, traced_by_modes, without_autocast
-from sparsetc.support.lru import Lru
-from sparsetc.support.notices import log
+from sparsetc.support import Ints, Lru
+from sparsetc.support.entry import entry_point, exporting, log, traced_by_modes, without_autocast
 from sparsetc.tensor.groups import added, gathered, groups_of
 from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.softmax import log_sums, softmax
@@ -64,15 +62,15 @@ def computed(
         seed: (1,) int64, of random numbers, where the body drops weights.
         with_lse: whether the logarithms of the sums of rows are returned too, (*heads, rows).
     """
-    options = of_call(settings)
+    task = Task(body, pairs, of_call(settings), name)
     if traced_by_modes() and not transforming():
-        key, coords = _key_and_coords(Traced(body, pairs, options, name))
+        key, coords = _key_and_coords(task)
         if key:
             result, lse = torch.ops.sparsetc.mapped(key, [*flattened(body, tensors), *coords], seed)
             lead = lead_of(body, pairs, tensors)
             return (_with_lead(result, lead), _with_lead(lse, lead)) if with_lse else _with_lead(result, lead)
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)
-    kernels, ready = kernels_of(body, pairs, tensors, options, name)
+    kernels, ready = kernels_of(task, tensors)
     if kernels is None:
         return steps(*tensors)
     results = fused(kernels, steps, ready, seed, with_lse)
@@ -94,50 +92,35 @@ def traceable(
     return _opaque(body, pairs, tensors, settings, name, seed)
 
 
-class Traced(NamedTuple):
-    """The constants of a graph node: the arguments of `computed` other than tensors."""
-
-    body: Body
-    pairs: Pairs
-    options: Options
-    name: str
-
-
-known: Lru[str, Traced] = Lru(KEPT)
-"""Traced functions by the keys that graphs' nodes name them by: see `pairwise_ops`."""
+known: Lru[str, Task] = Lru(KEPT)
+"""Tasks by the keys that graphs' nodes name them by: see `pairwise_ops`."""
 _keys: Lru[Any, str] = Lru(KEPT)
 _numbers = itertools.count()
 
 
-def key_of(traced: Traced) -> str:
-    """Return the key by which operators know a body and its pairs, the same for equal ones."""
-    body, pairs, options, name = traced
+def key_of(task: Task) -> str:
+    """Return the key by which operators know a task, the same for equal ones."""
+    body, pairs, options, name = task
     told_apart = body, pairs.given, pairs.shape, pairs.device, pairs.patterns, pairs.fastest, options, name
     key = _keys.once(told_apart, lambda: f"{name} {next(_numbers)}")
-    known.once(key, lambda: traced)
+    known.once(key, lambda: task)
     return key
 
 
-def _key_and_coords(traced: Traced) -> tuple[str, list[Tensor]]:
+def _key_and_coords(task: Task) -> tuple[str, list[Tensor]]:
     """Return what names a map in a graph; in a program, a text and coordinates. The text is empty if it has none."""
     if not exporting():
-        return key_of(traced), []
-    if not isinstance(traced.pairs.given, Pattern) and (text := described(*traced)):
+        return key_of(task), []
+    if not isinstance(task.pairs.given, Pattern) and (text := described(task)):
         return text, []
-    pairs = traced.pairs if isinstance(traced.pairs.given, Pattern) else of_entries(traced.pairs)
-    return described(*traced._replace(pairs=pairs)), [pairs.given.coords]  # type: ignore[union-attr]
+    pairs = task.pairs if isinstance(task.pairs.given, Pattern) else of_entries(task.pairs)
+    return described(task._replace(pairs=pairs)), [pairs.given.coords]  # type: ignore[union-attr]
 
 
-def kernels_of(
-    body: Body, pairs: Pairs, tensors: Sequence[Tensor], options: Options, name: str
-) -> tuple[Kernels | None, Sequence[Tensor]]:
+def kernels_of(task: Task, tensors: Sequence[Tensor]) -> tuple[Kernels | None, Sequence[Tensor]]:
     """Return the kernels for these tensors and the tensors in the kernels' layout; None if there are no kernels."""
-    reason, kernels = _unfit(options), None
+    reason, kernels = _unfit(task.options), None
     if not reason:
-        backend = options.effective_backend(pairs.device)
-        if backend == "torch" and options.effective_native(pairs.device) != "none":
-            backend = "numba"
-        task = Task(body, pairs, options.effective_precision(), options.cache_dir, name, backend)
         kernels = task.kernels(tensors)
         if kernels.copied and any(kernels.copied):
             tensors = kernels.taken(tensors)
@@ -145,16 +128,17 @@ def kernels_of(
         reason = kernels.refusal
     reports = watched.get()
     if reports is not None:
-        reports.append(_report(pairs, options, name, reason, kernels))
+        reports.append(_report(task, reason, kernels))
     if reason:
-        log.debug("%s runs in steps: %s", name, reason)
+        log.debug("%s runs in steps: %s", task.name, reason)
         return None, tensors
-    log.debug("%s runs in one kernel", name)
+    log.debug("%s runs in one kernel", task.name)
     return kernels, tensors
 
 
-def _report(pairs: Pairs, options: Options, name: str, reason: str, kernels: Kernels | None) -> MapReport:
+def _report(task: Task, reason: str, kernels: Kernels | None) -> MapReport:
     """Return what `explain` says of a call."""
+    _, pairs, options, name = task
     return MapReport(
         name,
         "in steps" if reason else "in one kernel",
@@ -338,17 +322,16 @@ LEAST = -1e30
 """The logarithm of a row's sum for kernels, where it is minus infinity."""
 
 
-def _of(key: str, tensors: list[Tensor]) -> tuple[Traced, list[Tensor]]:
-    """Return the map of a key, and its tensors. Those of a saved map end in coordinates, which are left out."""
+def _of(key: str, tensors: list[Tensor]) -> tuple[Task, list[Tensor]]:
+    """Return the task of a key, and its tensors. Those of a saved one end in coordinates, which are left out."""
     if key.startswith("{"):
-        body, pairs, options, name, inputs = read(key, tensors)
-        return Traced(body, pairs, options, name), inputs
-    traced = known.get(key)
-    if traced is None:
+        return read(key, tensors)
+    task = known.get(key)
+    if task is None:
         raise TransformError(
             f"the graph was traced with {key!r}, which this process does not have, or no more; trace it again here"
         )
-    return traced, tensors
+    return task, tensors
 
 
 def run_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -371,16 +354,16 @@ def run_gradients(
     of_lse: Tensor | None,
     wanted: list[bool],
 ) -> list[Tensor]:
-    (body, pairs, options, name), tensors = _of(key, tensors)
-    wanted = wanted[: len(tensors)]
-    with in_force(options), without_autocast(result.device):
-        kernels, ready = kernels_of(body, pairs, tensors, options, name)
+    task, tensors = _of(key, tensors)
+    body, wanted = task.body, wanted[: len(tensors)]
+    with in_force(task.options), without_autocast(result.device):
+        kernels, ready = kernels_of(task, tensors)
         gradients = None
         if kernels is not None:
             sums = torch.where(lse.isneginf(), LEAST, lse * LOG2E) if body.softmax else None
             gradients = gradients_by(kernels, ready, wanted, seed, result, sums, (of_result, of_lse))
         if gradients is None:
-            steps = partial(in_steps, body, pairs, {}, seed, body.softmax)
+            steps = partial(in_steps, body, task.pairs, {}, seed, body.softmax)
             detached = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
             with following():  # a formula of its own hides the operator's steps from autograd
                 steps_gradients = gradients_of_steps(steps, detached, wanted, (of_result, of_lse))

@@ -27,7 +27,7 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import RECORDS
 from sparsetc.options import Options, current, with_settings
 from sparsetc.support import Ints, NamedInts, Names, memory
-from sparsetc.support.records import fits, from_state, misfit, quoted
+from sparsetc.support.checks import fits, from_state, misfit, quoted
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
 from sparsetc.tensor.inputs import as_coords, as_values

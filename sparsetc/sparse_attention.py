@@ -26,19 +26,18 @@ from sparsetc.contraction.library import _transforms as transforms
 from sparsetc.contraction.operands import promoted
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
-from sparsetc.maps.pairs import Pairs
+from sparsetc.maps.pairs import Pairs, pairs_of, parts_of, within_sequences
 from sparsetc.maps.scores import POSITIONS, SCORE, Score, taken_apart
+from sparsetc.maps.task import Task
 from sparsetc.maps.trace import Untraced, check_takes, told_apart
 from sparsetc.options import Settings, latest, of_call
-from sparsetc.pairwise import Traced, computed, key_of, of_entries
-from sparsetc.support import Ints
+from sparsetc.pairwise import computed, key_of, of_entries
+from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
-from sparsetc.support.lru import Lru
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import INTEGERS, accumulator
-from sparsetc.to_pairs import pairs_of, parts_of, within_sequences
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -170,8 +169,12 @@ def attention(
     if scale is None:
         scale = max(q.shape[-1], 1) ** -0.5
     numbers = float(scale), float(dropout_p)
-    run = _traced if is_dynamo_compiling() else _opaque
-    results: Any = run(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
+    results: Any = None
+    if is_dynamo_compiling():
+        settings = dict(latest.traced) | dict(settings)  # type: ignore[assignment]
+        results = _node(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
+    if results is None:
+        results = _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
     if offsets is None:
         return results  # type: ignore[no-any-return]
     nested = [nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in (results if return_lse else [results])]
@@ -228,7 +231,7 @@ _opaque = entry_point(_attention)
 # -- in graphs that Dynamo traces -------------------------------------------------------------------------------------
 
 
-def _traced(
+def _node(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -239,21 +242,20 @@ def _traced(
     return_lse: bool,
     settings: Settings,
 ) -> Any:
-    """Attention as a node of the graph; where it cannot be one, the graph breaks here."""
-    whole = dict(latest.traced) | dict(settings)
+    """Return attention as a node of a graph; None where it cannot be one, and the graph breaks."""
     known = _number(pattern)
     breaks = transforms(True) or exporting()  # which traces by modes, unless it is strict
     if breaks or known is None or not (bias is None or isinstance(bias, Tensor)):
-        return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
+        return None
     heads = [operator.index(n) for n in q.shape[:-2]]
     rows = q.shape[-2]
     columns = k.shape[-2]
     fewer = [operator.index(n) for n in k.shape[:-2]]
-    constants = tuple([(name, constant(value)) for name, value in whole.items()])
+    constants = tuple([(name, constant(value)) for name, value in settings.items()])
     sizes = (*heads, operator.index(rows), operator.index(columns)), None if bias is None else bias.shape[-1]
     key = _key(known, sizes, heads == fewer, q.device, numbers, is_causal, constants, operator.index(latest.number))
     if not key:
-        return _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, whole)  # type: ignore[arg-type]
+        return None
     tensors = [q, k, v]
     if bias is not None:
         tensors.append(_bias(bias, tuple(heads), bias.shape[-1]))
@@ -304,7 +306,7 @@ def _key(
         if pairs.patterns > 1 and (nnz is not None or not own_keys):
             return ""
         options = of_call({name: setting(value) for name, value in settings})
-        return key_of(Traced(_body(numbers[0], nnz is not None, numbers[1]), pairs, options, "attention"))
+        return key_of(Task(_body(numbers[0], nnz is not None, numbers[1]), pairs, options, "attention"))
 
 
 _key._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -358,7 +360,7 @@ def _scored(
             return body, pairs, _numbers(score, body, pairs, heads, fewer, read, dtype, places)
         score = "it reads a tensor by query and key, and heads have patterns of their own"
     body = _steps.once((told_apart(function), numbers, score), lambda: _in_steps(function, score, *numbers))
-    vectors = pairs.kept(("positions", heads, fewer), lambda: _positions(heads, fewer, pairs))
+    vectors = _positions(heads, fewer, pairs)
     return body, pairs, [vectors[name].to(dtype) for name in POSITIONS]
 
 
@@ -418,8 +420,7 @@ def _numbers(
     reached: Mapping[str, Mapping[str, Tensor]],
 ) -> list[Tensor]:
     """Return the vectors of a function of scores: positions, and numbers that are read of tensors."""
-    vectors = pairs.kept(("positions", heads, fewer), lambda: _positions(heads, fewer, pairs))
-    places = pairs.kept(("places", heads, fewer), lambda: _places(heads, fewer, pairs))
+    vectors, places = _positions(heads, fewer, pairs), _places(heads, fewer, pairs)
     found = []
     for name, side in body.vectors.items():
         at = {**places["rows"], **reached[name]} if side == "places" else places[side]
@@ -429,28 +430,32 @@ def _numbers(
 
 def _places(heads: Ints, fewer: Ints, pairs: Pairs) -> dict[Side, dict[str, Tensor]]:
     """Return the positions of rows, columns and entries: of batches and heads (heads, 1), of others (1, size)."""
-    rows, columns = (torch.arange(n, device=pairs.device)[None] for n in pairs.shape)
 
-    def lead(sizes: Ints) -> dict[str, Tensor]:
+    def of(sizes: Ints, **others: Tensor) -> dict[str, Tensor]:
         head = torch.arange(prod(sizes), device=pairs.device)[:, None]
         size = sizes[-1] if sizes else 1
-        return {"b": head // size, "h": head % size}
+        return {"b": head // size, "h": head % size, **{name: other[None] for name, other in others.items()}}
 
-    places: dict[Side, dict[str, Tensor]] = {
-        "rows": {**lead(heads), "i": rows},
-        "columns": {**lead(fewer), "j": columns},
-    }
-    if isinstance(pairs.given, Pattern) and pairs.given.blocks is None and pairs.patterns == 1:
-        row, column = pairs.given.coords
-        places["entries"] = {**lead(heads), "i": row[None], "j": column[None]}
-    return places
+    def made() -> dict[Side, dict[str, Tensor]]:
+        rows, columns = (torch.arange(n, device=pairs.device) for n in pairs.shape)
+        places: dict[Side, dict[str, Tensor]] = {"rows": of(heads, i=rows), "columns": of(fewer, j=columns)}
+        if isinstance(pairs.given, Pattern) and pairs.given.blocks is None and pairs.patterns == 1:
+            row, column = pairs.given.coords
+            places["entries"] = of(heads, i=row, j=column)
+        return places
+
+    return pairs.kept(("places", heads, fewer), made)
 
 
 def _positions(heads: Ints, fewer: Ints, pairs: Pairs) -> dict[str, Tensor]:
     """Return numbers of batches, of heads and of queries (heads, queries), and of keys (heads of keys, keys)."""
     places = _places(heads, fewer, pairs)
-    sizes = {"rows": (prod(heads), pairs.shape[0]), "columns": (prod(fewer), pairs.shape[1])}
-    return {name: places[side][name].float().expand(sizes[side]).contiguous() for name, side in POSITIONS.items()}
+
+    def made() -> dict[str, Tensor]:
+        sizes = {"rows": (prod(heads), pairs.shape[0]), "columns": (prod(fewer), pairs.shape[1])}
+        return {name: places[side][name].float().expand(sizes[side]).contiguous() for name, side in POSITIONS.items()}
+
+    return pairs.kept(("positions", heads, fewer), made)
 
 
 def _bias(bias: Any, heads: tuple[int, ...], nnz: int) -> Tensor:

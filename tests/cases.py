@@ -354,7 +354,7 @@ def plan_names() -> list[str]:
 
 def longest_row(kernel: stc.Kernel) -> int:
     """Nonzeros of the longest output row."""
-    from sparsetc.formats.by_rows import row_lengths
+    from sparsetc.formats.fiber import row_lengths
 
     problem = kernel.step.problem
     return int(row_lengths(problem.counts.coords, problem.shape, problem.kept).max())

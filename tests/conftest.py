@@ -37,7 +37,7 @@ import machine_code  # noqa: E402
 from program_checks import verify  # noqa: E402
 
 from sparsetc.contraction import passing  # noqa: E402
-from sparsetc.ir import lower  # noqa: E402
+from sparsetc.ir.lower import default_tree  # noqa: E402
 from sparsetc.ir.program.tile import TileProgram  # noqa: E402
 from sparsetc.support import files, memory  # noqa: E402
 
@@ -53,7 +53,7 @@ def _checked(*arguments: Any) -> TileProgram:
     return program
 
 
-_lowered, lower._program = lower._program, _checked
+_lowered, default_tree.lowered = default_tree.lowered, _checked
 
 
 machine_code.share()

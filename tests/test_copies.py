@@ -28,7 +28,7 @@ from cases import assert_matches, random_sparse, random_values, reduced
 
 import sparsetc as stc
 from sparsetc import restore
-from sparsetc.support.lru import cached_property
+from sparsetc.support import cached_property
 
 SPMM = "ij,jr->ir"
 

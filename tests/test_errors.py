@@ -11,7 +11,7 @@ import torch
 from cases import Problem, assert_matches, explicit_plan, random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc.support import notices
+from sparsetc.support import entry
 
 F64 = torch.float64
 
@@ -322,4 +322,4 @@ def test_what_a_message_quotes_is_no_command_of_a_terminal() -> None:
         stc.einsum("ij,j->\x1b[2J", stc.eye(3), torch.ones(3))
     assert str(refused.value).replace("\n", "").isprintable()
     with pytest.warns(UserWarning, match=r"sparsetc: a\\x1b"):
-        notices.warn("a\x1b")
+        entry.warn("a\x1b")

@@ -29,10 +29,9 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from sparsetc.support import Ints, files
+from sparsetc.support import Ints, Lock, files
+from sparsetc.support.entry import log_since, warn
 from sparsetc.support.files import cache_folder
-from sparsetc.support.lru import Lock
-from sparsetc.support.notices import log_since, warn
 
 MAX_MODULES = 512
 """Modules kept in memory."""

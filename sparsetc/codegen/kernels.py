@@ -1,18 +1,17 @@
 """Kernels that are written by hand: entries read and checked, copies of runs of entries and in another order of modes,
 sums of rows, float32 values as float16 halves.
 
-`tensor.readings`, `tensor.indexing`, `codegen.transpose`, `contraction.entries` and `codegen.split_float16` launch
-them, by `launch.by_hand`. A transposed copy is of matrices of which rows are contiguous, to those of which columns are.
+`tensor.readings`, `tensor.indexing`, `contraction.entries`, `codegen.split_float16` and `codegen.launch` launch them
+by `launch_by_hand`. A transposed copy is of matrices of which rows are contiguous, to those of which columns are.
 
 Of sums, in: for each entry a row of a table and a weight; and a row of the result, or a chain of the entries of each
 row. Out: sums, by atomics or row by row. A program takes one piece of work, and then the one that is as
 many further as there are programs, so that one kernel serves all patterns.
 
-Of halves, in: of each operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile
-is in; `inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves and the verdict. One launch
-is for both operands: the programs of x come first, then those of y, so that threads of one program never diverge. An
-operand without positions has one scale, and its halves are stored in the order of its values, without a verdict. The
-module is imported only where there is a GPU, or Triton's interpreter, for it imports triton.
+Of halves, in: of an operand (nnz,) values and their positions in whole tiles; `line`, the row of tiles that each tile
+is in; `inner` and `side`, exponents of two. Out: each row's largest magnitude, then halves and the verdict. An operand
+without positions has one scale, and its halves are stored in the order of its values, without a verdict. The module is
+imported only where there is a GPU, or Triton's interpreter, for it imports triton.
 
 Magnitudes are compared as the bits of their absolute values, which are ordered as they are, with infinities and NaN at
 the end.
@@ -38,7 +37,6 @@ HEAD = tl.constexpr(rules.HEAD)
 BIAS = tl.constexpr(rules.BIAS)
 LOW = tl.constexpr(rules.LOW)
 INEXACT, INFINITE = tl.constexpr(rules.INEXACT), tl.constexpr(rules.INFINITE)
-COUNTS = ["of_x"] + [f"{operand}_{count}" for operand in "xy" for count in ("nnz", "inner", "side")]
 
 
 @triton.jit(do_not_specialize=["order", "count", "size_0", "size_1", "size_2", "size_3"])
@@ -170,13 +168,13 @@ def rows_of(line, position, inside, inner, side):
 
 
 @triton.jit
-def numbers(program):
-    """Return the numbers of a program's values; a thread's numbers lie far apart, so that a warp reads neighbours.
+def numbers():
+    """Return the numbers of the program's values; a thread's numbers lie far apart, so that a warp reads neighbours.
 
     Did the compiler know that numbers are consecutive, it would give each thread four in a row, to be read one by one
     all the same, as their count is no multiple of four, and moved between threads for what is addressed by position.
     """
-    return tl.max_contiguous(program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK), 1)
+    return tl.max_contiguous(tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), 1)
 
 
 @triton.jit
@@ -185,15 +183,15 @@ def grouped(values):
     return tl.reshape(values, [BLOCK // GROUP, GROUP])
 
 
-@triton.jit
-def most_of(program, values, at, line, most, nnz, inner, side):
-    """Find the largest magnitude of each row among a program's values.
+@triton.jit(do_not_specialize=["nnz", "inner", "side"])
+def find_most(nnz, inner, side, values, at, line, most):
+    """Find the largest magnitude of each row.
 
     Where the pattern is sorted neighbours are mostly of one row, and a warp's atomics would meet on one address. So of
     a group with values of two rows at most, the first and the last lane send the largest of either; of any other, each
     lane sends its own.
     """
-    n = numbers(program)
+    n = numbers()
     inside = n < nnz
     bits = magnitude(tl.load(values + n, mask=inside, other=0.0))
     row = rows_of(line, tl.load(at + n, mask=inside, other=0), inside, inner, side)
@@ -215,10 +213,10 @@ def most_of(program, values, at, line, most, nnz, inner, side):
     tl.atomic_max(most + to, found, mask=sends, sem="relaxed")
 
 
-@triton.jit
-def halves_of(program, verdict, values, at, line, most, nnz, inner, side, high, low):
-    """Store the halves of a program's values, and what the verdict is on them."""
-    n = numbers(program)
+@triton.jit(do_not_specialize=["nnz", "inner", "side"])
+def split(nnz, inner, side, values, at, line, most, verdict, high, low):
+    """Store halves, and whether any row's values are too far apart, or too large, for halves."""
+    n = numbers()
     inside = n < nnz
     value = tl.load(values + n, mask=inside, other=0.0)
     if at is None:
@@ -238,34 +236,3 @@ def halves_of(program, verdict, values, at, line, most, nnz, inner, side, high, 
         infinite = top >= INFINITE_BITS
         found = tl.max(tl.maximum(infinite.to(tl.int32) * INFINITE, far.to(tl.int32) * INEXACT), 0)
         tl.atomic_max(verdict, found, mask=found > 0, sem="relaxed")
-
-
-# fmt: off
-@triton.jit(do_not_specialize=COUNTS)
-def find_most(
-    of_x,
-    x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side,
-    y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side,
-):
-    """Find the largest magnitude of each row; the first `of_x` programs are of x."""
-    program = tl.program_id(0)
-    if program < of_x:
-        most_of(program, x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side)
-    else:
-        most_of(program - of_x, y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side)
-
-
-@triton.jit(do_not_specialize=COUNTS)
-def split(
-    of_x, verdict,
-    x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side, x_high, x_low,
-    y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side, y_high, y_low,
-):
-    """Store halves, and whether any row's values are too far apart, or too large, for halves."""
-    program = tl.program_id(0)
-    if program < of_x:
-        halves_of(program, verdict, x_values, x_at, x_line, x_most, x_nnz, x_inner, x_side, x_high, x_low)
-    else:
-        halves_of(program - of_x, verdict, y_values, y_at, y_line, y_most, y_nnz, y_inner, y_side,
-                 y_high, y_low)
-# fmt: on

@@ -1,4 +1,4 @@
-"""Launches of kernels, and what calls of generated programs are given: arguments, tables, addresses.
+"""Launches of kernels, generated ones and those by hand; and what calls are given: arguments, tables, addresses.
 
 In: a kernel of a generated module, and its grid. Out: a function of its arguments, which costs little, never waits and
 can be captured in a CUDA graph; or assembly for a named target, which needs no GPU.
@@ -19,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.codegen import COLUMNS, ROWS
 from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.packing.base import Packed
-from sparsetc.support.entry import on_gpu
-from sparsetc.support.notices import bar, log_since
+from sparsetc.support import Ints
+from sparsetc.support.entry import bar, log_since, on_gpu
+from sparsetc.tensor.dtypes import WORDS
 
 FUSED = {"enable_fp_fusion": True}
 """An option of every launch: a product and a sum are one instruction. Triton's default up to 3.9, and not beyond."""
@@ -141,27 +143,99 @@ def _start_of(compiled: Any, grid: int, device: torch.device) -> Callable[[Seque
     return run
 
 
-def by_hand(name: str) -> Any:
-    """Return a kernel of `codegen.kernels`, a module which imports triton."""
-    return getattr(import_module("sparsetc.codegen.kernels"), name)
+# -- kernels by hand, which stand in `codegen.kernels` -----------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
-def launch_by_hand(name: str, varied: tuple[int, ...], kind: object = None) -> Callable[[list[Any]], None]:
-    """Return a launch of a kernel `by_hand` whose programs take one piece of work after another.
+def launch_by_hand(
+    name: str, varied: tuple[int, ...], kind: object = None, programs: int = PROGRAMS, warps: int = 4
+) -> Callable[[list[Any]], None]:
+    """Return a launch of a kernel.
 
     Args:
-        name: of the kernel.
+        name: of the kernel, in a module which imports triton.
         varied: places of its arguments that are tensors.
         kind: what Triton may specialise the kernel to, beside tensors.
+        programs: of its grid; by default each takes one piece of work after another.
+        warps: of a program.
     """
-    return launch_of(by_hand(name), PROGRAMS, varied, {"num_warps": 4, **FUSED})
+    kernel = getattr(import_module("sparsetc.codegen.kernels"), name)
+    return launch_of(kernel, programs, varied, {"num_warps": warps, **FUSED})
 
 
-def run_by_hand(name: str, varied: tuple[int, ...], arguments: list[Any], kind: object = None) -> None:
-    """Launch a kernel `by_hand` on the device of its first argument, a tensor; the rest is as in `launch_by_hand`."""
-    with on_gpu(arguments[0].device):  # Triton launches on the current device
-        launch_by_hand(name, varied, kind)(arguments)
+def run_by_hand(
+    name: str,
+    varied: tuple[int, ...],
+    arguments: list[Any],
+    kind: object = None,
+    programs: int = PROGRAMS,
+    warps: int = 4,
+) -> None:
+    """Launch a kernel on the device of its last argument, a tensor; the rest is as in `launch_by_hand`."""
+    with on_gpu(arguments[-1].device):  # Triton launches on the current device
+        launch_by_hand(name, varied, kind, programs, warps)(arguments)
+
+
+FEWEST = {1: 1 << 15, 2: 1 << 15, 4: 1 << 16, 8: 1 << 18}
+"""Elements, by their bytes, from which on transposed copies are a kernel's: of fewer torch's takes as long, or less."""
+Mode = tuple[int, int, int]
+"""The size of a mode, its stride in a view, and in a contiguous tensor of the view's shape."""
+Matrices = tuple[Mode, Mode, Mode]
+"""How many matrices there are, their rows and their columns."""
+
+
+def contiguous(view: Tensor) -> Tensor:
+    """Return the tensor contiguous: itself if it is so, else a copy.
+
+    Where the view is of matrices whose rows are contiguous, a kernel copies them on a GPU by tiles; torch's own copy
+    reads or writes one element in a sector of memory, and takes up to four times as long (NVIDIA H100, float16, a CUDA
+    graph of the copy: 4096 x 4096 in 31 us in place of 129, 256 x 4096 in 7.3 in place of 13.0, 16 x 4096 in 5.4, not
+    6.1; `benchmarks/results/transpose.json`).
+
+    Args:
+        view: strided, as `permute` gives it, of any dtype and on any device; a gradient is recorded as by
+            `torch.Tensor.contiguous`.
+    """
+    recorded = view.requires_grad and torch.is_grad_enabled()
+    if not view.is_cuda or recorded or view.is_contiguous() or type(view) is not Tensor:
+        return view.contiguous()
+    size = view.element_size()
+    few = view.numel() < FEWEST.get(size, view.numel() + 1)
+    matrices = None if few else as_matrices(view.shape, view.stride())
+    if matrices is None:
+        return view.contiguous()
+    result = torch.empty(view.shape, dtype=view.dtype, device=view.device)
+    turn(view.view(WORDS[size]), result.view(WORDS[size]), matrices)
+    return result
+
+
+def turn(source: Tensor, result: Tensor, matrices: Matrices) -> None:
+    """Copy matrices in the other order of their modes, by Triton's kernel."""
+    (count, source_matrix, result_matrix), (rows, source_row, _), (columns, _, result_row) = matrices
+    tiles = -(-rows // ROWS), -(-columns // COLUMNS)
+    numbers = source_matrix, source_row, result_matrix, result_row, rows, columns, *tiles
+    run_by_hand("transpose", (0, len(numbers) + 1), [source, *numbers, result], numbers, count * prod(tiles), warps=2)
+
+
+@lru_cache(maxsize=256)
+def as_matrices(shape: Ints, strides: Ints) -> Matrices | None:
+    """Return the matrices that a view turns; None where it does not.
+
+    The last mode of the view are the rows, which are contiguous in memory; of the view the columns are.
+    """
+    modes: list[Mode] = []
+    behind = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if modes and stride == modes[-1][0] * modes[-1][1]:  # one mode with the one behind it
+            modes[-1] = (modes[-1][0] * size, *modes[-1][1:])
+        elif size > 1:
+            modes.append((size, stride, behind))
+        behind *= size
+    turned = [n for n, (_, stride, _) in enumerate(modes) if n and stride == 1]
+    if not turned or len(modes) > 3 or modes[0][1] == 1:
+        return None
+    others = [mode for n, mode in enumerate(modes) if n not in (0, turned[0])]
+    return others[0] if others else (1, 0, 0), modes[0], modes[turned[0]]
 
 
 # -- what needs Triton, and not a GPU ----------------------------------------------------------------------------------

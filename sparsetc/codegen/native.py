@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from sparsetc.codegen.launch import Call, PartArrays, Values
 from sparsetc.ir.program.tile import TileProgram
+from sparsetc.support import at_fork
 from sparsetc.support.compiled import Kept
-from sparsetc.support.lru import at_fork
 
 RANGES = 4
 """Ranges of items for each thread, if items own the rows they write; a thread that is free takes the next."""
@@ -81,16 +81,13 @@ def bind(
     most: int,
 ) -> Call:
     """Bind native programs to these tensors, run by at most `most` threads; arguments as for `Programs.bind`."""
-    parts = [
-        _Part(function, program, part, now)
-        for function, program, part, now in zip(functions, programs, arrays, known, strict=True)
-    ]
+    parts = [_bound(*part) for part in zip(functions, programs, arrays, known, strict=True)]
 
     def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
         threads = min(most, torch.get_num_threads())
         tables, flat = [_flat(table) for table in dense], _flat(out)
-        for part, stored in zip(parts, values, strict=True):
-            part.run(None if stored is None else _flat(stored), tables, flat, threads)
+        for run, stored in zip(parts, values, strict=True):
+            run(None if stored is None else _flat(stored), tables, flat, threads)
 
     return call
 
@@ -100,60 +97,45 @@ def _flat(tensor: Any) -> np.ndarray[Any, Any]:
     return array.reshape(-1)
 
 
-class _Part:
-    """A part's function, its arrays, and how its items are shared out."""
+def _bound(function: Any, program: TileProgram, part: PartArrays, known: PartArrays) -> Callable[..., None]:
+    """Return what adds a part to a result, or stores its rows there, given values, tables, the result and threads."""
+    named, view, owned = part.named(program), program.view, program.result.owned
+    arrays = [_flat(named[name]) if name in named else None for name in program.arrays]
+    place = program.arrays.index("values") if "values" in program.arrays else None
+    items = known.stored if view.items.counts else known.items
 
-    def __init__(self, function: Any, program: TileProgram, part: PartArrays, known: PartArrays) -> None:
-        self.function = function
-        self.program = program
-        self.known = known
-        named = part.named(program)
-        self.fixed = [_flat(named[name]) if name in named else None for name in program.arrays]
-        self.place = program.arrays.index("values") if "values" in program.arrays else None
-        self.owned = program.result.owned
-        self.last = known.stored if program.view.items.counts else known.items
-        self.cuts: dict[int, list[int]] = {}
+    @cache
+    def cut(ranges: int) -> list[tuple[int, int]]:
+        """Return ranges of items, or of nonzeros."""
+        if items < 2:
+            return [(0, items)]
+        if view.items.size:
+            return list(pairwise(sorted({items * n // ranges for n in range(ranges + 1)})))
+        held = known.named(program)
+        first = held[program.arrays[0]].long()
+        for axis in view.loops[:-1]:
+            first = held[f"{axis.name}_ptr"].long()[first]
+        return list(pairwise(ends(first, ranges)))
 
-    def run(self, values: Any, tables: Sequence[Any], out: Any, threads: int) -> None:
-        """Add the part to a result, or store its rows there."""
-        fixed = [*self.fixed]
-        if self.place is not None:
-            fixed[self.place] = values
-        if not self.owned and threads * out.size > self.known.stored * self.program.width:
+    def run(values: Any, tables: Sequence[Any], out: Any, threads: int) -> None:
+        fixed = [*arrays]
+        if place is not None:
+            fixed[place] = values
+        if not owned and threads * out.size > known.stored * program.width:
             threads = 1  # copies of the result would take longer than what is added to it
         arguments = (*fixed, *tables)
         if threads == 1:
-            self.function(0, self.last, *arguments, out)
+            function(0, items, *arguments, out)
             return
-        several = self.owned and not self.program.split  # each range copies panels of its own
-        ranges = list(pairwise(self.ends(threads * RANGES if several else threads)))
-        into = [out] * len(ranges) if self.owned else np.zeros((len(ranges), out.size), out.dtype)
-
-        def job(number: int) -> Callable[[], None]:
-            return lambda: self.function(*ranges[number], *arguments, into[number])
-
-        in_threads(threads, [job(n) for n in range(len(ranges))])
-        if not self.owned:
+        several = owned and not program.split  # each range copies panels of its own
+        ranges = cut(threads * RANGES if several else threads)
+        into = [out] * len(ranges) if owned else np.zeros((len(ranges), out.size), out.dtype)
+        in_threads(threads, [partial(function, *each, *arguments, to) for each, to in zip(ranges, into, strict=True)])
+        if not owned:
             for one in into:  # in order, so that the same bits come back at every run
                 out += one
 
-    def ends(self, ranges: int) -> list[int]:
-        """Return where ranges of items, or of nonzeros, begin, and where the last ends."""
-        if ranges not in self.cuts:
-            self.cuts[ranges] = self._cut(ranges)
-        return self.cuts[ranges]
-
-    def _cut(self, ranges: int) -> list[int]:
-        view, items = self.program.view, self.last
-        if items < 2:
-            return [0, items]
-        if view.items.size:
-            return sorted({items * n // ranges for n in range(ranges + 1)})
-        named = self.known.named(self.program)
-        first = named[self.program.arrays[0]].long()
-        for axis in view.loops[:-1]:
-            first = named[f"{axis.name}_ptr"].long()[first]
-        return ends(first, ranges)
+    return run
 
 
 def ends(first: Tensor, ranges: int) -> list[int]:

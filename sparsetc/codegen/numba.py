@@ -38,18 +38,18 @@ from sparsetc.ir.program import (
     comments,
     names,
 )
-from sparsetc.support import Names, among
+from sparsetc.support import Names
 from sparsetc.tensor.sums import LONG
 
 
 def unprinted(program: TileProgram) -> str:
     """Return why a program is left to torch; an empty text where native loops are printed."""
-    view, loops = program.view, [s.axis for s in program.each(Loop)]
+    view = program.view
     if program.covers:
         return "products of whole tensors are torch's"
     if program.terms or view.values.halves or not program.whole:
         return "pairs of tiles, and values in halves, have no native loops"
-    if not all(type(axis) in (Run, Fibers, Each) and axis.lanes <= 1 for axis in loops):
+    if not all(type(axis) in (Run, Fibers, Each) and axis.lanes <= 1 for axis in view.loops):
         return "loops of several lanes, and over a tile's side, are not native"
     if view.items.counts and program.result.key.level == ITEM and program.result.key.kind != "row":
         return "results of equal chunks have no native loops"
@@ -107,6 +107,7 @@ class NumbaPrinter(Writer, Lines):
         nonzero: the variable of the nonzero that is read.
         uncut: those that are cut at the end of their mode, as they are.
         local: lines that make arrays.
+        pieces: by axes of a tile in registers, the end of each one's name, and its zeros.
         tables: dense operands by name, as long as a panel of them is.
         strides: how far apart neighbours along the axes of a row of the result are.
     """
@@ -122,6 +123,7 @@ class NumbaPrinter(Writer, Lines):
         self.coordinates: dict[str, str] = {}
         self.uncut: dict[str, str] = {}
         self.local: list[str] = []
+        self.pieces = dict[Names, list[tuple[str, str]]]()
         self.readers = defaultdict[str, list[Statement]](list)
         statements = [s for s, _ in program.statements]
         for s in statements:
@@ -286,8 +288,8 @@ class NumbaPrinter(Writer, Lines):
 
     def laid(self, tile: Tile) -> Names:
         """Return the axes of a tile in the order in which it is kept."""
-        output = self.p.output_axes
-        return among(output, tile.within) if self.as_output and {*tile.within} <= {*output} else tile.within
+        axes, output = tile.within, self.p.output_axes
+        return tuple([a for a in output if a in axes]) if self.as_output and {*axes} <= {*output} else axes
 
     def held(self, tile: Tile) -> Factor:
         """Return where a tile of the program is kept: in a number, in registers, or in a local array."""
@@ -318,11 +320,12 @@ class NumbaPrinter(Writer, Lines):
             with self.block(f"for e in range({self.p.elements(axes)}):"):
                 self.put(text.format(*[f"{name}[e]" for name in tiles], zeros=0))
             return
-        row = self.p.elements(axes[-1:])
-        for first in range(0, self.p.elements(axes), row):
-            for piece in pieces(row, first):
-                named = (f"{name}_{piece.first}" if axes else name for name in tiles)
-                self.put(text.format(*named, zeros=zeros(self.p, piece)))
+        if axes not in self.pieces:
+            row = self.p.elements(axes[-1:])
+            each = [pieces(row, first) for first in range(0, self.p.elements(axes), row)]
+            self.pieces[axes] = [(f"_{p.first}" * bool(axes), zeros(self.p, p)) for own in each for p in own]
+        for end, zero in self.pieces[axes]:
+            self.put(text.format(*[name + end for name in tiles], zeros=zero))
 
     def product(self, s: Product | Reduce) -> None:
         """A product of factors, unless the one statement that reads it prints it; or the sum of a tile."""

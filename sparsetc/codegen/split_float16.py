@@ -17,16 +17,14 @@ the program makes its halves (`codegen.triton.splitting`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsetc.codegen import BLOCK, LOOKED
-from sparsetc.codegen.launch import ALIGNED, InHalves, by_hand, launch_of
+from sparsetc.codegen.launch import ALIGNED, InHalves, run_by_hand
 from sparsetc.ir.nest.values import (
     INEXACT,
     INFINITE,
@@ -99,7 +97,7 @@ class SplitOperands:
 def split(
     values: Sequence[Tensor], positions: Sequence[TilePositions], room: SplitOperands | None = None
 ) -> SplitOperands:
-    """The halves of both operands, by two launches; nothing is waited for.
+    """The halves of both operands; nothing is waited for.
 
     Args:
         values: (nnz,) float32 of each operand.
@@ -136,15 +134,12 @@ def _together(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 
 def launched(values: Sequence[Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
     """Fill halves by Triton's kernels."""
-    x, y = (
-        (v, p.at, p.line, most.view(torch.int32), v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1)
-        for v, p, (*_, most) in zip(values, positions, halves.arrays, strict=True)
-    )
-    (x_high, x_low, _), (y_high, y_low, _) = halves.arrays
-    of_x, of_y = (-(-v.numel() // BLOCK) for v in values)
-    with torch.cuda.device_of(values[0]):  # Triton launches on the current device
-        by_hand("find_most")[(of_x + of_y,)](of_x, *x, *y)
-        by_hand("split")[(of_x + of_y,)](of_x, halves.verdict, *x, x_high, x_low, *y, y_high, y_low)
+    for v, p, (high, low, most) in zip(values, positions, halves.arrays, strict=True):
+        numbers = v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1
+        read = [*numbers, v, p.at, p.line, most.view(torch.int32)]
+        kind, programs = (p.at.dtype, v.numel() >= WIDE), -(-v.numel() // BLOCK)
+        run_by_hand("find_most", (3, 4, 5, 6), [*read], kind, programs)
+        run_by_hand("split", (3, 4, 5, 6, 7, 8, 9), [*read, halves.verdict, high, low], kind, programs)
 
 
 def computed(values: Sequence[Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
@@ -186,10 +181,8 @@ def split_by_kernel(values: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     """The high and low halves of values that have one scale, by Triton's kernel."""
     high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
     n = values.numel()
-    operand, programs = (values, None, None, most.view(torch.int32), n, 0, 0, high, low), -(-n // BLOCK)
-    with torch.cuda.device_of(values):
-        # No program is of the second.
-        _launch("split", programs, n >= WIDE)([programs, None, *operand, *operand])
+    arguments = [n, 0, 0, values, None, None, most.view(torch.int32), None, high, low]
+    run_by_hand("split", (3, 6, 8, 9), arguments, n >= WIDE, -(-n // BLOCK))
     return high, low
 
 
@@ -224,15 +217,4 @@ def find_by_kernel(values: Tensor, out: Tensor) -> None:
     """Fill in what is found, by Triton's kernel."""
     count = values.numel()
     programs = min(LOOKS, -(-count // LOOKED))
-    with torch.cuda.device_of(values):
-        _launch("find", programs, count >= WIDE)([count, programs, values, out])
-
-
-TENSORS = {"split": (2, 5, 9, 10), "find": (2, 3)}
-"""Places of the tensors that kernels are given."""
-
-
-@lru_cache(maxsize=256)
-def _launch(kernel: str, programs: int, wide: bool) -> Callable[[list[Any]], None]:
-    """Return the launch of a kernel by so many programs, given its arguments; `wide` where counts take 64 bits."""
-    return launch_of(by_hand(kernel), programs, TENSORS[kernel], {})
+    run_by_hand("find", (2, 3), [count, programs, values, out], count >= WIDE, programs)

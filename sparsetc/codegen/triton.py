@@ -2,8 +2,8 @@
 
 In: the verified tile programs of a plan's parts, and the type of their sums. Out: source that can be read alone: one
 function a part, its variables named as in the tile program, and one kernel that runs a part (or, fused, all of them:
-programs below the first part's count take the first part, and so on). `triton_loops` prints axes, `triton_values`
-stored values, `triton_layout` the dimensions and positions of tensors.
+programs below the first part's count take the first part, and so on). `triton_values` prints axes and stored values,
+`triton_layout` the dimensions and positions of tensors.
 
 Rules the text keeps: no device library, and no inline assembly but for bits that CUDA counts (the interpreter has
 neither); memory gathers only; addresses in 64 bits only where an array or its positions can pass 2**31, and for lists
@@ -18,7 +18,6 @@ from math import prod
 from textwrap import wrap
 from typing import Any
 
-from sparsetc.codegen import triton_loops as loops
 from sparsetc.codegen import triton_values as values
 from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, all_of, load, placed, sides_of
 from sparsetc.ir.nest import BIAS, HEAD, ITEM, LOW, TOP
@@ -68,7 +67,7 @@ def numbers_of(program: TileProgram) -> list[str]:
 def function(p: TileProgram, sums: str, widen: bool) -> list[str]:
     """The lines of a part's function, first of its program's number; `sums`, `widen` as in `module_source`."""
     printer = TritonPrinter(p, sums, widen)
-    loops.head(printer)
+    values.head(printer)
     nested(printer, p.body)
     arguments = ["pid", *counts_of(p), *p.arrays, *[t.own for o in p.operands for t in tables(o)], p.output]
     return [*comments(p), "@triton.jit", *signature(f"def part_{p.number}", arguments, ":"), *printer.out]
@@ -81,7 +80,7 @@ def nested(printer: TritonPrinter, body: Sequence[Statement]) -> None:
     """Print statements in order; a loop's printer yields each time its body is to be printed, with masks or without."""
     for s in body:
         if isinstance(s, Loop):
-            for _ in loops.LOOPS[type(s.axis)](printer, s, s.axis):
+            for _ in values.LOOPS[type(s.axis)](printer, s, s.axis):
                 nested(printer, s.body)
         else:
             STATEMENTS[type(s)](printer, s)
@@ -250,7 +249,7 @@ def add(printer: TritonPrinter, s: Add) -> None:
         else:
             row = ("item", "fiber", f"pos{printer.copy}")[key.level]
             if key.kind == "slot":
-                row = "slot" if loops.known_ahead(key) else load(key.array, row, printer.guard(key.level))
+                row = "slot" if values.known_ahead(key) else load(key.array, row, printer.guard(key.level))
             terms = [placed(f"{row}{cast}", keyed, axes, p.width)]
         if s.copies > 1:
             terms.insert(0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}")
@@ -307,9 +306,9 @@ def splitting(p: TileProgram, s: Gather) -> list[str]:
         printer.put(f"{name} = {number} % {count}")
         number = f"({number} // {count})"
     if places:
-        printer.put(f"{places[0][0]} = {loops.bare(number)}")
+        printer.put(f"{places[0][0]} = {values.bare(number)}")
     for letter in o.axes:
-        loops.dense(printer, p.axis(letter))
+        values.dense(printer, p.axis(letter))
     for group in sides_of(s.out) if s.out.folded else ():
         if len(group) > 1:
             printer.put(f"{values.flat(group)} = tl.arange(0, {printer.positions(group)})")

@@ -32,7 +32,7 @@ from sparsetc.planner.paths import checked_order
 from sparsetc.planner.registry import PLANS, by_nonzeros
 from sparsetc.planner.workload import choose_together
 from sparsetc.products.problem import paired
-from sparsetc.support.notices import bar, log_since
+from sparsetc.support.entry import bar, log_since
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -40,9 +40,15 @@ _numbers = itertools.count()
 
 
 def contraction(
-    bound: Bound, operands: Operands, settings: Options, form: str, repeated: bool = False, choice: Choice | None = None
+    bound: Bound,
+    operands: Operands,
+    settings: Options,
+    form: str,
+    repeated: bool = False,
+    choice: Choice | None = None,
+    unmet: bool = False,
 ) -> Contraction:
-    """Compile an einsum. For `repeated` see `Request`; `choice` is for an einsum of a single `Step`.
+    """Compile an einsum. For `repeated` and `unmet` see `Request`; `choice` is for an einsum of a single `Step`.
 
     Raises:
         OutOfMemoryError: a dense result would pass the memory limit.
@@ -54,10 +60,10 @@ def contraction(
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
         # A plan that was given is of the einsum as `compile` runs it, repeated slices too.
         repeated = repeated and requested(settings.plan).is_request
-        request = Request(bound, [*map(stand_in, operands)], settings, form, repeated)
-        x = request.sparse[0]
+        request = Request(bound, [*map(stand_in, operands)], settings, form, repeated, unmet=unmet)
+        dtype, device = request.sparse[0].dtype, request.sparse[0].device
         for position, operand in enumerate(request.operands):
-            check_operand(operand, position, x.dtype, x.device)
+            check_operand(operand, position, dtype, device)
         check_form(form, bound.einsum)
         sparse_result(request, expanded=True)
         innermost, rewrites, inner = _innermost(request, choice)

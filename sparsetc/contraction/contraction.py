@@ -311,20 +311,20 @@ def wrap(made: Contraction, values: Tensor, patterns: Patterns, drop_zeros: bool
 def compiled(text: str, operands: Operands, settings: Options, form: str, once: bool = False) -> Contraction:
     """Return the contraction cached for these patterns, equation and sizes, or compile it.
 
-    One of several patterns that may meet this `once` is kept on a CPU only if they met before: the places of its
-    result are as large as the result, and writing to new memory takes as long as the products.
+    One of several patterns that may meet this `once` is kept only if they met before, and little is counted to plan it:
+    the places of its result are as large as the result, and writing to new memory takes as long as the products.
     """
     first, *others = (o._pattern for o in operands if isinstance(o, SparseTensor))
     key = key_of(text, operands, settings, form)
 
-    def make() -> Contraction:
-        return Contraction.compile(parsed(text, operands), operands, settings, form, True)
+    def make(unmet: bool = False) -> Contraction:
+        return Contraction.compile(parsed(text, operands), operands, settings, form, True, unmet=unmet)
 
-    if once and others and first.device.type == "cpu" and not settings.timed:
+    if once and others and not settings.timed:
         met = "met", key
         if _found(first, met) is None:
             kept_or_made(first, met, lambda: True, others)
-            return make()
+            return make(unmet=True)
     return kept_or_made(first, key, make, others)
 
 

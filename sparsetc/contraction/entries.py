@@ -18,9 +18,8 @@ from torch import Tensor
 
 from sparsetc.codegen.launch import run_by_hand
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.support import Ints, Names, among
+from sparsetc.support import Ints, Names, among, cached_property
 from sparsetc.support.compiled import native
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, picked
 from sparsetc.tensor.pattern import followed, lasting
 from sparsetc.tensor.sums import accumulator, add_rows, captured

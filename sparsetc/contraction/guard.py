@@ -70,9 +70,10 @@ def _view(operand: Tensor) -> tuple[object, ...]:
 
 def finite(tables: Tensors) -> bool:
     """Return True if no element is infinite or NaN; a sum that overflows counts as infinite."""
-    if not tables:
-        return True
-    return isfinite(reduce(add, (t.sum(dtype=SUMMED_IN.get(t.dtype)) for t in tables)).item())
+    sums = [t.sum(dtype=SUMMED_IN.get(t.dtype)) for t in tables]
+    if sums and sums[0].is_cuda:
+        sums = [reduce(add, sums)]  # the GPU is waited for once; to add on a CPU takes as long as a sum
+    return all(isfinite(s.item()) for s in sums)
 
 
 def fit_for_halves(tables: Tensors, split: Sequence[bool]) -> bool:

@@ -28,7 +28,7 @@ from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import Plan
 from sparsetc.planner.registry import plan_of_derived
-from sparsetc.planner.symbolic import SymbolicCost
+from sparsetc.planner.report import SymbolicCost
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, among, later, required
 from sparsetc.support.entry import entry_point, traced_by_modes

@@ -33,8 +33,8 @@ from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.ir.plan import RECORDS
 from sparsetc.options import latest, of_call
 from sparsetc.support import Ints
+from sparsetc.support.checks import LONGEST
 from sparsetc.support.entry import exporting
-from sparsetc.support.records import LONGEST
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.dtypes import NAMED, dtype_name

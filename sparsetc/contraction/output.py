@@ -19,7 +19,7 @@ from sparsetc.contraction.operands import check_operand
 from sparsetc.contraction.request import Request
 from sparsetc.errors import DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.support import Ints, memory, volume
+from sparsetc.support import Ints, cached_property, memory, volume
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -50,12 +50,12 @@ class Output:
     own: bool
     slot: Tensor | None
 
-    @property
+    @cached_property
     def sparse(self) -> bool:
         """True if the result is a SparseTensor."""
         return self.pattern is not None
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of the result."""
         return prod(self.kept_shape) if self.pattern is None else self.pattern.nnz

@@ -33,8 +33,8 @@ from sparsetc.products.hybrid import HybridPath
 from sparsetc.products.problem import JoinProblem, paired
 from sparsetc.products.scalar import EINSUMS, TaskSums
 from sparsetc.runtime.executable import Inspectable
+from sparsetc.support import cached_property
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.pattern import Pattern
@@ -86,7 +86,7 @@ class Pair(Inspectable):
         budget.check_least(self.join)
         wanted = paired(requested(settings.plan).of_step(0, 1))
         self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
-        self.problem = JoinProblem(self.join, e, wanted, dtype, self.backend, budget, swapped)
+        self.problem = JoinProblem(self.join, e, wanted, dtype, self.backend, budget, swapped, request.unmet)
         self.empty = not self.join.tasks
         self.take(chosen(wanted, self.problem, JOINS))
 

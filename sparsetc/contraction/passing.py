@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from math import prod
+from math import inf, prod
 from operator import mul
 from typing import Any
 
@@ -31,9 +31,8 @@ from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
-from sparsetc.support import Ints, Names, among, outside
+from sparsetc.support import Ints, Lru, Names, among, cached_property, outside
 from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import readings
 from sparsetc.tensor.pattern import Uses, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -55,10 +54,14 @@ OF_A_MATRIX = 1 << 10
 
 @dataclass
 class LastUse:
-    """The pattern that an einsum was last used with, and how many patterns in a row before it were used a few times."""
+    """The pattern that an einsum was last used with, and how many patterns in a row before it were used a few times.
+
+    Patterns of as `many` entries had too many pairs.
+    """
 
     uses: Uses | None = None
     passed: int = 0
+    many: float = inf
 
 
 last_uses: Lru[Any, LastUse] = Lru(256)
@@ -80,9 +83,15 @@ def passing(text: str, operands: Operands, settings: Options, form: str) -> Tens
         return None
     if two and any(entry[1].ndim > 1 for entry in entries):  # of dense modes, or blocks
         return None
-    comes_and_goes = _comes_and_goes(text, (coords.shape[0], dtype, device), uses)
+    kind = coords.shape[0], dtype, device
+    last = last_uses.once((text, kind), LastUse)
+    comes_and_goes = _comes_and_goes(last, kind, uses)
     if two:
-        return _of_pair(text, operands, form, entries) if comes_and_goes else None
+        if not comes_and_goes or count >= last.many:
+            return None
+        result = _of_pair(text, operands, form, entries)
+        last.many = count if result is None else last.many
+        return result
     recipe = Recipe.of(text, tuple([tuple(o.shape) for o in operands]), *sparse, form)
     if not recipe or count > ENTRIES or max(count, recipe.kept.count) * recipe.gathered > ELEMENTS:
         return None
@@ -123,9 +132,8 @@ def _entries(x: SparseTensor) -> Given:
     return unsorted.reading.coords, unsorted.values, unsorted.reading.uses
 
 
-def _comes_and_goes(text: str, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
+def _comes_and_goes(last: LastUse, kind: tuple[int, torch.dtype, torch.device], uses: Uses) -> bool:
     """Return True if this pattern, and several in a row before it, were used a few times only."""
-    last = last_uses.once((text, kind), LastUse)
     if last.uses is not uses:
         last.passed = last.passed + 1 if last.uses and last.uses.count <= FEW else 0
         last.uses = uses

@@ -44,8 +44,7 @@ from sparsetc.planner.paths import Edge, Order, Search, checked_order, sparse_or
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Ints, Names, among, memory, outside
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, Names, among, cached_property, memory, outside
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -74,10 +73,11 @@ def in_steps(request: Request) -> Path | Choice | None:
     if fault:
         raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
     (x,) = request.sparse
-    backend = settings.effective_backend(x.device)
+    device, pattern = x.device, x.pattern
+    backend = settings.effective_backend(device)
     if backend == "triton" and not asked and x.dense_order:
         return None
-    if settings.effective_native(x.device) != "none":
+    if settings.effective_native(device) != "none":
         backend = "numba"
 
     def steps(one_pass: Choice | None = None) -> Choice | None:
@@ -85,11 +85,11 @@ def in_steps(request: Request) -> Path | Choice | None:
         search = Search(
             bound,
             order=x.sparse_order,
-            fibers=Counts(x.coords, x.pattern.shape, x.pattern.counts, x.pattern.cache).distinct,
-            nnz=x.nnz,
-            constants=profile_of(x.device, settings, backend).constants,
+            fibers=Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache).distinct,
+            nnz=pattern.nnz,
+            constants=profile_of(device, settings, backend).constants,
             itemsize=x.dtype.itemsize,
-            limit=settings.memory_on(x.device),
+            limit=settings.memory_on(device),
             sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
         )
         one, planned = (sum(one_pass.seconds), partial(_seconds_of_pass, request)) if one_pass else (None, None)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen import transpose
+from sparsetc.codegen import launch
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.numba import copied
 from sparsetc.codegen.programs import Programs, stored_dtype
@@ -39,9 +39,8 @@ from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import Other, choose
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
-from sparsetc.support import Ints, among, memory, outside
+from sparsetc.support import Ints, among, cached_property, memory, outside
 from sparsetc.support.entry import on_gpu
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.coords import linear_key, of_modes
 from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.sums import accumulator, result_bytes
@@ -94,10 +93,10 @@ class Preparation:
         self.operand = x._bare()
         self.dtype, self.device = x.dtype, x.device
         self.output = output_of(bound, pattern, request.form)
-        nbytes = self.output.rows * self.output.width * result_bytes(x.dtype)
+        nbytes = self.output.rows * self.output.width * result_bytes(self.dtype)
         what = f"the result of {bound.einsum.text or bound}"
-        memory.check(what, nbytes, x.device, settings.memory_limit, KEEP_SPARSE)
-        backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
+        memory.check(what, nbytes, self.device, settings.memory_limit, KEEP_SPARSE)
+        backend = "torch" if self.dtype.is_complex else settings.effective_backend(self.device)
         counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
         rows, sparse = self.output.rows, self.output.sparse
         self.problem = Problem.of(bound, rows, sparse, x, counts, backend, settings)
@@ -330,7 +329,7 @@ class Preparation:
                     what = f"a broadcast operand of shape {shape}, which kernels read whole,"
                     nbytes = table.nbytes
                     memory.check(what, nbytes, table.device, self.settings.memory_limit)
-                table = transpose.contiguous(table)
+                table = launch.contiguous(table)
             tables.append(table)
         return tables
 

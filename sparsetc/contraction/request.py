@@ -15,8 +15,7 @@ from torch import Tensor
 from sparsetc.contraction.operands import Operands, Patterns, Tensors
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
-from sparsetc.support import Ints
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, cached_property
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -44,6 +43,7 @@ class Request:
             and the pattern may be one of many that are met once.
         cut: True if the sparse operand is a chunk of a tensor cut up for streaming. All chunks have one einsum, so the
             count of this one's nonzeros decides nothing.
+        unmet: True if several patterns are not known to have met before.
         in_blocks: True if dense modes are positions in blocks, which cannot become coordinates.
         written: the einsum that rules began with, whose letters a schedule may name; None where it is this one.
     """
@@ -54,6 +54,7 @@ class Request:
     form: str
     repeated: bool = False
     cut: bool = False
+    unmet: bool = False
     in_blocks: bool = False
     written: Einsum | None = None
 

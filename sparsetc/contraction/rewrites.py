@@ -23,8 +23,7 @@ from sparsetc.contraction import dense_modes
 from sparsetc.contraction.operands import Operands, Patterns, Tensors, einsum, repeated_dims
 from sparsetc.contraction.request import Change, Request, Rewrite, Take
 from sparsetc.device.profile import profile_of
-from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
-from sparsetc.ir.equation.rewrite import dense_products
+from sparsetc.ir.equation.einsum import Bound, Einsum, dense_products, distinct
 from sparsetc.ir.plan import F16
 from sparsetc.support import Ints, outside
 from sparsetc.tensor.coords import picked
@@ -68,7 +67,7 @@ def broadcast_dims(bound: Bound, operands: Operands, repeated: bool) -> dict[int
         repeated: whether a dimension that is one slice repeated is left out as one of size 1 is.
     """
     e = bound.einsum
-    holders = {c: set(e.holders(c)) for c in e.indices}
+    holders = {c: {p for p, term in enumerate(e.inputs) if c in term} for c in e.indices}
     dropped: dict[int, Ints] = {}
     for p in e.dense:
         operand, dims = operands[p], []

@@ -34,19 +34,15 @@ from sparsetc.contraction.request import Request
 from sparsetc.device.profile import gpu, has_halves
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport
-from sparsetc.ir.equation.einsum import Bound, Einsum
-from sparsetc.ir.equation.rewrite import UPSTREAM, gradient
+from sparsetc.ir.equation.einsum import UPSTREAM, Bound, Einsum, gradient
 from sparsetc.ir.plan import Plan, without_halves
 from sparsetc.options import Options, with_settings
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
-from sparsetc.planner.report import report, statistics_of
-from sparsetc.planner.symbolic import SymbolicCost, symbolic_cost
+from sparsetc.planner.report import SymbolicCost, report, statistics_of, symbolic_cost
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import outside
-from sparsetc.support.entry import without_autocast
-from sparsetc.support.lru import Cache, cached_property
-from sparsetc.support.notices import warn_once
+from sparsetc.support import Cache, cached_property, outside
+from sparsetc.support.entry import warn_once, without_autocast
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.kept_values import gradient_taken, kept_with

@@ -35,12 +35,11 @@ from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import JOINS, PLANS
-from sparsetc.support import memory
-from sparsetc.support.lru import Cache
-from sparsetc.support.notices import bar, log_since, warn_once
+from sparsetc.support import Cache, memory
+from sparsetc.support.entry import bar, log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
-from sparsetc.tuning.known import DAMAGED, Facts, Known, digest
+from sparsetc.tuning.record import DAMAGED, Known, digest, facts_of
 from sparsetc.tuning.search import Search, Trial, shortlist
 
 KEPT = 64
@@ -124,10 +123,10 @@ def _considered(made: Step | Pair, name: str) -> list[Candidate]:
     return [first, *(c for c in candidates if c.total is not None and c.plan != first.plan)]
 
 
-def _facts(made: Step | Pair) -> Facts:
+def _facts(made: Step | Pair) -> dict[str, Any]:
     """Return what a problem is known by."""
     if isinstance(made, Step):
-        return Facts.of(made.problem)
+        return facts_of(made.problem)
     join = made.join
     about = {
         "precision": made.problem.precision,
@@ -135,7 +134,8 @@ def _facts(made: Step | Pair) -> Facts:
         "backend": made.backend,
         "sizes": dict(made.bound.sizes),
     }
-    return Facts(digest(bits(join.x_key), bits(join.y_key)), made.equation, about, {"tasks": join.tasks})
+    tensor = digest(bits(join.x_key), bits(join.y_key))
+    return {"tensor": tensor, "equation": made.equation, "problem": about, "pattern": {"tasks": join.tasks}}
 
 
 def as_candidate(step: Step) -> Candidate:

@@ -25,7 +25,7 @@ from torch import Tensor
 from sparsetc.contraction.step import Step
 from sparsetc.decomposition import checks
 from sparsetc.errors import SparsetcError
-from sparsetc.support.notices import bar, log_since, warn
+from sparsetc.support.entry import bar, log_since, warn
 
 
 def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:

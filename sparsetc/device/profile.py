@@ -31,8 +31,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.plan import F16X3
 from sparsetc.options import Options, current, in_force
 from sparsetc.support import Names, files
-from sparsetc.support.entry import on_gpu
-from sparsetc.support.notices import warn
+from sparsetc.support.entry import on_gpu, warn
 
 TARGETS: dict[str, tuple[str, int | str, int]] = {
     **{f"sm_{arch}": ("cuda", arch, 32) for arch in (80, 89, 90, 100, 120)},

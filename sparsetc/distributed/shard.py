@@ -23,9 +23,8 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io.memory import check
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.parse import parse
-from sparsetc.support import Ints, memory
+from sparsetc.support import Cache, Ints, memory
 from sparsetc.support.entry import entry_point
-from sparsetc.support.lru import Cache
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.coords import mode_of

@@ -23,8 +23,7 @@ from sparsetc.distributed.shard import Sharded
 from sparsetc.distributed.transfer import Transfer
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.support import Ints, outside
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, cached_property, outside
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

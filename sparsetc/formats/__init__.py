@@ -1,18 +1,18 @@
 """Formats: one file a storage. Each says how nonzeros are stored and divided into parts, and which plans store them so.
 
-Importing this package registers them::
+Importing this package registers them, in the order in which ``"auto"`` considers plans::
 
     coo.py         coo                     runs of an output row
     fiber.py       fiber, rows             fibers along one mode, side by side; an output row a lane
-    by_rows.py     coo+rows, fiber+rows    long rows by one of these, short ones a lane each
+                   coo+rows, fiber+rows    long rows by one method, short ones a lane each
     hls.py         hls                     dense tiles, or tiles as bitmaps, and what they leave as runs or fibers
     window*.py     window, 1-sa            groups of rows in dense tiles over their columns, and other rows as runs
-    dense.py       -                       the dense tensor, multiplied by torch
-    by_torch.py    dense                   that, or nonzeros by positions in a product of dense operands (``positions``)
+    dense.py       dense                   the dense tensor, multiplied by torch (by_torch.py), or nonzeros by positions
+                                           in a product of dense operands (``positions``)
     mixed_mode.py  mm-csf                  fibers along every mode, one copy for the einsums of all modes
 """
 
-from sparsetc.formats import by_rows, by_torch, coo, dense, fiber, hls, mixed_mode, window_plans  # noqa: F401
+from sparsetc.formats import fiber, dense, hls, mixed_mode, window_plans  # noqa: F401, I001 (plans are considered so)
 from sparsetc.packing.base import Packed
 from sparsetc.planner.registry import register_format
 

@@ -33,8 +33,7 @@ from sparsetc.packing.partition import register_partition
 from sparsetc.packing.tiles import items_of, placed
 from sparsetc.planner import different, register_format
 from sparsetc.similarity.groups import Groups, group_rows
-from sparsetc.support import Ints, Names, outside
-from sparsetc.support.lru import Cache
+from sparsetc.support import Cache, Ints, Names, outside
 from sparsetc.tensor.coords import linear_key, narrow_runs, of_modes, ranked, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")

@@ -21,7 +21,7 @@ from sparsetc.io.packing import READ, SUFFIXES, TEXT, pack
 from sparsetc.io.parquet import PackedFile, open_packed
 from sparsetc.options import current
 from sparsetc.support import FilePath
-from sparsetc.support.notices import warn
+from sparsetc.support.entry import warn
 from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 from sparsetc.errors import IOFormatError
 from sparsetc.io import bounds
 from sparsetc.support import FilePath, required
-from sparsetc.support.notices import bar
+from sparsetc.support.entry import bar
 
 # Large enough that the cost of a numpy call vanishes, small enough that a block and its columns stay in cache:
 # 512 KB to 2 MB were equally fast, 128 KB half as fast, 4 MB a tenth slower (benchmarks/io_speed.py).
@@ -152,7 +152,7 @@ class LineReader:
 
 @contextmanager
 def opened(path: FilePath, comment: bytes, show: bool | None = None) -> Iterator[LineReader]:
-    """Yield a reader of the file, decompressed as its suffix says. ``show`` is as in `notices.bar`."""
+    """Yield a reader of the file, decompressed as its suffix says. ``show`` is as in `entry.bar`."""
     path = Path(path)
     with open(path, "rb") as raw:
         status = os.fstat(raw.fileno())

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from sparsetc.errors import CoordinateError, IOFormatError
 from sparsetc.io import bounds, memory, packed
-from sparsetc.support import FilePath
-from sparsetc.support.lru import Lock, cached_property
+from sparsetc.support import FilePath, Lock, cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import SUMMED_IN
 from sparsetc.tensor.pattern import Labels

@@ -23,7 +23,7 @@ from typing import Literal
 
 from sparsetc.errors import PlanError
 from sparsetc.support import Letters, cached_property
-from sparsetc.support.records import Record
+from sparsetc.support.checks import Record
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,9 +72,9 @@ class Tree(Record):
         return tuple([node for node in self.nodes if node.kind == "dot"])
 
 
-def factor(name: str) -> Tree:
-    """Stored values, or a dense operand."""
-    return Tree("factor", name=name)
+def factors(names: Iterable[str]) -> list[Tree]:
+    """Stored values, or dense operands, by name."""
+    return [Tree("factor", name=name) for name in names]
 
 
 def product(trees: Iterable[Tree]) -> Tree:
@@ -88,9 +88,9 @@ def dot(left: Tree, right: Tree, over: Iterable[str]) -> Tree:
     return Tree("dot", (left, right), tuple(over))
 
 
-def total(tree: Tree, over: Iterable[str]) -> Tree:
-    """Return the sum of a tree over axes, added to those of a sum; the tree itself without axes."""
-    axes = tuple(over)
+def total(trees: Iterable[Tree], over: Iterable[str]) -> Tree:
+    """Return the sum of a product over axes, added to those of a sum; the product itself without axes."""
+    tree, axes = product(trees), tuple(over)
     if axes and tree.kind == "sum":
         return Tree("sum", tree.parts, (*tree.over, *axes))
     return Tree("sum", (tree,), axes) if axes else tree
@@ -148,7 +148,7 @@ class _Parser:
             return self.closed(self.tree())
         name = self.name("a factor")
         if not self.taken("["):
-            return factor(name)
+            return Tree("factor", name=name)
         axes = []
         while not self.taken("]"):
             axes.append(self.name("an axis or ']'"))

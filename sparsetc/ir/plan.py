@@ -21,7 +21,7 @@ from typing import Any
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.support import outside
-from sparsetc.support.records import Record, misfit
+from sparsetc.support.checks import Record, misfit
 
 PREFERRED = "preferred"
 """The option of an ``"auto"`` request that names the plan to take if it applies."""

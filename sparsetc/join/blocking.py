@@ -37,8 +37,7 @@ from sparsetc.join.order import JoinOrder, composed
 from sparsetc.packing import words
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import fields, packed_bits, widths
-from sparsetc.support import Ints, NamedInts, Names
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Ints, NamedInts, Names, cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, narrowed, numbered
 

@@ -18,7 +18,7 @@ from sparsetc.join.join import PIECE, Join, coordinates
 from sparsetc.options import Options
 from sparsetc.packing.base import index_dtype
 from sparsetc.support import Ints, memory
-from sparsetc.support.notices import bar
+from sparsetc.support.entry import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, lexsort
 from sparsetc.tensor.pattern import Later, Pattern

@@ -29,10 +29,9 @@ from sparsetc.join import loops
 from sparsetc.join.order import Expanded, JoinBudget, JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
+from sparsetc.support import cached_property
 from sparsetc.support.compiled import native, room
-from sparsetc.support.entry import on_gpu
-from sparsetc.support.lru import cached_property
-from sparsetc.support.notices import bar
+from sparsetc.support.entry import bar, on_gpu
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import INT32_MAX
 

@@ -19,17 +19,17 @@ gradients are a walk of the rows and a walk of the columns, of the same parts, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from itertools import chain
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from sparsetc.maps.elementwise import Argument, Elementwise
 from sparsetc.maps.trace import Untraced, trace
-from sparsetc.support import Names
-from sparsetc.support.lru import cached_property
+from sparsetc.support import NamedInts, Names, cached_property
 
 LOG2E = 1.4426950408889634
 Side = Literal["rows", "columns", "entries", "places"]
@@ -97,27 +97,11 @@ class Body:
         return self.map(**{name: inputs[name] for name in (*self.products, *self.vectors)})
 
 
-class Derivative(NamedTuple):
-    """The derivative of a product's inner function, by its own row or by the shared one, in place of a table."""
-
-    product: str
-    by: Literal["own", "shared"]
-
-
-Term = str | Derivative | None
-
-
-@dataclass(frozen=True, eq=False)
-class Inner:
-    """The inner function of a product, as a walk sees it.
-
-    Attributes:
-        shared: the row for all.
-        function: of "own", "other" and "shared"; "value" and the derivatives "d_own" and "d_shared" are outputs.
-    """
-
-    shared: str
-    function: Elementwise
+Term = str | tuple[str, str] | None
+"""A table; a product, and "d_own" or "d_shared", a derivative of its inner function; or nothing."""
+Inner = tuple[Elementwise, str]
+"""The inner function of a product, of "own", "other" and "shared" rows, whose value and derivatives by own and shared
+rows are outputs "value", "d_own" and "d_shared"; and the name of the shared row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +139,8 @@ class Walk:
 
     def width(self, term: Term, sizes: Mapping[str, int]) -> int:
         """Return the size of rows that are accumulated; 0 of single numbers."""
-        if isinstance(term, Derivative):
-            return sizes[self.products[term.product][0]]
+        if isinstance(term, tuple):
+            return sizes[self.products[term[0]][0]]
         return 0 if term is None else sizes[term]
 
     @property
@@ -170,10 +154,33 @@ class Walk:
         share = self.dropout
         return min(int(share * 2**32), 2**32 - 1), 1 / (1 - share) if share < 1 else 0.0
 
-    def read(self, arguments: Iterable[Argument]) -> set[str]:
-        """Return the names of inputs of these outputs of the map, and of places."""
-        read = self.function.inputs(arguments) | {vector for _, vector, _ in self.stored if vector}
+    @cached_property
+    def weights(self) -> dict[str, tuple[Argument, float]]:
+        """The outputs that are summed or stored, and constant factors that sums take at their end.
+
+        Factors stay within stored outputs, those of an online softmax, and those of sums with several factors.
+        """
+        peeled = {output: self.function.peeled(output) for output, *_ in (*self.accumulated, *self.stored)}
+        factors: dict[str, set[float]] = {}
+        for output, _, destination in self.accumulated:
+            factors.setdefault(destination, set()).add(peeled[output][1])
+        whole = [output for output, _, to in self.accumulated if self.online or len(factors[to]) > 1]
+        whole += [output for output, *_ in self.stored]
+        return peeled | {output: (self.function.outputs[output], 1.0) for output in whole}
+
+    @cached_property
+    def reads(self) -> set[str]:
+        """The names of inputs of the map, and of places, and products whose inner functions are derived."""
+        read = self.function.inputs(argument for argument, _ in self.weights.values())
+        read |= {vector for _, vector, _ in self.stored if vector}
+        read |= {term[0] for _, term, _ in self.accumulated if isinstance(term, tuple)}
         return read.union(*(self.places[name].reads for name in read & self.places.keys()))
+
+    def sizes(self, tables: Mapping[str, int]) -> NamedInts:
+        """Return the sizes of rows of the tables that the walk may read."""
+        names = [*chain(*self.products.values()), *chain(*(of[:2] for of in self.sums.values()))]
+        names += [term for _, term, _ in self.accumulated if isinstance(term, str)]
+        return tuple((name, tables[name]) for name in dict.fromkeys(names))
 
 
 def forward(body: Body) -> Walk:
@@ -204,7 +211,7 @@ def _inner(body: Body, mode: int) -> dict[str, Inner]:
 
         return trace(derived, ["own", "other", "shared"])
 
-    return {name: Inner(shared, traced(function)) for name, (function, shared) in body.inner.items()}
+    return {name: (traced(function), shared) for name, (function, shared) in body.inner.items()}
 
 
 def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = False) -> Walk:
@@ -249,11 +256,11 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
     accumulated: list[tuple[str, Term, str]] = []
     for name, (own, other) in seen.items():
         if own in wanted:
-            term = Derivative(name, "own") if name in body.inner else other
+            term = (name, "d_own") if name in body.inner else other
             accumulated.append(("p" if name == "dp" else f"d_{name}", term, f"grad_{own}"))
     for name, (_, shared) in body.inner.items():
         if mode == 0 and shared in wanted:
-            accumulated.append((f"d_{name}", Derivative(name, "shared"), f"grad_{shared}"))
+            accumulated.append((f"d_{name}", (name, "d_shared"), f"grad_{shared}"))
     own_vectors = [name for name, side in body.vectors.items() if side == SIDES[mode] and name in wanted]
     accumulated += [(f"d_{name}", None, f"grad_{name}") for name in own_vectors]
     alone = [name for name, side in body.vectors.items() if side not in SIDES and name in wanted and mode == 0]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.support.lru import cached_property
+from sparsetc.support import cached_property
 
 TEXT = {
     "abs": "tl.abs({0})",

@@ -32,18 +32,7 @@ def fused(kernels: Kernels, unfused: Callable[..., Any], tensors: Tensors, seed:
     """
     if followed(tensors):
         return node(_Fused, (kernels, unfused, with_lse), seed, *map(recordable, tensors))
-    return _returned(_results(kernels, tensors, seed), with_lse)
-
-
-def _results(kernels: Kernels, tensors: Tensors, seed: Tensor | None) -> dict[str, Tensor]:
-    """Return the result and, of a softmax, the logarithm to base 2 of each row's sum, by name."""
-    results = kernels.results(tensors)
-    named = dict(zip(kernels.body.inputs, tensors, strict=True))
-    named |= results
-    if seed is not None:
-        named["seed"] = seed
-    kernels.result(named)
-    return results
+    return _returned(kernels.run(tensors, seed), with_lse)
 
 
 def _returned(results: Mapping[str, Tensor], with_lse: bool) -> Any:
@@ -57,7 +46,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: tuple[Kernels, Any, bool], seed: Tensor | None, *tensors: Tensor) -> Any:
         ctx.kernels, ctx.unfused, with_lse = call
-        results = _results(ctx.kernels, tensors, seed)
+        results = ctx.kernels.run(tensors, seed)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, seed, results[RESULT], results.get("lse_out"))
         return _returned(results, with_lse)

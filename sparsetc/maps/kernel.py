@@ -21,9 +21,9 @@ from sparsetc.codegen.launch import ALIGNED, FUSED, launch_of
 from sparsetc.codegen.triton_layout import ADDRESS64
 from sparsetc.device.profile import machine_of, portable
 from sparsetc.maps.body import Walk
-from sparsetc.maps.printer import Printed, printed, sizes_of
+from sparsetc.maps.printer import Printer, printed
 from sparsetc.maps.row_tiles import RowTiles
-from sparsetc.maps.text import LEAST_DOT, Layout, padded
+from sparsetc.maps.text import LEAST_DOT, Layout, number_arguments, padded
 
 MULTIPROCESSORS = 132
 """Multiprocessors of an H100 and an H200; long windows are cut to occupy them."""
@@ -219,7 +219,7 @@ class WalkKernel:
             ordered=tiles.order is not None,
             cut=self.slots > 0,
             wide=any(t.shape[n] * t.stride(n) >= ADDRESS64 for t in tensors.values() for n in (-1, -2)[: t.ndim - 1]),
-            sizes=sizes_of(walk, {table: t.shape[-1] for table, t in tensors.items()}),
+            sizes=walk.sizes({table: t.shape[-1] for table, t in tensors.items()}),
             precision=DOT_PRECISIONS[precision],
             lines=sides.lines,
             stages=IN_RUNS.get(sides, sides.stages) if tiles.in_runs else sides.stages,
@@ -236,15 +236,7 @@ class WalkKernel:
         self.fixed: dict[str, Any] = {array: getattr(tiles, array) for array in arrays}
         self.fixed |= {"items": self.items, "item_count": len(self.items), "rows": tiles.rows, "columns": tiles.columns}
         self.fixed |= {"windows": tiles.windows, "parts": self.parts, **heads.steps()}
-        for table, tensor in tensors.items():
-            unit = dict(self.layout.units).get(table, 1)
-            if tensor.ndim > 2:
-                self.fixed[f"{table}_row"] = tensor.stride(-2) // unit
-            if tensor.ndim == 4:
-                self.fixed[f"{table}_batch"] = tensor.stride(0) // unit
-                self.fixed[f"{table}_heads"] = tensor.shape[1]
-            self.fixed[f"{table}_step"], self.fixed[f"{table}_size"] = tensor.stride(-1), tensor.shape[-1]
-            self.fixed[f"{table}_head"] = tensor.stride(int(tensor.ndim == 4)) // unit
+        self.fixed |= number_arguments(tensors, dict(self.layout.units))
         self.launch = self._bound(module.walk, self.source.arguments, self.fixed, sides.lines)
         self.run = self._cut if self.slots else self.launch
         if self.slots:
@@ -252,10 +244,10 @@ class WalkKernel:
             cut = {**self.fixed, "items": self.cut, "item_count": len(self.cut)}
             self.combine = self._bound(module.combine, self.source.combine, cut, 1)
 
-    def source_for(self, machine: str) -> Printed:
+    def source_for(self, machine: str) -> Printer:
         """Return the text for a machine."""
-        settings = {"precision": portable(self.layout.precision, machine), "ptx": machine == "cuda"}
-        return printed(self.walk, Layout(**{**vars(self.layout), **settings}), self.name)
+        settings: Any = {"precision": portable(self.layout.precision, machine), "ptx": machine == "cuda"}
+        return printed(self.walk, replace(self.layout, **settings), self.name)
 
     def options_for(self, machine: str) -> dict[str, int]:
         """Return what Triton is told of a launch; its compiler for AMD fails at the maximum of one row by one warp."""

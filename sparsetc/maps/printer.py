@@ -1,24 +1,22 @@
 """A walk over row tiles -> the text of its Triton module, which can be read alone.
 
-In: a `Walk`, and a `Layout` that says what the text depends on beside it. Out: a `Printed`: the text, and the names of
-the arguments of its kernels. Kernel ``walk`` has one program a work item and head. It loads what belongs to the rows of
-its window once, goes through the window's full and partial tiles, and writes its sums. Of windows that are cut in
-several items it writes partial sums to slots, which kernel ``combine`` adds up.
+In: a `Walk`, and a `Layout` that says what the text depends on beside it. Out: a `Printer`, which has the text, and the
+names of the arguments of its kernels. Kernel ``walk`` has one program a work item and head. It loads what belongs to
+the rows of its window once, goes through the window's full and partial tiles (loads, products, the map, a softmax on
+the way, and sums), and writes its sums. Of windows that are cut in several items it writes partial sums to slots, which
+kernel ``combine`` adds up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import lru_cache
 
 from sparsetc.codegen.triton import signature
 from sparsetc.codegen.triton_values import COUNT, POPC
-from sparsetc.maps.body import SIDES, Derivative, Walk
+from sparsetc.maps.body import KEEP, Walk
 from sparsetc.maps.elementwise import number_text
-from sparsetc.maps.loop import Loop
-from sparsetc.maps.text import LOWEST, Layout, Text, padded
-from sparsetc.support import NamedInts, Names
+from sparsetc.maps.text import LOWEST, Layout, Text, header, padded
 
 AT_ONCE, MOST_AT_ONCE = 2048, 32
 """Numbers, and slots, that a program adds up at once: 64 registers of a warp at most."""
@@ -39,22 +37,7 @@ def mixed(x):
 '''
 
 
-@dataclass(frozen=True)
-class Printed:
-    """Generated text, and what its kernels take, in order.
-
-    Attributes:
-        text: of the module.
-        arguments: of ``walk``; the last is a result.
-        combine: of ``combine``, or none where no window is cut.
-    """
-
-    text: str
-    arguments: Names
-    combine: Names
-
-
-class Printer(Loop):
+class Printer(Text):
     """Prints one walk."""
 
     def start(self) -> None:
@@ -68,19 +51,16 @@ class Printer(Loop):
         if self.far_head == "shared":
             self.put(f"shared = head // {self.layout.group}")
         self.put(f"lane_col = tl.arange(0, {self.layout.width})")
-        for size in sorted({padded(self.sizes[t], self.dots) for t in (*self.own, *self.other)}):
-            self.put(f"lane_{size} = tl.arange(0, {size})")
+        self.lanes(self.sizes[table] for table in (*self.own, *self.other))
         for table in self.own:
-            lane, inside = self.lane(table), ["row_ok[:, None]"]
-            if self.short(self.sizes[table]):
-                inside.append(f"({lane} < {self.sizes[table]})[None, :]")
-            self.put(f"{table}_own = {self.load(self.row_address(table, 'head', 'row'), inside)}")
-        for name, inner in self.walk.inner.items():
+            size = self.sizes[table]
+            loaded = self.load(self.row_address(table, "head", "row", size), ["row_ok[:, None]", *self.within(size)])
+            self.put(f"{table}_own = {loaded}")
+        for name, (_, row) in self.walk.inner.items():
             if name in self.products:
-                own = self.products[name][0]
-                lane, row = self.lane(own), inner.shared
-                inside = [f"({lane} < {self.sizes[own]})[None, :]"] if self.short(self.sizes[own]) else []
-                loaded = self.load(f"{row} + head[:, None] * {row}_head + {lane}[None, :]", inside)
+                size = self.sizes[self.products[name][0]]
+                lane = f"lane_{padded(size, self.dots)}[None, :]"
+                loaded = self.load(f"{row} + head[:, None] * {row}_head + {lane}", self.within(size))
                 self.put(f"{name}_shared = {loaded}[:, None, :].to(tl.float32)")
         for name, side in self.vectors.items():
             if side == "own":
@@ -97,6 +77,11 @@ class Printer(Loop):
             self.put("near = mixed(salt + row.to(tl.uint32))[:, None]")
         elif self.walk.dropout:
             self.put("near = mixed(row.to(tl.uint32))[:, None]")
+
+    def lanes(self, sizes: Iterable[int]) -> None:
+        """The positions along rows of these sizes."""
+        for size in sorted({padded(size, self.dots) for size in sizes}):
+            self.put(f"lane_{size} = tl.arange(0, {size})")
 
     def place(self) -> None:
         """The head and the rows of a program."""
@@ -120,6 +105,192 @@ class Printer(Loop):
         self.put("item = items + line // parts * 6", "window = tl.load(item)", "part = line % parts")
         self.head()
         self.put("row = window")
+
+    def loops(self) -> None:
+        """The window's tiles; of columns, for each head of rows that shares their head."""
+        grouped = self.far_head == "reader"
+        with self.block(f"for member in range(0, {self.layout.group}):" if grouped else ""):
+            if grouped:
+                self.put(f"reader = head * {self.layout.group} + member")
+            if self.walk.dropout and self.walk.mode == 1:
+                self.salt()
+            if self.layout.full:
+                self.loop("full")
+            if self.layout.part:
+                self.loop("part")
+
+    def salt(self) -> None:
+        """Print the salt that makes the random numbers of each head different."""
+        self.put(f"salt = mixed((tl.load(seed) + {self.row_head}).to(tl.uint32))")
+
+    def loop(self, kind: str) -> None:
+        """The window's full or partial tiles."""
+        begin, end = (1, 2) if kind == "full" else (3, 4)
+        layout, part = self.layout, kind == "part"
+        stages = f", num_stages={layout.stages}"
+        self.put(f"begin, end = tl.load(item + {begin}), tl.load(item + {end})")
+        self.bounded, self.loaded = part and not layout.even, set[str]()
+        if not self.dots:
+            self.lines_loop(stages)
+            return
+        run = layout.in_runs and not part
+        if run:
+            self.put("first_col = tl.load(full_col + begin, mask=begin < end, other=0) - begin")
+        with self.block(f"for tile in tl.range(begin, end{stages}):"):
+            if layout.gathered:
+                self.put(f"col = tl.load(part_col + tile * {layout.width} + lane_col)")
+            elif run:
+                self.put(f"col = (first_col + tile) * {layout.width} + lane_col")
+            else:
+                self.put(f"col = tl.load({kind}_col + tile) * {layout.width} + lane_col")
+            if self.bounded:
+                self.put("col_ok = col < columns")
+            if part:
+                self.put(f"word = tl.load(bits + tile * {layout.height} + lane_row)")
+            self.body(part)
+
+    def lines_loop(self, stages: str) -> None:
+        """The tiles of a program's lines, as many as the longest has."""
+        self.put("tiles = tl.where(row_ok, end - begin, 0)")
+        with self.block(f"for step in tl.range(0, tl.max(tiles, 0){stages}):"):
+            self.put("tile, here = begin + step, step < tiles")
+            at = f"tile[:, None] * {self.layout.width} + lane_col[None, :]"
+            self.put(f"col = tl.load(part_col + {at}, mask=here[:, None], other=0)")
+            self.put("word = tl.load(bits + tile, mask=here, other=0)")
+            self.body(part=True)
+
+    def body(self, part: bool) -> None:
+        """Compute and accumulate a tile."""
+        if part:
+            self.put("met = ((word[:, None] >> lane_col[None, :]) & 1) != 0")
+        names = self.scores() | self.loaded_vectors(part) | {KEEP: KEEP}
+        if self.walk.dropout:
+            far = f"{self.by_line('salt')} + col.to(tl.uint32)" if self.walk.mode else "col.to(tl.uint32)"
+            far = f"mixed({far}){'[None, :]' if self.dots else ''}"
+            least, kept = self.walk.keeps
+            self.put(f"keep = tl.where(mixed(near ^ {far}) < {least}, 0.0, {number_text(kept)})")
+        statements, texts = self.walk.function.statements(self.weights.values(), names)
+        self.put(*statements)
+        self.gather_sums(dict(zip(self.weights, texts, strict=True)), part)
+
+    def tile(self, table: str) -> str:
+        """The tile of a table of the other mode, which is loaded where it is needed first: registers are few."""
+        if table not in self.loaded:
+            self.loaded.add(table)
+            size, inside = self.sizes[table], ["col_ok[:, None]"] if self.bounded else []
+            inside += self.within(size, "None, :" if self.dots else "None, None, :")
+            self.put(f"{table}_tile = {self.load(self.row_address(table, self.far_head, 'col', size), inside)}")
+        return f"{table}_tile"
+
+    def scores(self) -> dict[str, str]:
+        """Products of tiles."""
+        for name, (own, other) in self.products.items():
+            tile = self.tile(other)
+            if name in self.walk.inner:
+                self.inner(name, own, tile)
+            elif self.dots:
+                self.put(f'{name} = tl.dot({own}_own, {tile}.T, input_precision="{self.layout.precision}")')
+            else:
+                self.put(f"{name} = tl.sum({own}_own.to(tl.float32)[:, None, :] * {tile}.to(tl.float32), 2)")
+        return {name: name for name in self.products}
+
+    def inner(self, name: str, own: str, tile: str) -> None:
+        """The sum of an inner function, and the derivatives that are accumulated."""
+        function, _ = self.walk.inner[name]
+        self.put(f"{name}_own = {own}_own.to(tl.float32)[:, None, :]", f"{name}_other = {tile}.to(tl.float32)")
+        wanted = ["value", *(t[1] for _, t, _ in self.walk.accumulated if isinstance(t, tuple) and t[0] == name)]
+        inputs = {role: f"{name}_{role}" for role in ("own", "other", "shared")}
+        lines, texts = function.statements([function.outputs[output] for output in wanted], inputs, name)
+        shape = f"[{self.layout.lines}, {self.layout.width}, {padded(self.sizes[own], self.dots)}]"
+        self.put(*lines, f"{name} = tl.sum({texts[0]} + tl.zeros({shape}, tl.float32), 2)")
+        self.derivatives.update({(name, output): text for output, text in zip(wanted, texts, strict=True)})
+
+    def loaded_vectors(self, part: bool) -> dict[str, str]:
+        """Numbers by column and by entry; the names of all vectors."""
+        if self.by_entry:
+            if part:
+                below = "(1 << lane_col[None, :]) - 1"
+                at = f"part_base + tile * {self.layout.height} + lane_row"
+                base = f"tl.load({at if self.dots else 'part_base + tile, mask=here, other=0'})[:, None]"
+                self.put(f"entry = {base} + count(word[:, None] & ({below}))")
+            else:
+                base = f"tl.load(full_base + tile * {self.layout.height} + lane_row)[:, None]"
+                self.put(f"entry = {base} + lane_col[None, :]")
+            if self.layout.ordered:
+                masked = ", mask=met, other=0" if part else ""
+                self.put(f"entry = tl.load(order + entry{masked})")
+        for name, side in self.vectors.items():
+            if side == "other":
+                address = self.number_address(name, self.by_line(self.far_head), "col")
+                loaded = self.load(address, ["col_ok"] if self.bounded else [])
+                self.put(f"{name}_tile = {self.number(name, f'{loaded}[None, :]' if self.dots else loaded)}")
+            elif side == "entries":
+                loaded = self.load(
+                    f"{name} + {self.by_line(self.entry_head)} * {name}_head + entry", ["met"] if part else []
+                )
+                self.put(f"{name}_tile = {self.number(name, loaded)}")
+        numbers = self.numbers()
+        for name, place in self.placed.items():
+            lines, (at,) = place.statements(place.outputs.values(), numbers, f"{name}_of")
+            self.put(*lines, f"{name}_at = ({at}).to(tl.int32) + tl.zeros({self.shape}, tl.int32)")
+            self.put(f"{name}_at += tl.where({name}_at < 0, {name}_size, 0)")
+            address, met = f"{name} + {self.by_line(self.row_head)} * {name}_head + ", ["met"] if part else []
+            if name in self.read_in_place:
+                loaded = f"read({address}{f'tl.where(met, {name}_at, 0)' if part else f'{name}_at'})"
+            else:
+                loaded = self.load(f"{address}{name}_at", met)
+            self.put(f"{name}_tile = {self.number(name, loaded)}")
+        return numbers
+
+    def row_sum(self, weight: str) -> str:
+        """A tile's sum over its columns; of a window of one row these stay apart until its last tile."""
+        return f"tl.sum({weight}, 1)" if self.dots else weight
+
+    def gather_sums(self, texts: dict[str, str], part: bool) -> None:
+        """Add a tile's weights to the sums, and store the results of entries."""
+        weights = {}
+        if self.walk.online:
+            score = f"{texts['p']} + tl.zeros({self.shape}, tl.float32)"
+            self.put(f'score = tl.where(met, {score}, float("-inf"))' if part else f"score = {score}")
+            times = "" if self.score_factor == 1 else f" * {number_text(self.score_factor)}"
+            self.put(f"most = tl.maximum(top, tl.max(score, 1){times})", f"p = tl.exp2(score{times} - most[:, None])")
+            each = "" if self.dots else "[:, None]"
+            self.put(
+                "shrink = tl.exp2(top - most)", f"total = total * shrink{each} + {self.row_sum('p')}", "top = most"
+            )
+            deep = "[:, None]" if self.dots else "[:, None, None]"
+            for name, size in self.results.items():
+                self.put(f"{name}_sum = {name}_sum * shrink{deep if size else each}")
+            if self.walk.dropout:
+                self.put("p = p * keep")
+            weights["p"] = "p"
+        else:
+            for output, text in texts.items():
+                weights[output] = f"{output}_weight"
+                whole = f"{text} + tl.zeros({self.shape}, tl.float32)"
+                self.put(f"{output}_weight = tl.where(met, {text}, 0.0)" if part else f"{output}_weight = {whole}")
+        for output, table, name in self.walk.accumulated:
+            weight = weights[output]
+            if table is None:
+                self.put(f"{name}_sum += {self.row_sum(weight)}")
+                continue
+            if isinstance(table, tuple):
+                self.put(f"{name}_sum += {weight}[:, :, None] * ({self.derivatives[table]})")
+                continue
+            tile = self.tile(table)
+            if self.dots:
+                how = f'input_precision="{self.layout.precision}"'
+                self.put(f"{name}_sum = tl.dot({weight}.to({tile}.dtype), {tile}, {name}_sum, {how})")
+            else:
+                self.put(f"{name}_sum += {weight}[:, :, None] * {tile}.to(tl.float32)")
+        masked = ", mask=met" if part else ""
+        for output, vector, name in self.walk.stored:
+            if vector:
+                address = f"{name} + {self.by_line(self.row_head)} * {name}_head + {vector}_at"
+                self.put(f'tl.atomic_add({address}, {weights[output]}{masked}, sem="relaxed")')
+                continue
+            value = f"{weights[output]}.to({name}.dtype.element_ty)"
+            self.put(f"tl.store({name} + {self.by_line(self.entry_head)} * {name}_head + entry, {value}{masked})")
 
     def sums(self, whole: bool) -> None:
         """Begin the sums of a window, `whole` or one for each column of a tile."""
@@ -154,10 +325,9 @@ class Printer(Loop):
             if not size:
                 self.put(f"tl.store({name} + head * {name}_head + row, {value}, mask=row_ok)")
                 continue
-            lane = f"tl.arange(0, {padded(size, self.dots)})"
-            inside = f" & ({lane} < {size})[None, :]" if self.short(size) else ""
-            address = self.row_address(name, "head", "row", lane)
-            self.put(f"address = {address}", f"tl.store(address, {value}, mask=row_ok[:, None]{inside})")
+            inside = " & ".join(["row_ok[:, None]", *self.within(size)])
+            self.put(f"address = {self.row_address(name, 'head', 'row', size)}")
+            self.put(f"tl.store(address, {value}, mask={inside})")
 
     def slot_address(self, array: str, size: int, at: str = "at") -> str:
         height, width = self.layout.height, padded(size, self.dots) if size else 1
@@ -168,7 +338,7 @@ class Printer(Loop):
 
     def keep(self) -> None:
         """Write the partial sums of an item to its slot."""
-        self.put(f"at = slot * {'(tl.num_programs(0) // item_count)' if self.dots else 'parts'} + part")
+        self.put("at = slot * parts + part")
         kept = {"top_slots": (0, "top"), "sum_slots": (0, "total")} if self.walk.online else {}
         kept |= {f"{name}_slots": (size, f"{name}_sum") for name, size in self.results.items()}
         at = "at" if self.dots else "lines"
@@ -182,38 +352,37 @@ class Printer(Loop):
         self.place()
         if not self.dots:
             self.put("head += lane_row")
-        self.put("parts = tl.num_programs(0) // item_count")
+        self.lanes(filter(None, self.results.values()))
         self.sums(whole=True)
         elements = self.layout.height * max(padded(size, self.dots) for size in self.results.values())
         at_once = min(max(AT_ONCE // elements, 1), MOST_AT_ONCE)
-        self.put("first, last = tl.load(cut + 1), tl.load(cut + 2)", f"for begin in range(first, last, {at_once}):")
-        self.indent += 1
-        self.put(f"slot = begin + tl.arange(0, {at_once})", "at = slot * parts + part")
 
         def put_part(array: str, size: int, other: str = "0.0") -> None:
             several = ":, None, None" if size else ":, None"
             address = self.slot_address(f"{array}_slots", size, f"at[{several}]")
             self.put(f"{array}_part = tl.load({address}, mask=(slot < last)[{several}], other={other})")
 
-        if self.walk.online:
-            put_part("top", 0, LOWEST)
-            put_part("sum", 0)
-            self.put("most = tl.maximum(top, tl.max(top_part, 0))", "shrink = tl.exp2(top - most)", "top = most")
-            self.put("grow = tl.exp2(top_part - top)", "total = total * shrink + tl.sum(sum_part * grow, 0)")
-        for name, size in self.results.items():
-            put_part(name, size)
+        self.put("first, last = tl.load(cut + 1), tl.load(cut + 2)")
+        with self.block(f"for begin in range(first, last, {at_once}):"):
+            self.put(f"slot = begin + tl.arange(0, {at_once})", "at = slot * parts + part")
             if self.walk.online:
-                each, grow = ("[:, None]", "grow[:, :, None]") if size else ("", "grow")
-                self.put(f"{name}_sum = {name}_sum * shrink{each} + tl.sum({name}_part * {grow}, 0)")
-            else:
-                self.put(f"{name}_sum += tl.sum({name}_part, 0)")
-        self.indent -= 1
+                put_part("top", 0, LOWEST)
+                put_part("sum", 0)
+                self.put("most = tl.maximum(top, tl.max(top_part, 0))", "shrink = tl.exp2(top - most)", "top = most")
+                self.put("grow = tl.exp2(top_part - top)", "total = total * shrink + tl.sum(sum_part * grow, 0)")
+            for name, size in self.results.items():
+                put_part(name, size)
+                if self.walk.online:
+                    each, grow = ("[:, None]", "grow[:, :, None]") if size else ("", "grow")
+                    self.put(f"{name}_sum = {name}_sum * shrink{each} + tl.sum({name}_part * {grow}, 0)")
+                else:
+                    self.put(f"{name}_sum += tl.sum({name}_part, 0)")
         self.finish()
 
 
 @lru_cache(maxsize=256)
-def printed(walk: Walk, layout: Layout, name: str) -> Printed:
-    """Return the module of a walk, printed once.
+def printed(walk: Walk, layout: Layout, name: str) -> Printer:
+    """Return the printer of a walk's module, printed once.
 
     Args:
         walk: what is computed.
@@ -226,24 +395,21 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
     printer.loops()
     if not printer.dots:
         printer.add_columns()
-    if layout.cut and not printer.dots:
-        printer.put("slot = tl.load(item + 5)", "in_slot = row_ok & (slot >= 0)")
-        printer.keep()
-        printer.put("row_ok = row_ok & (slot < 0)")
-        printer.finish()
-    elif layout.cut:
-        printer.put("slot = tl.load(item + 5)", "if slot < 0:")
-        printer.indent += 1
-        printer.finish()
-        printer.indent -= 1
-        printer.put("else:")
-        printer.indent += 1
-        printer.keep()
-        printer.indent -= 1
+    if layout.cut:
+        printer.put("slot = tl.load(item + 5)")
+    if layout.cut and printer.dots:
+        with printer.block("if slot < 0:"):
+            printer.finish()
+        with printer.block("else:"):
+            printer.keep()
     else:
+        if layout.cut:
+            printer.put("in_slot = row_ok & (slot >= 0)")
+            printer.keep()
+            printer.put("row_ok = row_ok & (slot < 0)")
         printer.finish()
-    arguments = (*printer.numbers(), *printer.arrays(), *printer.pointers())
     body, printer.out = printer.out, []
+    printer.arguments = printer.argument_names(body)
     lines = [f'"""{header(printer, name, "triton")}"""', "", "import triton", "import triton.language as tl", "", ""]
     if layout.part and printer.by_entry:
         lines += [*(POPC if layout.ptx else COUNT).splitlines(), "", ""]
@@ -251,91 +417,10 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printed:
         lines += [*READ.strip().splitlines(), "", ""]
     if walk.dropout:
         lines += [*MIXED.strip().splitlines(), "", ""]
-    lines += ["@triton.jit", *signature("def walk", [*arguments], ":"), *body]
-    combine: Names = ()
+    lines += ["@triton.jit", *signature("def walk", [*printer.arguments], ":"), *body]
     if layout.cut:
         printer.combined()
-        online = ["lse_out"] if walk.online else []
-        targets = [*online, *printer.results]
-        stacked = ["windows", "pattern_head", "part_head"] if layout.stacked else []
-        numbers = ["item_count", "rows", *stacked, *printer.strides(targets)]
-        combine = (*numbers, "items", *printer.slots(), *targets)
-        lines += ["", "", "@triton.jit", *signature("def combine", [*combine], ":"), *printer.out]
-    return Printed("\n".join(lines) + "\n", arguments, combine)
-
-
-def header(printer: Text, name: str, backend: str) -> str:
-    """Return the header comment of a module: its computation, and the memory layout of its arguments."""
-    walk, layout = printer.walk, printer.layout
-    i, j = ("i", "j") if walk.mode == 0 else ("j", "i")
-    kind = "gathered" if layout.gathered else "neighbouring"
-    lines = [f"{name}, generated by sparsetc for {backend}.", ""]
-    if backend == "triton":
-        lines += [
-            f"Windows of {layout.height} {SIDES[walk.mode]}, called rows, meet tiles of {layout.width} {kind} columns."
-        ]
-    lines += [f"For each entry ({i}, {j}) of the pattern:", ""]
-    for product, (own, other) in printer.products.items():
-        term = f"{own}[{i}, d] {other}[{j}, d]"
-        if product in walk.inner:
-            term = f"a function of {own}[{i}, d], {other}[{j}, d] and {walk.inner[product].shared}[d]"
-        lines.append(f"    {product}[{i}, {j}] = sum over d of {term}")
-    for name_of_sum, (left, right, less) in printer.row_sums.items():
-        minus = f" - {less}[{i}]" if less else ""
-        lines.append(f"    {name_of_sum}[{i}] = sum over d of {left}[{i}, d] {right}[{i}, d]{minus}")
-    at = {"own": i, "other": j, "entries": f"{i}, {j}", "places": f"n({i}, {j})"}
-    inputs = [*printer.products, *printer.row_sums]
-    inputs += [f"{vector}[{at[side]}]" for vector, side in printer.vectors.items()]
-    lines.append(f"    {', '.join(printer.weights)} = map of {', '.join(inputs)}")
-    if walk.dropout:
-        lines.append(
-            f"    keep[{i}, {j}] = 0 for a share of {walk.dropout}, drawn by hashes of seed, head, {i} and {j}"
-        )
-    if walk.online:
-        times = "" if printer.score_factor == 1 else f" * {number_text(printer.score_factor)}"
-        lines.append(
-            f"    p[{i}, {j}] = 2 ** (p[{i}, {j}]{times} - lse_out[{i}]), lse_out the logarithm of the sum for i"
-        )
-    for output, table, result in walk.accumulated:
-        factor = printer.factors[output]
-        times = "" if factor == 1 else f"{number_text(factor)} * "
-        summed = f"{output}[{i}, {j}]"
-        if isinstance(table, Derivative):
-            summed += f" times the derivative of {table.product}'s function"
-        elif table is not None:
-            summed += f" {table}[{j}, d]"
-        lines.append(f"    {result}[{i}{', d' if table else ''}] += {times}{summed}")
-    for output, vector, result in walk.stored:
-        lines.append(f"    {result}[{f'n({i}, {j})] +=' if vector else 'entry] ='} {output}[{i}, {j}]")
-    lines.append("")
-    if backend != "triton":
-        lines += ["far[n]: column of entry n; a row's entries are from ptr[row] to ptr[row + 1]"]
-        lines += ["order[n]: the number of entry n in the pattern"] if layout.ordered and printer.by_entry else []
-        lines.append("x_head, x_row, x_step: elements from one head, row or number of x to the next")
-        return "\n".join(lines) + "\n"
-    lines += ["items[item] = window, full tiles from, to, partial tiles from, to, slot of a part of a window or -1"]
-    if layout.full:
-        lines.append("full_col[tile]: a full tile's block of columns, by number")
-    if layout.part:
-        columns = "columns, some twice" if layout.gathered else "block of columns, by number"
-        lines.append(f"part_col[tile]: a partial tile's {columns}")
-        lines.append("bits[tile, row]: bit c is set where the row meets the tile's column c")
-    if printer.by_entry:
-        lines.append("full_base, part_base[tile, row]: the number of the row's first entry in the tile")
-    lines.append("x_head, x_row: elements from one head of x, and from one row, to the next")
-    if printer.placed:
-        lines.append("x_size: numbers that a head of x has; n(i, j) below 0 is counted from their end")
-    lines += [f"{name}_head, {name}_row: of {unit} elements" for name, unit in layout.units]
-    if layout.stepped:
-        lines.append("x_step: elements from one number of x to the next")
-    if layout.apart:
-        lines.append("x_batch, x_heads: elements from one batch of x to the next, and its heads")
-    return "\n".join(lines) + "\n"
-
-
-def sizes_of(walk: Walk, tables: Mapping[str, int]) -> NamedInts:
-    """Return the sizes of rows of the tables that a walk may read."""
-    pairs = [*walk.products.values(), *(of[:2] for of in walk.sums.values())]
-    summed = [term for _, term, _ in walk.accumulated if isinstance(term, str)]
-    names = dict.fromkeys([t for pair in pairs for t in pair] + summed)
-    return tuple((name, tables[name]) for name in names)
+        printer.combine = printer.argument_names(printer.out)
+        lines += ["", "", "@triton.jit", *signature("def combine", [*printer.combine], ":"), *printer.out]
+    printer.text = "\n".join(lines) + "\n"
+    return printer

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsetc.support.lru import Lru, cached_property
+from sparsetc.support import Lru, cached_property
 from sparsetc.tensor.pattern import Pattern
 
 FIELDS = 6
@@ -204,7 +203,7 @@ def of_pattern(
             distinct = torch.bincount(listed // columns, minlength=-(-rows // height) * patterns)
             first = distinct.cumsum(0) - distinct
             other = of_column - first[own // height]  # the number of a column among those of its window
-        word = _bit(other, width)
+        word = torch.ones_like(other) << (other % width)
     else:
         tile = (height, width) if mode == 0 else (width, height)
         *stack, row, column = in_pieces(pattern, tile)
@@ -235,27 +234,19 @@ def of_pattern(
     return replace(tiles, full_base=base[whole].int(), part_base=base[part].int(), order=order)
 
 
-class RowEntries(NamedTuple):
-    """The entries of a coalesced pattern, row by row; rows of a stack's second pattern follow those of its first.
+RowEntries = tuple[int, Tensor, Tensor, Tensor | None]
+"""The entries of a coalesced pattern, row by row; rows of a stack's second pattern follow those of its first.
 
-    Attributes:
-        rows: of each pattern.
-        ptr: (rows + 1,) int64, where each one's entries begin.
-        far: (nnz,) int64 columns.
-        order: (nnz,) int32, the number that an entry has in the pattern, of its number here; None if they are equal.
-    """
-
-    rows: int
-    ptr: Tensor
-    far: Tensor
-    order: Tensor | None
+The rows of each pattern; (rows + 1,) int64, where each one's entries begin; (nnz,) int64 columns; and (nnz,) int32, the
+number that an entry has in the pattern, of its number here, None if they are equal.
+"""
 
 
 def entries_by_row(pattern: Pattern, mode: int) -> RowEntries:
     """Return the entries of rows, or of columns in their place for mode 1."""
     patterns, shape = stacked_shape(pattern)
     own, other, order = _sorted(pattern, mode, 1)
-    return RowEntries(shape[mode], _pointers(own, shape[mode] * patterns).long(), other, order)
+    return shape[mode], _pointers(own, shape[mode] * patterns).long(), other, order
 
 
 def stacked_shape(pattern: Pattern) -> tuple[int, tuple[int, int]]:
@@ -308,10 +299,6 @@ def _runs(
     return which, own, other, ones << (other % width)
 
 
-def _bit(column: Tensor, width: int) -> Tensor:
-    return torch.ones_like(column) << (column % width)
-
-
 def _first(place: Tensor, places: int) -> Tensor:
     """Return the number of the first entry at each place."""
     numbers = torch.arange(len(place), device=place.device)
@@ -319,8 +306,4 @@ def _first(place: Tensor, places: int) -> Tensor:
 
 
 def _pointers(window: Tensor, windows: int) -> Tensor:
-    return _cumulated(torch.bincount(window, minlength=windows))
-
-
-def _cumulated(counts: Tensor) -> Tensor:
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    return torch.nn.functional.pad(torch.bincount(window, minlength=windows).cumsum(0), (1, 0)).int()

@@ -21,10 +21,11 @@ from sparsetc.errors import FormatError
 from sparsetc.maps.body import SIDES, Body
 from sparsetc.maps.elementwise import INPUT, TEXT, Elementwise, Ref
 from sparsetc.maps.pairs import Pairs
+from sparsetc.maps.task import Task
 from sparsetc.maps.trace import Untraced, trace
-from sparsetc.options import Options, of_call
+from sparsetc.options import of_call
+from sparsetc.support.checks import LONGEST
 from sparsetc.support.entry import traced_by_modes
-from sparsetc.support.records import LONGEST
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.pattern import Pattern
 
@@ -34,9 +35,10 @@ INNER = ("own", "other", "shared")
 """Arguments of an inner function of a product."""
 
 
-def described(body: Body, pairs: Pairs, options: Options, name: str) -> str:
-    """Return a map as JSON; empty if kernels lack an operation, a mask is a table, or the plan is an object."""
-    products, tables = [*body.products], [*body.tables]
+def described(task: Task) -> str:
+    """Return a task as JSON; empty if kernels lack an operation, a mask is a table, or the plan is an object."""
+    body, pairs, options, name = task
+    products, tables, names = [*body.products], [*body.tables], [*body.products, *body.vectors]
     given = pairs.given
     if body.untraced or body.places:
         return ""
@@ -48,7 +50,7 @@ def described(body: Body, pairs: Pairs, options: Options, name: str) -> str:
         about = {
             "products": [[tables.index(table) for table in pair] for pair in body.products.values()],
             "vectors": [*body.vectors.values()],
-            "map": _text(lambda *inputs: body.mapped(dict(zip(names, inputs, strict=True))), names := _inputs(body)),
+            "map": _text(lambda *inputs: body.mapped(dict(zip(names, inputs, strict=True))), names),
             "inner": [inner.get(n) for n in range(len(products))],
             "softmax": body.softmax,
             "table": None if body.table is None else tables.index(body.table),
@@ -62,10 +64,6 @@ def described(body: Body, pairs: Pairs, options: Options, name: str) -> str:
         return json.dumps(about, default=_mask_text)
     except (TypeError, Untraced):
         return ""
-
-
-def _inputs(body: Body) -> list[str]:
-    return [*body.products, *body.vectors]
 
 
 def _sizes(pattern: Pattern) -> dict[str, Any]:
@@ -168,8 +166,8 @@ def _positional(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *tensors: function(**dict(zip(INNER, tensors, strict=True)))
 
 
-def read(text: str, tensors: Sequence[Tensor]) -> tuple[Body, Pairs, Options, str, list[Tensor]]:
-    """Return a saved map of tensors, and the tensors without coordinates. Coordinates come last.
+def read(text: str, tensors: Sequence[Tensor]) -> tuple[Task, list[Tensor]]:
+    """Return a saved task, and its tensors without coordinates. Coordinates come last.
 
     A pattern is found again by them.
 
@@ -197,7 +195,7 @@ def read(text: str, tensors: Sequence[Tensor]) -> tuple[Body, Pairs, Options, st
             raise FormatError(f"a program's node {text[:LONGEST]!r} takes {pairs.shape}, found {tuple(tensor.shape)}")
         if body.vectors.get(name) == "entries" and not (of_entries and tensor.shape[1] == pattern.nnz):
             raise FormatError(f"a program's node {text[:LONGEST]!r} has another number of entries")
-    return body, pairs, of_call(about["settings"]), about["name"], inputs
+    return Task(body, pairs, of_call(about["settings"]), about["name"]), inputs
 
 
 def _pattern(about: Mapping[str, Any], coords: Tensor) -> Pattern:

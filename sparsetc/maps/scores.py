@@ -24,7 +24,7 @@ from sparsetc.maps.body import Side
 from sparsetc.maps.elementwise import COMPARED, INPUT, Argument, Elementwise, Ref
 from sparsetc.maps.pairs import Pairs
 from sparsetc.maps.trace import FLOATS, SIZE, Reader, Untraced, graph_of, name_of
-from sparsetc.support.lru import cached_property
+from sparsetc.support import cached_property
 
 SCORE = "s"
 POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "columns"}

@@ -18,15 +18,14 @@ from sparsetc.errors import DeviceError
 from sparsetc.explain import TileReport
 from sparsetc.maps.body import RESULT, SIDES, Body, Walk, backward, forward
 from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
-from sparsetc.maps.native_text import MOST_WIDE
-from sparsetc.maps.native_walk import ENOUGH, NativeWalk
+from sparsetc.maps.native_walk import ENOUGH, MOST_WIDE, NativeWalk
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
 from sparsetc.maps.row_tiles import RowEntries, RowTiles
 from sparsetc.maps.torch_walk import TorchWalk
 from sparsetc.maps.trace import Untraced
-from sparsetc.support import Ints, Names
-from sparsetc.support.lru import Lru
-from sparsetc.support.notices import log
+from sparsetc.options import Options
+from sparsetc.support import Ints, Lru, Names
+from sparsetc.support.entry import log
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sums import accumulator
 
@@ -48,72 +47,79 @@ KEPT = 16
 
 
 class Task(NamedTuple):
-    """A body on tensors of certain sizes and strides.
+    """What is computed of tensors.
 
     Attributes:
-        body: what is computed.
+        body: a function of each pair.
         pairs: of which.
-        precision: of float32.
-        cache_dir: folder of generated sources.
-        name: what generated files are named after.
-        backend: ``triton``; or on a CPU ``torch``, or ``numba`` for loops where tiles are no use.
+        options: in force; kernels take backend, precision and cache_dir.
+        name: for the log, and what generated files are named after.
     """
 
     body: Body
     pairs: Pairs
-    precision: str
-    cache_dir: Path | None
+    options: Options
     name: str
-    backend: str = "triton"
 
     def kernels(self, tensors: Tensors) -> Kernels:
         """Return the kernels for tensors of these sizes, strides and types, compiled once."""
-        pairs = self.pairs
+        pairs, options = self.pairs, self.options
+        backend = options.effective_backend(pairs.device)
+        if backend == "torch" and options.effective_native(pairs.device) != "none":
+            backend = "numba"
         layout = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-        key = "maps", self.body, pairs.fastest, layout, self.backend, self.precision, self.cache_dir
-        return pairs.kept(key, lambda: Kernels(self, tensors))
+        how = backend, options.effective_precision(), options.cache_dir
+        key = "maps", self.body, pairs.fastest, layout, *how
+        return pairs.kept(key, lambda: Kernels(self, *how, tensors))
 
 
 class Kernels:
     """The kernels of a task for tensors of given sizes and strides; it holds no tensors.
 
     Attributes:
+        backend: ``triton``; or on a CPU ``torch``, or ``numba`` for loops where tiles are no use.
         refusal: why there are none; empty where there are.
         lead: sizes of the modes of heads.
         copied: True for an input that kernels take a copy of: its heads lie in more groups than kernels read, the
             elements of its rows lie apart, or it is of 16 bits on a CPU.
     """
 
-    def __init__(self, task: Task, tensors: Tensors) -> None:
-        pairs, body = task.pairs, task.body
+    def __init__(self, task: Task, backend: str, precision: str, cache_dir: Path | None, tensors: Tensors) -> None:
+        body, pairs, _, self.name = task
+        self.backend, self.precision, self.cache_dir = backend, precision, cache_dir
         if {t.device for t in tensors} != {pairs.device}:
             raise DeviceError(f"{task.name}: all tensors must be on {pairs.device}, as the first is")
         self.body = body
         self.gradients: Lru[Any, Gradients] = Lru(KEPT)
         self.copied: list[bool] = []
-        self.refusal = _unfit_for_kernels(task, tensors)
+        self.refusal = _unfit_for_kernels(backend != "triton", pairs.device, tensors)
         if self.refusal:
             return
-        self.task = task.backend, task.precision, task.cache_dir, task.name
         self.copied = [self._copied(name, t) for name, t in zip(body.inputs, tensors, strict=True)]
         if any(self.copied):
             return
         named = dict(zip(body.inputs, tensors, strict=True))
         numbered = body.stored or "entries" in body.vectors.values()
-        self.heads = _heads(pairs, body, named)
         self.lead = lead_of(body, pairs, tensors)
+        self.heads = _heads(pairs, body, self.lead, named)
         self.rows = pairs.shape[0]
         self.entries: list[RowEntries] = []
-        if task.backend != "triton":
-            loops = _fit_for_loops(task, tensors)
+        if backend != "triton":
+            loops = backend == "numba" and _fit_for_loops(pairs, body, named)
             side = pairs.side(loops)
-            self.refusal = _unfit_for_tiles(side, body)
+            if body.inner:
+                self.refusal = "on a CPU, inner functions of products have no kernel"
+            elif not side:
+                self.refusal = "on a CPU, most places of its tiles would be empty"
             if self.refusal and loops:
                 self.refusal, self.entries = "", pairs.entries()
             sides: Sequence[Sides | None] = [Sides(side, side, 0, 0)] * 3
         else:
-            sides = _sides(task, named, numbered)
-            self.refusal = _refusal(pairs, body, sides)
+            sides = self._sides_of(pairs, named, numbered)
+            if None in sides:
+                self.refusal = "rows of tables are longer than a program holds"
+            elif body.inner and not (isinstance(pairs.given, Pattern) and pairs.given.blocks is None):
+                self.refusal = "inner functions of products take patterns of entries"
         if self.refusal:
             return
         self.sides = [one for one in sides if one]
@@ -126,6 +132,23 @@ class Kernels:
         except Untraced as error:
             self.refusal = str(error)
 
+    def _sides_of(self, pairs: Pairs, named: Mapping[str, Tensor], numbered: bool) -> list[Sides | None]:
+        """Return the sides of the tiles of each walk; None where none fit."""
+        body = self.body
+        first, *_ = named.values()
+        sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], first.dtype
+        width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
+        exact = dtype == torch.float32 and self.precision == "highest" and max(sizes) <= EXACT
+        sides = []
+        for number in range(3):
+            without_dots = exact or not (number or body.products)
+            by_row = bool(body.inner) or (width == APART and without_dots)
+            chosen = sides_of(sizes, dtype, number, width, by_row)
+            if chosen and number and numbered and chosen.height > 1:  # numbers of entries take registers
+                chosen = replace(chosen, warps=max(chosen.warps, 2))
+            sides.append(chosen)
+        return sides
+
     @property
     def loops(self) -> bool:
         """True of native loops over entries."""
@@ -133,7 +156,7 @@ class Kernels:
 
     def taken(self, tensors: Tensors) -> Tensors:
         """Return the inputs as kernels take them, copied where `copied` says so."""
-        native = self.task[0] != "triton"
+        native = self.backend != "triton"
         types = [accumulator(t.dtype) if native and t.is_floating_point() else t.dtype for t in tensors]
         return [
             t.to(dtype).contiguous() if copy else t for t, dtype, copy in zip(tensors, types, self.copied, strict=True)
@@ -145,7 +168,7 @@ class Kernels:
         return upstream.contiguous() if apart else upstream
 
     def _copied(self, name: str, tensor: Tensor) -> bool:
-        own_modes, native = self._own_modes(name), self.task[0] != "triton"
+        own_modes, native = self._own_modes(name), self.backend != "triton"
         if native and tensor.dtype.itemsize < 4:  # it computes nothing in 16 bits, not even sums of a result
             return True
         sums = name == RESULT and self.body.table is None and not self.body.stored
@@ -155,33 +178,29 @@ class Kernels:
 
     def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> Kernel:
         """Return the kernel of a walk; inputs among the tensors have one mode of heads, or as many as `lead`."""
-        backend, precision, cache_dir, name = self.task
-        kind = f"{name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
+        kind = f"{self.name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
         if self.entries:
-            return NativeWalk(walk, self.entries[walk.mode], self._grouped(tensors), self.heads, cache_dir, kind)
-        if backend != "triton":
-            kernel = TorchWalk(walk, self.tiles[number], self.heads, precision)
+            return NativeWalk(walk, self.entries[walk.mode], self._grouped(tensors), self.heads, self.cache_dir, kind)
+        if self.backend != "triton":
+            kernel = TorchWalk(walk, self.tiles[number], self.heads, self.precision)
             return lambda tensors: kernel(self._grouped(tensors))
         tiles, sides = self.tiles[number], self.sides[number]
-        return WalkKernel(walk, tiles, self._grouped(tensors), self.heads, sides, precision, cache_dir, kind)
+        grouped = self._grouped(tensors)
+        return WalkKernel(walk, tiles, grouped, self.heads, sides, self.precision, self.cache_dir, kind)
 
     def reports(self) -> tuple[TileReport, ...]:
         """Return what `explain` says of the tiles of each walk."""
-        kinds = "result", "gradients of rows", "gradients of columns"
+        kinds, path = ("result", "gradients of rows", "gradients of columns"), str(getattr(self.result, "path", ""))
         if self.entries:
-            return (
-                TileReport(
-                    kinds[0], 1, 1, True, 0, len(self.entries[0].far), 1.0, str(getattr(self.result, "path", ""))
-                ),
-            )
+            _, _, columns, _ = self.entries[0]
+            return (TileReport(kinds[0], 1, 1, True, 0, len(columns), 1.0, path),)
         reports = []
         for kind, tiles in zip(kinds, self.tiles, strict=True):
             full, part = len(tiles.full_col), len(tiles.part_col)
             met = full * tiles.height * tiles.width + tiles.met
             places = (full + part) * tiles.height * tiles.width
-            path = str(getattr(self.result, "path", "")) if kind == "result" else ""
-            share = met / max(places, 1)
-            reports.append(TileReport(kind, tiles.height, tiles.width, tiles.gathered, full, part, share, path))
+            share, of_kind = met / max(places, 1), path if kind == "result" else ""
+            reports.append(TileReport(kind, tiles.height, tiles.width, tiles.gathered, full, part, share, of_kind))
         return tuple(reports)
 
     def _grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -204,6 +223,13 @@ class Kernels:
             sums = self.shape[: len(self.lead) + 1]
             outputs["lse_out"] = first.new_empty(sums, dtype=accumulator(first.dtype))
         return outputs
+
+    def run(self, tensors: Tensors, seed: Tensor | None) -> dict[str, Tensor]:
+        """Return the result and, of a softmax, the logarithm to base 2 of each row's sum, by name."""
+        results = self.results(tensors)
+        named = dict(zip(self.body.inputs, tensors, strict=True)) | results
+        self.result(named if seed is None else named | {"seed": seed})
+        return results
 
     def gradient_of(self, name: str, tensor: Tensor) -> Tensor:
         """Allocate an input's gradient; for a row shared by all pairs, one row for each row of pairs, summed later."""
@@ -292,40 +318,17 @@ def result_shape(body: Body, pairs: Pairs, tensors: Tensors) -> Ints:
     return (*lead, pairs.shape[0], *width)
 
 
-def _heads(pairs: Pairs, body: Body, named: Mapping[str, Tensor]) -> Heads:
-    """Return the heads of a body's tensors."""
-    counts = {name: prod(t.shape[: t.ndim - 1 - (name in body.tables)]) for name, t in named.items()}
-    of_columns = [counts[name] for name, mode in body.tables.items() if mode]
-    of_columns += [counts[name] for name, side in body.vectors.items() if side == "columns"]
-    parts = [counts[name] * pairs.patterns for name, side in body.vectors.items() if side == "entries"]
-    of_rows = [counts[name] for name, mode in body.tables.items() if not mode]
-    of_rows += [counts[name] for name, side in body.vectors.items() if side == "rows"]
-    count = max(*of_rows, *of_columns, *parts, 1)
+def _heads(pairs: Pairs, body: Body, lead: Ints, named: Mapping[str, Tensor]) -> Heads:
+    """Return the heads of a body's tensors, given the sizes of a result's."""
+    of_columns = [prod(named[name].shape[:-2]) for name, mode in body.tables.items() if mode]
+    of_columns += [prod(named[name].shape[:-1]) for name, side in body.vectors.items() if side == "columns"]
+    count = prod(lead)
     return Heads(count, count // max(of_columns, default=count), pairs.patterns, pairs.fastest)
 
 
-def _sides(task: Task, named: Mapping[str, Tensor], numbered: bool) -> list[Sides | None]:
-    """Return the sides of the tiles of each walk; None where none fit."""
-    pairs, body = task.pairs, task.body
-    first, *_ = named.values()
-    sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], first.dtype
-    width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
-    exact = dtype == torch.float32 and task.precision == "highest" and max(sizes) <= EXACT
-    sides = []
-    for number in range(3):
-        without_dots = exact or not (number or body.products)
-        by_row = bool(body.inner) or (width == APART and without_dots)
-        chosen = sides_of(sizes, dtype, number, width, by_row)
-        if chosen and number and numbered and chosen.height > 1:  # numbers of entries take registers
-            chosen = replace(chosen, warps=max(chosen.warps, 2))
-        sides.append(chosen)
-    return sides
-
-
-def _unfit_for_kernels(task: Task, tensors: Tensors) -> str:
+def _unfit_for_kernels(native: bool, device: torch.device, tensors: Tensors) -> str:
     """Return why no kernels run on such tensors, for any body; empty where they do."""
-    device, dtype = task.pairs.device, tensors[0].dtype
-    native = task.backend != "triton"
+    dtype = tensors[0].dtype
     if (native and device.type == "cuda") or not (native or _has_triton()):
         return "kernels are Triton's, which does not run here"
     if min([t.numel() for t in tensors]) == 0:
@@ -342,36 +345,18 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _unfit_for_tiles(side: int, body: Body) -> str:
-    """Return why a body has no kernels of torch's operations; empty where it has."""
-    if body.inner:
-        return "on a CPU, inner functions of products have no kernel"
-    if not side:
-        return "on a CPU, most places of its tiles would be empty"
-    return ""
-
-
-def _fit_for_loops(task: Task, tensors: Tensors) -> bool:
-    """Return True if loops over entries may be compiled, and there is enough to do for them."""
-    given = task.pairs.given
-    if task.backend != "numba" or not isinstance(given, Pattern):
+def _fit_for_loops(pairs: Pairs, body: Body, named: Mapping[str, Tensor]) -> bool:
+    """Return True if there is enough to do for loops over entries."""
+    given = pairs.given
+    if not isinstance(given, Pattern):
         return False
     entries = prod(given.values_shape(()))
     if given.blocks is not None and entries > MOST_OF_BLOCKS:
         return False
-    tables = [t for name, t in zip(task.body.inputs, tensors, strict=True) if name in task.body.tables]
+    tables = [named[name] for name in body.tables]
     widest = max([t.numel() // t.shape[-2] for t in tables], default=1)
     longest = max([t.shape[-1] for t in tables], default=1)
     return entries * widest >= ENOUGH and longest <= MOST_WIDE
-
-
-def _refusal(pairs: Pairs, body: Body, sides: Sequence[Sides | None]) -> str:
-    if None in sides:
-        return "rows of tables are longer than a program holds"
-    given = pairs.given
-    if body.inner and not (isinstance(given, Pattern) and given.blocks is None):
-        return "inner functions of products take patterns of entries"
-    return ""
 
 
 @lru_cache(maxsize=256)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from sparsetc.maps.body import KEEP, Walk
-from sparsetc.maps.elementwise import Argument
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowTiles
+from sparsetc.support import cached_property
 from sparsetc.support.entry import matmul_precision, without_autocast
-from sparsetc.support.lru import cached_property
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tensor.sums import accumulator
 
@@ -59,8 +58,10 @@ class Windows:
     Attributes:
         numbers: (windows,) of the windows; neighbouring rows if there is one.
         heads: the heads that have this pattern.
-        columns: neighbouring columns, or the numbers of blocks of `TorchWalk.unit` columns, window by window.
+        columns: neighbouring columns, or the numbers of blocks of `unit` columns, window by window.
         count: how many columns each has.
+        height: how many rows each has.
+        unit: columns that are gathered together.
         full: the full tiles, window by window.
         part: the partial tiles.
     """
@@ -69,12 +70,43 @@ class Windows:
     heads: range
     columns: slice | Tensor
     count: int
+    height: int
+    unit: int
     full: Tensor
     part: Tensor
 
     @property
     def size(self) -> int:
+        """The number of windows that are computed one by one."""
         return 1 if isinstance(self.numbers, slice) else len(self.numbers)
+
+    def own(self, table: Tensor) -> Tensor:
+        """Return the windows' rows of a table or vector, (heads * windows, rows, ...)."""
+        of_heads = table[_slice(self.heads)]
+        if isinstance(self.numbers, slice):
+            return of_heads[:, self.numbers]
+        return of_heads.unflatten(1, (-1, self.height)).index_select(1, self.numbers).flatten(0, 1)
+
+    def put(self, result: Tensor, rows: Tensor) -> None:
+        """Write the windows' rows of a result."""
+        of_heads = result[_slice(self.heads)]
+        if isinstance(self.numbers, slice):
+            of_heads[:, self.numbers] = rows
+        else:
+            by_window = rows.to(result.dtype).unflatten(0, (-1, len(self.numbers)))
+            of_heads.unflatten(1, (-1, self.height)).index_copy_(1, self.numbers, by_window)
+
+    def other(self, table: Tensor) -> Tensor:
+        """Return what a table or vector has for the windows' columns, (heads * windows, columns, ...)."""
+        of_heads = table[_slice(self.heads)]
+        if isinstance(self.columns, slice):
+            return of_heads[:, self.columns]
+        units = of_heads.unflatten(1, (-1, self.unit)).index_select(1, self.columns)
+        return units.view(len(self.heads) * self.size, self.count, *table.shape[2:])
+
+
+def _slice(numbers: range) -> slice:
+    return slice(numbers.start, numbers.stop, numbers.step)
 
 
 @cache
@@ -88,30 +120,27 @@ class TorchWalk:
     """A walk over row tiles of neighbouring columns."""
 
     def __init__(self, walk: Walk, tiles: RowTiles, heads: Heads, precision: str) -> None:
-        self.walk = walk
+        function, self.scales = walk.function.scaled(walk.products)
+        self.walk = walk = replace(walk, function=function)
         self.precision = precision
         self.tiles = tiles
         self.heads = heads
-        self.unit = 1 if tiles.columns % tiles.width else tiles.width  # columns that are gathered together
-        function, self.scales = walk.function.scaled(walk.products)
-        self.function = function
-        self.weights: dict[str, Argument] = {}
-        self.factors: dict[str, float] = {}
-        stored = {output for output, *_ in walk.stored}
-        for output in dict.fromkeys([*stored, *(output for output, *_ in walk.accumulated)]):
-            whole = function.outputs[output], 1.0
-            apart = output in stored or walk.online
-            self.weights[output], self.factors[output] = whole if apart else function.peeled(output)
-        self.read = walk.read(self.weights.values())
-        self.placed = {name: place for name, place in walk.places.items() if name in self.read}
-        self.at_once = CACHED // max(len(self.read & walk.products.keys()), 1)
+        self.products = {name: pair for name, pair in walk.products.items() if name in walk.reads}
+        self.vectors = {name: side for name, side in walk.vectors.items() if name in walk.reads}
+        self.far = {other for _, other in self.products.values()}
+        self.far |= {term for _, term, _ in walk.accumulated if isinstance(term, str)}
+        self.names = self.far | {own for own, _ in self.products.values()} | self.vectors.keys()
+        self.names |= {name for of in walk.sums.values() for name in of if name}
+        self.far |= {name for name, side in self.vectors.items() if side == "other"}
+        self.at_once = CACHED // max(len(self.products), 1)
         self.numbered = any(vector is None for _, vector, _ in walk.stored)
-        self.numbered |= "entries" in [walk.vectors.get(name) for name in self.read]
+        self.numbered |= "entries" in self.vectors.values()
 
     @cached_property
     def windows(self) -> list[Windows]:
         """The windows that meet any columns, those of as many columns together."""
-        tiles, heads = self.tiles, self.heads
+        tiles, heads, height = self.tiles, self.heads, self.tiles.height
+        unit = 1 if tiles.columns % tiles.width else tiles.width
         full_ends, part_ends = tiles.full_ptr.tolist(), tiles.part_ptr.tolist()
         windows: list[Windows] = []
         alike: dict[tuple[int, ...], list[tuple[int, Tensor, Tensor, Tensor]]] = {}
@@ -121,27 +150,29 @@ class TorchWalk:
             full, part = (torch.arange(*ends[number : number + 2]) for ends in (full_ends, part_ends))
             blocks = torch.cat((tiles.full_col[full], tiles.part_col[part])).long()
             columns = (blocks[:, None] * tiles.width + torch.arange(tiles.width)).flatten()
-            rows = slice(window * tiles.height, min((window + 1) * tiles.height, tiles.rows))
+            rows = slice(window * height, min((window + 1) * height, tiles.rows))
+            of_rows = rows.stop - rows.start
             of_pattern = range(which * heads.parts, (which + 1) * heads.parts)
             if heads.fastest:
                 of_pattern = range(which, heads.count, heads.patterns)
             inside = len(columns) > 0 and int(columns[-1]) < tiles.columns
             if inside and bool((columns.diff() == 1).all()):
                 neighbours = slice(int(columns[0]), int(columns[-1]) + 1)
-                windows.append(Windows(rows, of_pattern, neighbours, len(columns), full, part))
-            elif self.unit == 1 or tiles.rows % tiles.height:
-                gathered = blocks if self.unit > 1 else columns.clamp(max=tiles.columns - 1)
-                windows.append(Windows(rows, of_pattern, gathered, len(columns), full, part))
+                windows.append(Windows(rows, of_pattern, neighbours, len(columns), of_rows, unit, full, part))
+            elif unit == 1 or tiles.rows % height:
+                gathered = blocks if unit > 1 else columns.clamp(max=tiles.columns - 1)
+                windows.append(Windows(rows, of_pattern, gathered, len(columns), of_rows, unit, full, part))
             else:
                 alike.setdefault((which, len(full), len(part)), []).append((window, blocks, full, part))
                 of_patterns[which] = of_pattern
         for (which, *counts), members in alike.items():
             count = sum(counts) * tiles.width
-            most = max(self.at_once // 2 // (heads.parts * tiles.height * max(count, 1)), 1)
+            most = max(self.at_once // 2 // (heads.parts * height * max(count, 1)), 1)
             for first in range(0, len(members), most):
                 numbers, *lists = zip(*members[first : first + most], strict=True)
                 blocks, full, part = map(torch.cat, lists)
-                windows.append(Windows(torch.tensor(numbers), of_patterns[which], blocks, count, full, part))
+                of_windows = torch.tensor(numbers), of_patterns[which], blocks, count, height, unit, full, part
+                windows.append(Windows(*of_windows))
         return windows
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -149,11 +180,7 @@ class TorchWalk:
         walk, group = self.walk, self.heads.group
         written = [*walk.targets, *walk.sums, *(["lse_out"] if walk.online else [])]
         wide = accumulator(tensors[written[0]].dtype)
-        tables = {t for name in self.read & walk.products.keys() for t in walk.products[name]}
-        tables |= {term for _, term, _ in walk.accumulated if isinstance(term, str)}
-        tables |= {name for of in walk.sums.values() for name in of if name}
-        names = tables | (self.read & walk.vectors.keys() - walk.sums.keys())
-        inputs = {name: tensors[name].contiguous() for name in names}
+        inputs = {name: tensors[name].contiguous() for name in self.names}
         inputs = {name: t.to(wide) if t.is_floating_point() else t for name, t in inputs.items()}
         if walk.dropout:
             inputs |= self._hashes(tensors["seed"])
@@ -183,9 +210,7 @@ class TorchWalk:
         self, windows: Windows, dtype: torch.dtype, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]
     ) -> None:
         """Compute the rows of some windows, for as many heads at once as stay in a cache."""
-        tiles, numbers = self.tiles, windows.numbers
-        height = numbers.stop - numbers.start if isinstance(numbers, slice) else tiles.height
-        words = WORDS[dtype]
+        tiles, height, words = self.tiles, windows.height, WORDS[dtype]
         met = torch.empty((windows.size, height, 0), dtype=torch.bool)
         if len(windows.part):
             bits = tiles.bits[windows.part, :height, None].unflatten(0, (windows.size, -1)).contiguous()
@@ -195,8 +220,8 @@ class TorchWalk:
         at_once = max(self.at_once // (windows.size * height * max(windows.count, 1)), 1)
         for first in range(0, len(windows.heads), at_once):
             heads = windows.heads[first : first + at_once]
-            parts = range(first, first + len(heads)) if tiles.patterns > 1 else heads
-            _Scores(self, windows, heads, parts, met, entries, dtype, inputs).write(results)
+            parts = slice(first, first + len(heads)) if tiles.patterns > 1 else _slice(heads)
+            self._write(replace(windows, heads=heads), parts, met, entries, dtype, inputs, results)
 
     def _entries(self, windows: Windows, met: Tensor) -> Tensor:
         """Return (windows, rows, columns) the number of each entry, and 0 of pairs that do not meet."""
@@ -213,149 +238,101 @@ class TorchWalk:
         entries = torch.cat((of_full, of_part), 2)
         return entries if tiles.order is None else tiles.order[entries].long()
 
-
-class _Scores:
-    """The scores of windows for some heads, (heads * windows, rows, columns).
-
-    Attributes:
-        parts: numbers of these heads among those that have the windows' pattern.
-        met: (windows, rows, columns of partial tiles) -1 where the pattern has the pair, else 0; as wide as scores.
-        entries: (windows, rows, columns) the number of each pair, where a walk reads or writes values of entries.
-        dtype: of the scores.
-        inputs: by name.
-    """
-
-    def __init__(
+    def _write(
         self,
-        walk: TorchWalk,
         windows: Windows,
-        heads: range,
-        parts: range,
+        parts: slice,
         met: Tensor,
         entries: Tensor | None,
         dtype: torch.dtype,
         inputs: Mapping[str, Tensor],
+        results: Mapping[str, Tensor],
     ) -> None:
-        self.kernel = walk
-        self.walk = walk.walk
-        self.windows = windows
-        self.heads = slice(heads.start, heads.stop, heads.step)
-        self.parts = slice(parts.start, parts.stop, parts.step)
-        self.met = met
-        self.entries = entries
-        self.inputs = inputs
-        self.dtype = dtype
-        self.shape = len(heads) * windows.size, met.shape[1], windows.count
-        self.gathered: dict[str, Tensor] = {}
-        self.at: dict[str, Tensor] = {}
+        """Compute all results of some windows' rows, whose scores are (heads * windows, rows, columns).
 
-    def own(self, name: str) -> Tensor:
-        """Return the windows' rows of a table or vector."""
-        table, numbers = self.inputs[name][self.heads], self.windows.numbers
-        if isinstance(numbers, slice):
-            return table[:, numbers]
-        return table.unflatten(1, (-1, self.shape[1])).index_select(1, numbers).flatten(0, 1)
-
-    def put(self, result: Tensor, rows: Tensor) -> None:
-        """Write the windows' rows of a result."""
-        of_heads, numbers = result[self.heads], self.windows.numbers
-        if isinstance(numbers, slice):
-            of_heads[:, numbers] = rows
-        else:
-            by_window = rows.to(result.dtype).unflatten(0, (-1, len(numbers)))
-            of_heads.unflatten(1, (-1, self.shape[1])).index_copy_(1, numbers, by_window)
-
-    def other(self, name: str) -> Tensor:
-        """Return what a table or vector has for the windows' columns."""
-        if name not in self.gathered:
-            table, columns = self.inputs[name][self.heads], self.windows.columns
-            if isinstance(columns, slice):
-                self.gathered[name] = table[:, columns]
-            else:
-                units = table.unflatten(1, (-1, self.kernel.unit)).index_select(1, columns)
-                self.gathered[name] = units.view(self.shape[0], self.shape[2], *table.shape[2:])
-        return self.gathered[name]
-
-    def keep(self) -> Tensor:
-        """Return what weights are multiplied by: 0 for a share of them."""
-        return multiplied_by(self.own(NEAR)[:, :, None], self.other(FAR)[:, None], self.walk.dropout, self.dtype)
-
-    def write(self, results: Mapping[str, Tensor]) -> None:
-        """Compute all results of these rows."""
-        walk = self.walk
+        Args:
+            windows: with the heads that are computed together.
+            parts: numbers of these heads among those that have the windows' pattern.
+            met: (windows, rows, columns of partial tiles) -1 where the pattern has the pair, else 0; as wide as scores.
+            entries: (windows, rows, columns) the number of each pair, where a walk reads or writes values of entries.
+            dtype: of the scores.
+            inputs: by name.
+            results: by name.
+        """
+        walk, shape = self.walk, (len(windows.heads) * windows.size, windows.height, windows.count)
+        far = {name: windows.other(inputs[name]) for name in self.far}
         values: dict[str, Tensor] = {}
         for name, (left, right, less) in walk.sums.items():
-            total = (self.own(left) * self.own(right)).sum(-1)
+            total = (windows.own(inputs[left]) * windows.own(inputs[right])).sum(-1)
             if less is not None:
-                total -= self.own(less)
-            self.put(results[name], total)
+                total -= windows.own(inputs[less])
+            windows.put(results[name], total)
             values[name] = total[:, :, None]
-        weights = self.weighted(values)
+        for name, (left, right) in self.products.items():
+            scaled = windows.own(inputs[left]) * self.scales.get(name, 1.0)
+            values[name] = torch.bmm(scaled, far[right].transpose(1, 2))
+        if walk.dropout:
+            near, other = windows.own(inputs[NEAR])[:, :, None], windows.other(inputs[FAR])[:, None]
+            values[KEEP] = multiplied_by(near, other, walk.dropout, dtype)
+        at: dict[str, Tensor] = {}
+        for name, side in self.vectors.items():
+            if side == "entries":
+                values[name] = inputs[name][parts][:, entries].flatten(0, 1)
+            elif side != "places":
+                values[name] = windows.own(inputs[name])[:, :, None] if side == "own" else far[name][:, None, :]
+        for name in walk.places.keys() & self.vectors.keys():  # alike for all heads
+            numbers, place = inputs[name][_slice(windows.heads)], walk.places[name]
+            each = place.of({one: values[one][: windows.size] for one in place.reads})
+            each = each.long().remainder_(numbers.shape[1])
+            at[name] = each.expand(windows.size, *shape[1:]).reshape(1, -1)
+            values[name] = numbers[:, at[name][0]].view(shape)
+        weights = self._weights(values, shape, met, dtype)
         divisor = None
         if walk.online:
             score = weights["p"]
-            top = score.amax(-1).clamp_(min=LOWEST) if self.windows.count else score.new_full(self.shape[:2], LOWEST)
+            top = score.amax(-1).clamp_(min=LOWEST) if windows.count else score.new_full(shape[:2], LOWEST)
             weights["p"] = score.sub_(top[:, :, None]).exp2_()
             divisor = weights["p"].sum(-1).clamp_(min=1.0)  # which the greatest score adds
-            self.put(results["lse_out"], top + divisor.log2())
+            windows.put(results["lse_out"], top + divisor.log2())
             if walk.dropout:
-                weights["p"] *= self.keep()
+                weights["p"] *= values[KEEP]
         sums: dict[str, Tensor] = {}
         for output, term, name in walk.accumulated:
-            weight = weights[output]
-            part = torch.bmm(weight, self.other(term)) if isinstance(term, str) else weight.sum(-1)
-            if self.kernel.factors[output] != 1:
-                part *= self.kernel.factors[output]
+            weight, (_, factor) = weights[output], walk.weights[output]
+            part = torch.bmm(weight, far[term]) if isinstance(term, str) else weight.sum(-1)
+            if factor != 1:
+                part *= factor
             sums[name] = sums[name] + part if name in sums else part
         for name, part in sums.items():
             if divisor is not None:
                 part /= divisor.view(*divisor.shape, *[1] * (part.ndim - 2))
-            self.put(results[name], part)
+            windows.put(results[name], part)
         for output, vector, name in walk.stored:
+            weight, result = weights[output].unflatten(0, (-1, windows.size)), results[name]
             if vector:
-                by_head, result = weights[output].unflatten(0, (-1, self.windows.size)).flatten(1), results[name]
-                result[self.heads] = result[self.heads].scatter_add(1, self.at[vector].expand_as(by_head), by_head)
+                by_head, of_heads = weight.flatten(1), result[_slice(windows.heads)]
+                of_heads.copy_(of_heads.scatter_add(1, at[vector].expand_as(by_head), by_head))
                 continue
-            assert self.entries is not None
-            met = torch.nn.functional.pad(self.met != 0, (self.shape[2] - self.met.shape[2], 0), value=True)
-            weight = weights[output].unflatten(0, (-1, len(met)))[:, met]
-            results[name][self.parts, self.entries[met]] = weight.to(results[name].dtype)
+            assert entries is not None
+            stored = torch.nn.functional.pad(met != 0, (windows.count - met.shape[2], 0), value=True)
+            result[parts, entries[stored]] = weight[:, stored].to(result.dtype)
 
-    def weighted(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _weights(
+        self, values: Mapping[str, Tensor], shape: tuple[int, int, int], met: Tensor, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
         """Return the outputs of the map; 0 of pairs that do not meet, or minus infinity for a softmax."""
-        walk, kernel = self.walk, self.kernel
-        for name in kernel.read & walk.products.keys():
-            left, right = walk.products[name]
-            values[name] = torch.bmm(self.own(left) * kernel.scales.get(name, 1.0), self.other(right).transpose(1, 2))
-        if KEEP in kernel.read:
-            values[KEEP] = self.keep()
-        vectors = []
-        for name in kernel.read & walk.vectors.keys():
-            side = walk.vectors[name]
-            if side == "places":
-                continue
-            if side == "entries":
-                values[name] = self.inputs[name][self.parts][:, self.entries].flatten(0, 1)
-            else:
-                values[name] = self.own(name)[:, :, None] if side == "own" else self.other(name)[:, None, :]
-                vectors.append(values[name])
-        for name, place in kernel.placed.items():  # alike for all heads
-            numbers, size = self.inputs[name][self.heads], self.windows.size
-            of_windows = {one: values[one][:size] for one in place.reads}
-            at = place.of(of_windows).long().remainder_(numbers.shape[1])
-            self.at[name] = at.expand(size, *self.shape[1:]).reshape(1, -1)
-            values[name] = numbers[:, self.at[name][0]].view(self.shape)
+        walk, part = self.walk, met.shape[2]
+        vectors = [values[name] for name, side in self.vectors.items() if side in ("own", "other")]
+        computed = walk.function.computed([argument for argument, _ in walk.weights.values()], values, dtype)
         weights = {}
-        part = self.met.shape[2]
-        computed = kernel.function.computed(kernel.weights.values(), values, self.dtype)
-        for output, value in zip(kernel.weights, computed, strict=True):
-            if value.shape != self.shape or any(value is one for one in vectors):  # of an input, not to be written to
-                value = value.expand(self.shape).clone(memory_format=torch.contiguous_format)
+        for output, value in zip(walk.weights, computed, strict=True):
+            if value.shape != shape or any(value is one for one in vectors):  # of an input, not to be written to
+                value = value.expand(shape).clone(memory_format=torch.contiguous_format)
             if part:
-                by_window = value.unflatten(0, (-1, len(self.met)))[..., self.shape[2] - part :]
-                words = by_window.view(WORDS[value.dtype])
-                words &= self.met
+                by_window = value.unflatten(0, (-1, len(met)))[..., shape[2] - part :]
+                words = by_window.view(met.dtype)
+                words &= met
                 if walk.online:
-                    words |= ~self.met & MINUS_INFINITY[value.dtype]
+                    words |= ~met & MINUS_INFINITY[value.dtype]
             weights[output] = value
         return weights

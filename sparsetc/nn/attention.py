@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,8 @@ from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.tensor.sums import accumulator
 
-
-def _share(dropout: float) -> float:
-    """Return dropout. Raise `ShapeError` unless it is a share, from 0 to 1."""
-    if not 0 <= dropout <= 1:
-        raise ShapeError(f"dropout is a share, from 0 to 1, found {dropout!r:.80}")
-    return dropout
+Edges = tuple[SparseTensor, Tensor] | None
+"""A graph, and features of its edges, for layers that read them."""
 
 
 class GATConv(nn.Module):
@@ -52,6 +49,9 @@ class GATConv(nn.Module):
         torch.Size([5, 6])
     """
 
+    of_source: Any
+    of_target: Any
+
     def __init__(
         self,
         in_channels: int,
@@ -64,20 +64,16 @@ class GATConv(nn.Module):
         **settings: Unpack[Settings],
     ) -> None:
         super().__init__()
-        self.linear = nn.Linear(in_channels, heads * out_channels, bias=False)
-        self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, out_channels)) for _ in range(2))
-        self.edge_dim = edge_dim
-        if edge_dim is not None:
-            self.edge_linear = nn.Linear(edge_dim, heads * out_channels, bias=False)
-            self.of_edge = nn.Parameter(torch.empty(heads, out_channels))
-            nn.init.xavier_uniform_(self.of_edge)
-        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
+        if not 0 <= dropout <= 1:
+            raise ShapeError(f"dropout is a share, from 0 to 1, found {dropout!r:.80}")
+        self.in_channels = in_channels
         self.negative_slope = negative_slope
-        self.dropout = _share(dropout)
+        self.dropout = dropout
         self.add_self_loops = add_self_loops
+        self.edge_dim = edge_dim
         self.settings = checked_settings(settings)
-        nn.init.xavier_uniform_(self.of_source)
-        nn.init.xavier_uniform_(self.of_target)
+        self._add_weights(heads, out_channels)
+        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
 
     def forward(
         self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], edge_attr: Tensor | None = None
@@ -93,8 +89,40 @@ class GATConv(nn.Module):
         Raises:
             ShapeError: features do not fit the adjacency.
         """
-        graph, sources, targets = _of_graph(adjacency, x, self.linear.in_features, "GATConv")
+        name = type(self).__name__
+        graph, sources, targets = _of_graph(adjacency, x, self.in_channels, name)
         pattern = with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
+        features = _of_edges(graph, edge_attr, self.edge_dim, name)
+        edges = None if features is None else (graph, features)
+        share = self.dropout if self.training else 0.0
+        body, tensors = self._scored(pattern, sources, targets, edges, share)
+        pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
+        seed = torch.randint(1 << 31, (1,), device=pattern.device) if share else None
+        sums: Tensor = traceable(body, pairs, tensors, self.settings, name, seed).transpose(0, 1)
+        return sums.flatten(1).to(self.bias.dtype) + self.bias
+
+    def _add_weights(self, heads: int, width: int) -> None:
+        self.linear = nn.Linear(self.in_channels, heads * width, bias=False)
+        self.of_source, self.of_target = (nn.Parameter(torch.empty(heads, width)) for _ in range(2))
+        if self.edge_dim is not None:
+            self.edge_linear = nn.Linear(self.edge_dim, heads * width, bias=False)
+            self.of_edge = nn.Parameter(torch.empty(heads, width))
+            nn.init.xavier_uniform_(self.of_edge)
+        nn.init.xavier_uniform_(self.of_source)
+        nn.init.xavier_uniform_(self.of_target)
+
+    def _scored(
+        self, pattern: Pattern, sources: Tensor, targets: Tensor, edges: Edges, share: float
+    ) -> tuple[Body, list[Tensor]]:
+        """Return attention as a body, and its tensors.
+
+        Args:
+            pattern: of the graph, with self loops.
+            sources: (sources, in_channels).
+            targets: (targets, in_channels).
+            edges: the graph, and features of its edges, if scores depend on them.
+            share: of weights that are dropped.
+        """
         scores = self.of_target, self.of_source
         of_sources = self.linear(sources)
         if targets is sources:
@@ -103,18 +131,17 @@ class GATConv(nn.Module):
             by_target, by_source = (
                 _by_head(one, score)[0] for one, score in zip((self.linear(targets), of_sources), scores, strict=True)
             )
-        wide = accumulator(of_sources.dtype)
         tensors = [of_sources.view(-1, *self.of_source.shape).transpose(0, 1), by_target, by_source]
-        features = _of_edges(graph, edge_attr, self.edge_dim, "GATConv")
-        if features is not None:
+        if edges is not None:
+            graph, features = edges
+            wide = accumulator(of_sources.dtype)
             heads = self.edge_linear.weight.unflatten(0, self.of_edge.shape).to(wide) * self.of_edge[:, :, None]
-            scores = features.to(wide) @ heads.sum(1).T
-            tensors.append((_with_means(graph, scores) if self.add_self_loops else scores).T)
-        body = _gat(self.negative_slope, self.dropout if self.training else 0.0, features is not None)
-        return _of_heads(body, pattern, tensors, self.settings, "GATConv", self.bias)
+            of_edges = features.to(wide) @ heads.sum(1).T
+            tensors.append((_with_means(graph, of_edges) if self.add_self_loops else of_edges).T)
+        return _gat(self.negative_slope, share, edges is not None), tensors
 
 
-class GATv2Conv(nn.Module):
+class GATv2Conv(GATConv):
     """Apply graph attention with scores ``a @ leaky_relu(W1 x_i + W2 x_j + W3 e_ij)`` (Brody et al. 2022).
 
     Computes the same numbers as PyG's GATv2Conv with the same weights, if no edge is given twice.
@@ -135,56 +162,31 @@ class GATv2Conv(nn.Module):
         torch.Size([5, 6])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        negative_slope: float = 0.2,
-        dropout: float = 0.0,
-        add_self_loops: bool = True,
-        edge_dim: int | None = None,
-        **settings: Unpack[Settings],
-    ) -> None:
-        super().__init__()
-        self.of_source, self.of_target = (nn.Linear(in_channels, heads * out_channels) for _ in range(2))
-        self.edge_dim = edge_dim
-        if edge_dim is not None:
-            self.edge_linear = nn.Linear(edge_dim, heads * out_channels, bias=False)
-        self.score = nn.Parameter(torch.empty(heads, out_channels))
-        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
-        self.negative_slope = negative_slope
-        self.dropout = _share(dropout)
-        self.add_self_loops = add_self_loops
-        self.settings = checked_settings(settings)
+    def _add_weights(self, heads: int, width: int) -> None:
+        self.of_source, self.of_target = (nn.Linear(self.in_channels, heads * width) for _ in range(2))
+        if self.edge_dim is not None:
+            self.edge_linear = nn.Linear(self.edge_dim, heads * width, bias=False)
+        self.score = nn.Parameter(torch.empty(heads, width))
         nn.init.xavier_uniform_(self.score)
 
-    def forward(
-        self, adjacency: SparseTensor, x: Tensor | tuple[Tensor, Tensor], edge_attr: Tensor | None = None
-    ) -> Tensor:
-        """Apply the layer; returns (targets, heads * out_channels). Arguments and errors as for `GATConv.forward`."""
-        graph, *nodes = _of_graph(adjacency, x, self.of_source.in_features, "GATv2Conv")
-        pattern = with_loops(graph.pattern)[0] if self.add_self_loops else graph.pattern
+    def _scored(
+        self, pattern: Pattern, sources: Tensor, targets: Tensor, edges: Edges, share: float
+    ) -> tuple[Body, list[Tensor]]:
         source, target = (
             linear(one).unflatten(1, self.score.shape)
-            for linear, one in zip((self.of_source, self.of_target), nodes, strict=True)
+            for linear, one in ((self.of_source, sources), (self.of_target, targets))
         )
-        dropout = self.dropout if self.training else 0.0
-        features = _of_edges(graph, edge_attr, self.edge_dim, "GATv2Conv")
-        if features is None:
+        if edges is None:
             tensors = [target.transpose(0, 1), source.transpose(0, 1), self.score]
-            body = _gat2(self.negative_slope, dropout)
-        else:
-            wide = accumulator(source.dtype)
-            if self.add_self_loops:
-                features = _with_means(graph, features.to(wide)).to(features.dtype)
-            by_edge = self.edge_linear(features)
-            rows, columns = pattern.coords
-            terms = gathered(target, rows) + gathered(source, columns) + by_edge.view(-1, *self.score.shape)
-            scores = functional.leaky_relu(terms, self.negative_slope).to(wide) * self.score
-            tensors = [source.transpose(0, 1), scores.sum(-1).T]
-            body = _of_scores(dropout)
-        return _of_heads(body, pattern, tensors, self.settings, "GATv2Conv", self.bias)
+            return _gat2(self.negative_slope, share), tensors
+        (graph, features), wide = edges, accumulator(source.dtype)
+        if self.add_self_loops:
+            features = _with_means(graph, features.to(wide)).to(features.dtype)
+        rows, columns = pattern.coords
+        of_edges = self.edge_linear(features).view(-1, *self.score.shape)
+        terms = gathered(target, rows) + gathered(source, columns) + of_edges
+        scores = functional.leaky_relu(terms, self.negative_slope).to(wide) * self.score
+        return _of_scores(share), [source.transpose(0, 1), scores.sum(-1).T]
 
 
 def _by_head(x: Tensor, *scores: Tensor) -> Sequence[Tensor]:
@@ -244,16 +246,6 @@ def _of_graph(
             f"{tuple(sources.shape)} and {tuple(targets.shape)}"
         )
     return adjacency, sources, targets
-
-
-def _of_heads(
-    body: Body, pattern: Pattern, tensors: Sequence[Tensor], settings: Settings, name: str, bias: Tensor
-) -> Tensor:
-    """Return the (targets, heads * width) sums that a body gives by head, with a bias."""
-    pairs = Pairs(pattern, (pattern.shape[0], pattern.shape[1]), pattern.device)
-    seed = torch.randint(1 << 31, (1,), device=pattern.device) if body.dropout else None
-    sums: Tensor = traceable(body, pairs, tensors, settings, name, seed).transpose(0, 1)
-    return sums.flatten(1).to(bias.dtype) + bias
 
 
 @lru_cache(maxsize=64)

@@ -19,9 +19,8 @@ from torch import Tensor
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.nest import LEVELS, Nest
 from sparsetc.ir.plan import Storage
-from sparsetc.support import Ints
-from sparsetc.support.lru import Cache, cached_property, given_to
-from sparsetc.support.notices import log_since
+from sparsetc.support import Cache, Ints, cached_property, given_to
+from sparsetc.support.entry import log_since
 from sparsetc.tensor.coords import INT32_MAX, picked
 
 SPARSE = 2

@@ -19,9 +19,8 @@ from torch import Tensor
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import Plan
 from sparsetc.packing.base import Packed, pack
-from sparsetc.support import Ints
-from sparsetc.support.lru import Cache, given_to, signature_of
-from sparsetc.support.names import check_free, check_label, is_own
+from sparsetc.support import Cache, Ints, given_to, signature_of
+from sparsetc.support.checks import check_free, check_label, is_own
 from sparsetc.tensor.coords import linear_key, of_modes, ranked
 from sparsetc.tensor.pattern import clear_patterns
 

@@ -8,7 +8,7 @@ that every rank and every replay makes the same plan. A sample is no bound: what
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.tiles import VOLUME, sides_of
-from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.candidate import Best, Candidate
 from sparsetc.planner.pricing import in_order, rounded
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import Ints
@@ -51,31 +51,6 @@ SPREAD = 0x1E3779B97F4A7C15
 
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
-
-
-@dataclass
-class Best:
-    """The seconds that candidates have to beat, before they are counted.
-
-    Attributes:
-        seconds: below which a plan with tiles is taken for the fastest; infinite where all are to be counted.
-        dismissed: what was not counted, and the seconds that it takes at least, by a sample.
-    """
-
-    seconds: float = inf
-    dismissed: dict[str, float] = field(default_factory=dict)
-
-    def take(self, candidates: Iterable[Candidate]) -> None:
-        """Note what candidates are expected to take. A simple plan is preferred to one with tiles that is as fast."""
-        for c in candidates:
-            self.seconds = min(self.seconds, inf if c.total is None else c.total / (c.apart or 1.0))
-
-    def allows(self, name: str, least: float) -> bool:
-        """Return True if `least` seconds would be the best so far; else note the name as dismissed."""
-        if least < self.seconds:
-            return True
-        self.dismissed[name] = min(least, self.dismissed.get(name, inf))
-        return False
 
 
 @dataclass(frozen=True)

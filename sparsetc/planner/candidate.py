@@ -5,16 +5,15 @@ In: a `Problem` and counts of its pattern. Out: a `Candidate`, priced before it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import expm1
+from math import expm1, inf
 
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.problem import Problem
-from sparsetc.support import NamedInts
-from sparsetc.support.lru import cached_property
+from sparsetc.support import NamedInts, cached_property
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,31 @@ class Choice:
     def __repr__(self) -> str:
         expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""
         return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
+
+
+@dataclass
+class Best:
+    """The seconds that candidates have to beat, before they are counted.
+
+    Attributes:
+        seconds: below which a plan with tiles is taken for the fastest; infinite where all are to be counted.
+        dismissed: what was not counted, and the seconds that it takes at least, by a sample.
+    """
+
+    seconds: float = inf
+    dismissed: dict[str, float] = field(default_factory=dict)
+
+    def take(self, candidates: Iterable[Candidate]) -> None:
+        """Note what candidates are expected to take. A simple plan is preferred to one with tiles that is as fast."""
+        for c in candidates:
+            self.seconds = min(self.seconds, inf if c.total is None else c.total / (c.apart or 1.0))
+
+    def allows(self, name: str, least: float) -> bool:
+        """Return True if `least` seconds would be the best so far; else note the name as dismissed."""
+        if least < self.seconds:
+            return True
+        self.dismissed[name] = min(least, self.dismissed.get(name, inf))
+        return False
 
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -30,7 +30,6 @@ from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
-from sparsetc.support import among
 from sparsetc.tensor.dtypes import dtype_name
 
 
@@ -165,7 +164,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
 @lru_cache(maxsize=1024)
 def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
     """Return the cost of a program, which depends on sizes and storage only."""
-    return cost_of(drafted(bound, view, schedule, target))
+    return Cost(drafted(bound, view, schedule, target))
 
 
 # -- options that may gain --------------------------------------------------------------------------------------------
@@ -178,13 +177,10 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     adds = problem.backend == "triton" and not problem.deterministic
     if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
         best = tried(_in_copies, best, problem)
-    plan = best.plan.with_schedules([cost.p.schedule for cost in best.costs])  # with the trees that were lowered
-    if problem.native == "price":
-        best = natively(replace(best, plan=plan), problem)
-        plan = best.plan
-    elif problem.native == "all":
-        best = in_panels(replace(best, plan=plan), problem)
-        plan = best.plan
+    if problem.native != "none":
+        best = (natively if problem.native == "price" else in_panels)(best, problem)
+    # With the trees that were lowered.
+    plan = best.plan.with_schedules([replace(cost.p.schedule, native=cost.native) for cost in best.costs])
     if plan.parts[0].schedule.native and all(own.stored >= LONG * own.fibers for own in best.expected):
         plan = plan.scheduled(lambda s: replace(s, unroll=SUMS))
     tiled = any(cost.p.view.values.sides for cost in best.costs)
@@ -203,13 +199,12 @@ COMPILED, CALLS = 0.3, 10_000
 
 def natively(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate as native loops, where all parts have them and they save more than compiling them costs."""
-    total, least = candidate.total or 0.0, COMPILED * len(candidate.costs)
+    total, least = sum(candidate.seconds or ()), COMPILED * len(candidate.costs)
     if total * CALLS <= least or any(unprinted(cost.p) for cost in candidate.costs):
         return candidate
     loops = tuple([cost.natively for cost in candidate.costs])
-    plan = candidate.plan.scheduled(lambda s: replace(s, native=True))
-    seconds = seconds_of(plan, loops, candidate.expected, problem.backend, problem.profile)
-    native = in_panels(replace(candidate, plan=plan, costs=loops, seconds=seconds), problem)
+    seconds = seconds_of(candidate.plan, loops, candidate.expected, problem.backend, problem.profile)
+    native = in_panels(replace(candidate, costs=loops, seconds=seconds), problem)
     seconds = native.seconds or ()
     return native if (total - sum(seconds)) * CALLS > least else candidate
 
@@ -222,7 +217,7 @@ graphs of 200 K edges times 256 columns, and MTTKRP of rank 128, were slower so.
 def in_panels(candidate: Candidate, problem: Problem) -> Candidate:
     """Return native loops in panels of the result's longest axis, where rows are expected to stay in a cache so."""
     sizes, e, counts = problem.bound.by_index, problem.bound.einsum, problem.counts
-    letter = max(among(e.output, e.axes), key=sizes.__getitem__, default="")
+    letter = max(e.free, key=sizes.__getitem__, default="")
     cuts = [n // problem.itemsize for n in PANELS if letter and 2 * n <= sizes[letter] * problem.itemsize]
     if not cuts or not all(cost.native and cost.turn is None for cost in candidate.costs):
         return candidate
@@ -236,7 +231,8 @@ def in_panels(candidate: Candidate, problem: Problem) -> Candidate:
         return sum([cost.in_panels(own, problem.profile) for cost, own in zip(costs, expected, strict=True)])
 
     def cut(columns: int, own: Schedule) -> Schedule:
-        return replace(own, blocks=tuple((dict(own.blocks) | {letter: columns}).items()), slowest_axes=(letter,))
+        blocks = tuple((dict(own.blocks) | {letter: columns}).items())
+        return replace(own, blocks=blocks, slowest_axes=(letter,), native=True)
 
     plans = [candidate.plan.scheduled(partial(cut, columns)) for columns in cuts]
     each = [(plan, tuple(costs(replace(candidate, plan=plan), problem))) for plan in plans]

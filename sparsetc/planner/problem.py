@@ -21,8 +21,7 @@ from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
 from sparsetc.packing.partition import row_numbers, shares, shares_key
 from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
-from sparsetc.support import Ints, Names, outside
-from sparsetc.support.lru import Cache, cached_property
+from sparsetc.support import Cache, Ints, Names, cached_property, outside
 from sparsetc.support.memory import available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -282,20 +281,21 @@ class Problem:
 
         Values of its sparse operand `x` are not read.
         """
-        machine = machine_of(x.device)
-        if x.dtype in (torch.float16, torch.bfloat16):
+        device, dtype = x.device, x.dtype
+        machine = machine_of(device)
+        if dtype in (torch.float16, torch.bfloat16):
             dots = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
-        elif x.dtype != torch.float32:
+        elif dtype != torch.float32:
             dots = ["ieee"]
         else:
             dots = list(DOTS.values())[list(DOTS).index(settings.effective_precision()) :: -1]
         precisions = tuple(dict.fromkeys([portable(dot, machine) for dot in dots]))
-        halves = backend == "triton" and x.dtype == torch.float32 and has_halves(machine)
-        native = "none" if x.dtype.is_complex or backend != "torch" else settings.effective_native(x.device)
+        halves = backend == "triton" and dtype == torch.float32 and has_halves(machine)
+        native = "none" if dtype.is_complex or backend != "torch" else settings.effective_native(device)
         return cls(
             bound,
             backend,
-            x.dtype,
+            dtype,
             precisions,
             counts,
             deterministic=settings.deterministic,
@@ -308,12 +308,12 @@ class Problem:
             native=native,
         )
 
-    @property
+    @cached_property
     def nnz(self) -> int:
         """Nonzeros of the sparse operand."""
         return self.counts.nnz
 
-    @property
+    @cached_property
     def einsum(self) -> Einsum:
         """The einsum, whatever the sizes."""
         return self.bound.einsum

@@ -39,7 +39,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     padded = padded_axes(problem)
     rules = problem.rules
     sizes = {c: bound.by_index[c] for c in padded}
-    output = among(bound.einsum.output, sizes)
+    output = bound.einsum.free
     if problem.backend == "torch":
         return Schedule(1, tuple(padded.items()), True, problem.precision)
     summed = outside(padded, output)

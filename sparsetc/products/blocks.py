@@ -33,7 +33,7 @@ from sparsetc.join.order import TASK_BYTES
 from sparsetc.packing.base import index_dtype
 from sparsetc.packing.words import WORDS
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
-from sparsetc.support.lru import cached_property
+from sparsetc.support import cached_property
 from sparsetc.tensor.coords import picked, sorted_keys
 from sparsetc.tensor.sums import accumulator
 
@@ -57,8 +57,8 @@ class BlockPath(JoinPath):
     """
 
     name = "bcb"
-    # 16, one of them a wait (H200: 65 to 180 us of a call; `benchmarks/results/pair.json`), and a hundredth of the 400
-    # that, once, cut blocks and find places in them.
+    first = 400  # that cut blocks, and find places in them
+    # 16, one of them a wait (H200: 65 to 180 us of a call; `benchmarks/results/pair.json`), and .01 of the first.
     launches = 20
 
     @classmethod

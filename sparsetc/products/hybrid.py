@@ -73,6 +73,7 @@ class HybridPath(JoinPath):
 
     name = "bcb+scalar"
     launches = TaskSums.launches + BlockPath.launches + MERGE_LAUNCHES
+    first = BlockPath.first
 
     @classmethod
     def split(cls, p: JoinProblem) -> BlockWork:

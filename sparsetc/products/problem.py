@@ -25,8 +25,7 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.registry import JOINS
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Names
-from sparsetc.support.lru import cached_property
+from sparsetc.support import Names, cached_property
 from sparsetc.tensor.sums import accumulator
 
 STORAGES = ("auto", "whole", "bitmap")
@@ -121,6 +120,7 @@ class JoinProblem:
     Attributes:
         wanted: the request for a plan.
         swapped: whether x is the equation's second operand.
+        unmet: True if these patterns are not known to have met before.
     """
 
     join: Join
@@ -130,6 +130,7 @@ class JoinProblem:
     backend: str
     budget: JoinBudget
     swapped: bool
+    unmet: bool = False
 
     @cached_property
     def equation(self) -> str:
@@ -192,12 +193,14 @@ class JoinPath(Inspectable):
 
     Attributes:
         name: of its plans.
-        launches: calls that it takes, each of the profile's `call` seconds.
+        launches: calls of torch that it takes, each of the profile's `call` seconds.
+        first: those that it takes before the first call.
         alone: as of `Method`.
     """
 
     name: ClassVar[str]
     launches: ClassVar[int]
+    first: ClassVar[int] = 0
     alone: ClassVar[bool] = True
 
     @classmethod
@@ -214,7 +217,8 @@ class JoinPath(Inspectable):
     def estimates(cls, p: JoinProblem, best: Best | None = None) -> list[Candidate]:
         """Return its plans with their prices; none where its launches alone take longer than the best so far."""
         best = best or Best()
-        allowed = best.allows(cls.name, cls.launches * p.profile.call)
+        launches = cls.launches + cls.first * p.unmet
+        allowed = best.allows(cls.name, launches * p.profile.call)
         candidates = cls.candidates(p, best) if allowed else []
         best.take(candidates)
         return candidates

@@ -37,9 +37,9 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
+from sparsetc.support import cached_property
 from sparsetc.support.compiled import room
-from sparsetc.support.lru import cached_property
-from sparsetc.support.notices import bar
+from sparsetc.support.entry import bar
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.sums import accumulator, wide
 

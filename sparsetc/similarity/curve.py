@@ -19,7 +19,7 @@ from torch import Tensor
 from sparsetc.errors import DtypeError, PlanError
 from sparsetc.explain import aligned
 from sparsetc.similarity.groups import Groups, check_options, group_of_nonzeros, group_rows
-from sparsetc.support.notices import bar
+from sparsetc.support.entry import bar
 from sparsetc.tensor.coords import histogram, linear_key, numbered, of_modes, ranked
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -30,8 +30,7 @@ from sparsetc.streaming.cutting import Source, cut, operand, source_of
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
 from sparsetc.streaming.stream import Stream
 from sparsetc.support import FilePath
-from sparsetc.support.entry import entry_point
-from sparsetc.support.notices import bar
+from sparsetc.support.entry import bar, entry_point
 from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -30,10 +30,10 @@ from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.cutting import NAMES, Chunk, StoredPart, StreamCut
 from sparsetc.streaming.store import MALFORMED, ChunkFile, ChunkWriter
 from sparsetc.support import Ints, Names, outside
-from sparsetc.support.records import Record
+from sparsetc.support.checks import Record
 from sparsetc.tensor.coords import check_range, checked_shape, is_coalesced
 from sparsetc.tensor.dtypes import NAMED
-from sparsetc.tuning.lines import as_data, plan_of
+from sparsetc.tuning.record import as_data, plan_of
 
 MOST_ELEMENTS = 1 << 59
 ROWS = "rows"

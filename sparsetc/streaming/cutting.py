@@ -23,10 +23,9 @@ from sparsetc.errors import EquationError, IOFormatError, PlanError, TransformEr
 from sparsetc.io.parquet import PackedFile
 from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant
 from sparsetc.streaming.store import Sink, host_bytes
-from sparsetc.support import NamedInts
-from sparsetc.support.lru import cached_property
-from sparsetc.support.notices import At
-from sparsetc.support.records import Record
+from sparsetc.support import NamedInts, cached_property
+from sparsetc.support.checks import Record
+from sparsetc.support.entry import At
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import resolved
 from sparsetc.tensor.sparse_tensor import SparseTensor

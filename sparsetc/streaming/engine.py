@@ -24,7 +24,7 @@ from sparsetc.codegen.launch import Call
 from sparsetc.codegen.programs import Programs
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.store import ChunkFile, ChunkMemory
-from sparsetc.support.notices import At, unseen
+from sparsetc.support.entry import At, unseen
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from sparsetc.streaming.contents import Recipe
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.engine import ChunkTimes, Engine
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
-from sparsetc.support import FilePath, notices
-from sparsetc.support.entry import entry_point, without_autocast
+from sparsetc.support import FilePath
+from sparsetc.support.entry import bar, entry_point, log_since, without_autocast
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -273,11 +273,11 @@ class Stream:
         if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
         exact = in_order(settings.deterministic and self.compiler.backend == "torch")
-        bar = notices.bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
+        shown = bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
         start = time.perf_counter()
-        with without_autocast(self.device), exact, bar as at:
+        with without_autocast(self.device), exact, shown as at:
             rows = engine.run(self._store, tables, at)
-        notices.log_since(start, logging.INFO, 'streamed %d bytes for "%s"', self.nbytes, self.equation)
+        log_since(start, logging.INFO, 'streamed %d bytes for "%s"', self.nbytes, self.equation)
         return rows
 
     def _check_open(self) -> None:

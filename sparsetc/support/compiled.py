@@ -28,8 +28,7 @@ from torch import Tensor
 from torch._C._dynamo import guards
 
 from sparsetc.support import files
-from sparsetc.support.entry import traced_by_modes
-from sparsetc.support.notices import warn
+from sparsetc.support.entry import traced_by_modes, warn
 
 MOST_BYTES = 1 << 26
 """Most bytes of a compiled function's file; one takes 20 to 100 kB."""

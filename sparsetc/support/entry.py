@@ -1,22 +1,34 @@
-"""Every call from outside, and the settings of torch that products are made under: float32 precision, and no autocast.
+"""Calls from outside: their errors, the settings of torch that they run under, and what is said beside results.
 
 In: a function that users call. Out: the same function, which Dynamo does not look into, and which raises
 `OutOfMemoryError` where torch, numpy or Python had no memory left, and `PlanError` where a GPU lacks what a plan takes.
+
+In: a message. Out: a `UserWarning` located at the innermost frame that is neither the package's, generated, nor
+torch's, so that a reader sees which call of theirs it is about, and warning filters by module work.
+
+In: the number of bytes, or of other things, to come. Out: a function to call with the number done. On a terminal a bar
+appears after two seconds, so that short work draws nothing. Without tqdm nothing is drawn; whoever asked for a bar is
+told that tqdm is missing.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
+import threading
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-from sparsetc.errors import OutOfMemoryError, PlanError, SparsetcError
-from sparsetc.support.lru import Lock
+from sparsetc.errors import OutOfMemoryError, PlanError, SparsetcError, printable
+from sparsetc.support import Lock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,29 +118,22 @@ def on_gpu(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if other else _NOTHING
 
 
-class matmul_precision(ContextDecorator):
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
     """The setting of torch for float32 products, for as long as a ``with`` block, or a function so decorated, takes.
 
     The setting is the process's, so threads take turns: else one could restore what another had set for a while.
     """
-
-    def __init__(self, precision: str) -> None:
-        self.precision = precision
-        self._before: list[tuple[Any, str]] = []
-
-    def __enter__(self) -> None:
-        turn = _turns.own
-        turn.acquire()
+    with _turns.own:
         before = torch.get_float32_matmul_precision()
-        self._before.append((turn, before))
-        if before != self.precision:
-            torch.set_float32_matmul_precision(self.precision)
-
-    def __exit__(self, *_: object) -> None:
-        turn, before = self._before.pop()
-        if before != self.precision:
+        if before == precision:
+            yield
+            return
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
             torch.set_float32_matmul_precision(before)
-        turn.release()
 
 
 @contextmanager
@@ -150,3 +155,87 @@ def summed_wide() -> Iterator[None]:
 
 
 _turns = Lock()
+
+# -- warnings and the log ----------------------------------------------------------------------------------------------
+
+PASSED_OVER = frozenset({"sparsetc", "sparsetc_generated", "torch"})
+"""Top-level modules whose frames lie between a user and a warning: autograd calls the package from torch's."""
+
+_said: set[str] = set()
+
+
+def warn(message: str) -> None:
+    """Warn, in the name of the package, at the line of the user's that led here."""
+    frame, level = sys._getframe(1), 2  # and outwards to the outermost of all, where a thread has none of a user's
+    while str(frame.f_globals.get("__name__")).partition(".")[0] in PASSED_OVER and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"sparsetc: {printable(message)}", UserWarning, stacklevel=level)
+
+
+def warn_once(message: str) -> None:
+    """Warn the first time in a process that this message is given."""
+    if message not in _said:
+        _said.add(message)
+        warn(message)
+
+
+log = logging.getLogger("sparsetc")
+"""The package's log: compiled, tuned and streamed einsums at INFO, packed parts and programs at DEBUG, with times."""
+
+
+def log_since(start: float, level: int, message: str, *args: object) -> None:
+    """Log a message with the milliseconds since a time of `time.perf_counter`."""
+    if log.isEnabledFor(level):
+        log.log(level, f"{message}, %.1f ms", *args, 1e3 * (time.perf_counter() - start))
+
+
+# -- progress bars -----------------------------------------------------------------------------------------------------
+
+PATIENCE = 2.0
+"""Seconds before a bar appears."""
+
+At: TypeAlias = Callable[..., None]
+"""A function told of progress: ``at(position)``, or ``at(position, title)`` to change the bar's title too."""
+
+
+def unseen(position: int, title: str | None = None, /) -> None:
+    """Draw nothing."""
+
+
+@contextmanager
+def bar(total: int | None, title: str, wanted: bool | None = None, unit: str = "bytes") -> Iterator[At]:
+    """Yield ``at(position)``, which moves a bar.
+
+    Args:
+        total: how much there is to do; None if nobody knows.
+        title: stands before the bar.
+        wanted: None draws on a terminal after `PATIENCE` seconds, True draws at once, False never.
+        unit: of `total`.
+    """
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield unseen
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        if wanted:
+            warn_once("there is no progress bar without tqdm: pip install 'sparsetc[progress]'")
+        yield unseen
+        return
+    delay = 0.0 if wanted else PATIENCE
+    unit = "B" if unit == "bytes" else f" {unit}"
+    line = tqdm(total=total, desc=title, unit=unit, unit_scale=unit == "B", delay=delay, leave=False, file=sys.stderr)
+
+    def at(position: int, title: str | None = None, /) -> None:
+        if title:
+            line.set_description_str(title, refresh=False)
+        line.update(position - line.n)
+
+    timer = threading.Timer(delay, line.update, (0,))  # for work that reports nothing meanwhile, such as compiling
+    timer.daemon = True
+    timer.start()
+    try:
+        yield at
+    finally:
+        timer.cancel()
+        line.close()

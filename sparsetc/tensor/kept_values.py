@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparsetc.support.lru import Lru
+from sparsetc.support import Lru
 from sparsetc.tensor.dtypes import WORDS, real_numbers
 from sparsetc.tensor.sums import captured
 

@@ -22,9 +22,8 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsetc.errors import ShapeError, printable
-from sparsetc.support import Ints
+from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
-from sparsetc.support.lru import Lru
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import BlockCut, Blocks
 from sparsetc.tensor.picture import FIRST, SIDE, as_html, as_text, binned

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sparsetc.support import Ints, later
+from sparsetc.support import Ints, Lru, cached_property, later
 from sparsetc.support.entry import on_gpu
-from sparsetc.support.lru import Lru, cached_property
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.dtypes import computable

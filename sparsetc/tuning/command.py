@@ -8,8 +8,10 @@ from __future__ import annotations
 import gzip
 import zlib
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import geometric_mean
 from textwrap import indent
 from typing import Any
 
@@ -18,7 +20,7 @@ from sparsetc.device.profile import of_gpu, path_of
 from sparsetc.errors import FormatError
 from sparsetc.explain import aligned
 from sparsetc.support.files import open_regular, renamed
-from sparsetc.tuning.lines import Line, append, lines, read, remove, written
+from sparsetc.tuning.record import Line, append, lines, read, remove, written
 from sparsetc.tuning.refit import refit
 
 MOST_MERGED = 1 << 26
@@ -115,10 +117,16 @@ def _refit(options: Namespace) -> None:
             print(f'{device}: calibrate it first, by "python -m sparsetc calibrate"')
             continue
         fit, before, held_out, about = refit((line for line in timed if line.device == device), profile)
-        better = held_out.worst < before.worst and held_out.mean <= before.mean
-        print(f"{device}: {about}\n  by its profile                      {before}")
-        print(f"  by fits that have not seen a tensor {held_out}")
+        better = max(held_out) < max(before) and geometric_mean(held_out) <= geometric_mean(before)
+        print(f"{device}: {about}\n  by its profile                      {_summary(before)}")
+        print(f"  by fits that have not seen a tensor {_summary(held_out)}")
         print(f"  kept in {keep(fit)}" if better else "  the fit is not kept: choices by it are no better")
+
+
+def _summary(regrets: Sequence[float]) -> str:
+    """Return the geometric mean of regrets, the worst one, and the share above 1.2."""
+    above = sum(regret > 1.2 for regret in regrets) / len(regrets)
+    return f"{geometric_mean(regrets):.3f} times the best, {max(regrets):.2f} at worst, above 1.2 in {above:.0%}"
 
 
 def _merge(options: Namespace) -> None:

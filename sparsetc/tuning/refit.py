@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from math import exp, inf, log
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,8 +19,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.planner import PLANS, Counts, Problem, costs, seconds_of
 from sparsetc.tensor.dtypes import NAMED
-from sparsetc.tuning.known import DAMAGED, candidate_of
-from sparsetc.tuning.lines import Line
+from sparsetc.tuning.record import DAMAGED, Line, candidate_of
 
 STEPS = (1.5, 1.2, 1.08)
 """Factors to try on a rate, up and down."""
@@ -39,54 +38,38 @@ CALLS, TENSORS = 5, 4
 Price = Callable[[DeviceProfile], float]
 
 
-class Timings(NamedTuple):
-    """The timings of one problem of a tensor: seconds of each plan, and its price by any profile."""
-
-    tensor: str
-    seconds: tuple[float, ...]
-    prices: tuple[Price, ...]
-
-    def regret(self, profile: DeviceProfile) -> float:
-        """Return the slowdown of the plan with the lowest price: its measured seconds over the fastest plan's."""
-        prices = [price(profile) for price in self.prices]
-        return self.seconds[prices.index(min(prices))] / min(self.seconds)
-
-    def cost(self, profile: DeviceProfile) -> float:
-        """Return the logarithm of a smoothed regret, and a share of the errors of prices."""
-        prices, took = ([*map(log, own)] for own in ([price(profile) for price in self.prices], self.seconds))
-        shares = [exp((min(prices) - own) / SOFT) for own in prices]
-        soft = sum(share * (own - min(took)) for share, own in zip(shares, took, strict=True)) / sum(shares)
-        return soft + ACCURACY * sum(abs(p - t) for p, t in zip(prices, took, strict=True)) / len(took)
+Timings = tuple[str, tuple[float, ...], tuple[Price, ...]]
+"""A tensor, seconds of each plan of one problem of it, and the plan's price by any profile."""
 
 
-class Regret(NamedTuple):
-    """Regret of choices: the geometric mean, the worst, and the share above 1.2."""
-
-    mean: float
-    worst: float
-    above: float
-
-    @classmethod
-    def of(cls, each: Sequence[float]) -> Regret:
-        """Summarise single choices."""
-        return cls(exp(sum(map(log, each)) / len(each)), max(each), sum(r > 1.2 for r in each) / len(each))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} times the best, {self.worst:.2f} at worst, above 1.2 in {self.above:.0%}"
+def regret(problem: Timings, profile: DeviceProfile) -> float:
+    """Return the slowdown of the plan with the lowest price: its measured seconds over the fastest plan's."""
+    _, seconds, of_plans = problem
+    prices = [price(profile) for price in of_plans]
+    return seconds[prices.index(min(prices))] / min(seconds)
 
 
-def refit(lines: Iterable[Line], profile: DeviceProfile) -> tuple[DeviceProfile, Regret, Regret, str]:
+def cost(problem: Timings, profile: DeviceProfile) -> float:
+    """Return the logarithm of a smoothed regret, and a share of the errors of prices."""
+    _, seconds, of_plans = problem
+    prices, took = [log(price(profile)) for price in of_plans], [*map(log, seconds)]
+    shares = [exp((min(prices) - own) / SOFT) for own in prices]
+    soft = sum(share * (own - min(took)) for share, own in zip(shares, took, strict=True)) / sum(shares)
+    return soft + ACCURACY * sum(abs(p - t) for p, t in zip(prices, took, strict=True)) / len(took)
+
+
+def refit(lines: Iterable[Line], profile: DeviceProfile) -> tuple[DeviceProfile, list[float], list[float], str]:
     """Fit the rates of a profile.
 
     Returns:
-        The fit to all problems; the regret by the profile, and by fits to one half of the tensors of choices of the
-        other half; and how much was fitted to.
+        The fit to all problems; the `regret` of each by the profile, and by the fit to that half of the tensors that
+        the problem is not of; and how much was fitted to.
 
     Raises:
         PlanError: the lines are of fewer than `TENSORS` tensors.
     """
     problems = timings(lines)
-    tensors = sorted({p.tensor for p in problems})
+    tensors = sorted({tensor for tensor, *_ in problems})
     if len(tensors) < TENSORS:
         raise PlanError(
             f"a fit needs plans timed for {TENSORS} tensors or more on {profile.name}, found {len(tensors)}: compile "
@@ -94,10 +77,10 @@ def refit(lines: Iterable[Line], profile: DeviceProfile) -> tuple[DeviceProfile,
         )
     held_out: list[float] = []
     for half in tensors[::2], tensors[1::2]:
-        fit = fitted([p for p in problems if p.tensor in half], profile)
-        held_out += [p.regret(fit) for p in problems if p.tensor not in half]
-    regrets = Regret.of([p.regret(profile) for p in problems]), Regret.of(held_out)
-    return fitted(problems, profile), *regrets, f"{len(problems)} problems of {len(tensors)} tensors"
+        fit = fitted([p for p in problems if p[0] in half], profile)
+        held_out += [regret(p, fit) for p in problems if p[0] not in half]
+    before, about = [regret(p, profile) for p in problems], f"{len(problems)} problems of {len(tensors)} tensors"
+    return fitted(problems, profile), before, held_out, about
 
 
 def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile:
@@ -118,16 +101,16 @@ def fitted(problems: Sequence[Timings], profile: DeviceProfile) -> DeviceProfile
         }
         return calibrated(profile.name, today(), measured | plain | tables, "tune refit")
 
-    def cost(values: dict[tuple[str, str], float]) -> float:
+    def total(values: dict[tuple[str, str], float]) -> float:
         other = of(values)
         held = HELD * sum(log(number / usual[name]) ** 2 for name, number in values.items())
-        return sum(p.cost(other) for p in problems) / len(problems) + held
+        return sum(cost(p, other) for p in problems) / len(problems) + held
 
-    values, least = usual, cost(usual)
+    values, least = usual, total(usual)
     for name, factor in ((name, factor) for step in STEPS for name in usual for factor in (step, 1 / step)):
         while 1 / MOST < values[name] * factor / usual[name] < MOST:
             other = values | {name: values[name] * factor}
-            changed = cost(other)
+            changed = total(other)
             if changed > least - GAIN:
                 break
             values, least = other, changed
@@ -151,7 +134,7 @@ def timings(lines: Iterable[Line]) -> list[Timings]:
     for (tensor, _), by_plan in by_problem.items():
         if len(by_plan) > 1:
             seconds, prices = zip(*by_plan.values(), strict=True)
-            several.append(Timings(tensor, seconds, prices))
+            several.append((tensor, seconds, prices))
     return several
 
 

@@ -15,9 +15,9 @@ from sparsetc import masks
 from sparsetc.maps import kernel
 from sparsetc.maps.kernel import Heads, WalkKernel
 from sparsetc.maps.native_walk import NativeWalk
+from sparsetc.maps.pairs import pairs_of
 from sparsetc.maps.task import walk_of
 from sparsetc.nn.attention import _gat
-from sparsetc.to_pairs import pairs_of
 
 FOLDER = Path(__file__).parents[1] / "golden" / "maps"
 WHOLE = masks.causal()

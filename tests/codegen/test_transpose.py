@@ -1,4 +1,4 @@
-"""`codegen.transpose`: which views are matrices turned, and what is copied by torch."""
+"""`codegen.launch.contiguous`: which views are matrices turned, and what is copied by torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matrix_units import TARGETS
 from test_decomposition_aot import compiled
 from transpose_cases import views
 
-from sparsetc.codegen.transpose import as_matrices, contiguous
+from sparsetc.codegen.launch import as_matrices, contiguous
 
 
 @given(views())

@@ -1,4 +1,4 @@
-"""Views whose modes are in any order, of which some are matrices turned, for the tests of `codegen.transpose`."""
+"""Views whose modes are in any order, of which some are matrices turned, for the tests of transposed copies."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import sparsetc as stc
 from sparsetc.codegen import cache, torch_rows
 from sparsetc.contraction import contraction
 from sparsetc.options import current
-from sparsetc.support import notices
+from sparsetc.support import entry
 
 MTTKRP = "ijk,jr,kr->ir"
 
@@ -372,7 +372,7 @@ def test_programs_of_several_sparse_operands(plan: Any, programs: int) -> None:
 
 def test_the_lack_of_a_gpu_is_said_once(operands: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARSETC_BACKEND", raising=False)  # native loops that were named are what runs on a CPU
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(entry, "_said", set())
     with pytest.warns(UserWarning, match="no GPU: running the generated torch programs"):
         stc.compile(MTTKRP, *operands)
     with warnings.catch_warnings():

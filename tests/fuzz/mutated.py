@@ -48,7 +48,7 @@ from sparsetc.device.timing import Timing
 from sparsetc.ir.plan import AUTO
 from sparsetc.planner.pricing import costs, price, seconds_of
 from sparsetc.planner.registry import PLANS
-from sparsetc.tuning import known, lines, refit
+from sparsetc.tuning import record, refit
 from sparsetc.tuning.search import Trial
 
 PIECES = (b"0", b"-1", b"9223372036854775808", b"1e39", b"nan", b"_", b"\0", b"\r", b"\n", b"#", b"%", b"3\n4 5 6\n")
@@ -280,13 +280,13 @@ def _of_triton(path: Path) -> None:
     step, trials = _step(), []
     for candidate in (c for method in PLANS.values() for c in method.estimates(step.problem)):
         trials.append(Trial(price(candidate, step.problem), None, Timing(1e-5, 2e-5, 3e-5, 9)))
-    known.Known(known.Facts.of(step.problem), AUTO, GPU).add(trials)
+    record.Known(record.facts_of(step.problem), AUTO, GPU).add(trials)
 
 
 def _priced(path: Path) -> None:
-    for one in refit.timings(lines.lines(path)):
-        one.regret(profile.default_gpu())
-        one.cost(profile.default_gpu())
+    for one in refit.timings(record.lines(path)):
+        refit.regret(one, profile.default_gpu())
+        refit.cost(one, profile.default_gpu())
 
 
 def _calibrated(path: Path) -> None:

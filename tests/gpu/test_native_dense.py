@@ -8,7 +8,7 @@ from cases import Problem, assert_matches, replayed
 from test_dense_plan import EQUATIONS, half_full, made
 
 import sparsetc as stc
-from sparsetc.codegen.transpose import contiguous
+from sparsetc.codegen.launch import contiguous
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

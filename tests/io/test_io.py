@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import sparsetc.io as sio
 from sparsetc.errors import DtypeError, FormatError, IOFormatError, ShapeError
 from sparsetc.io import atomic, lines, numbers, table
-from sparsetc.support import notices
+from sparsetc.support import entry
 from sparsetc.tensor.dtypes import DTYPES
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -721,7 +721,7 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     sio.write(tmp_path / "x.tns", x)
     assert same(sio.read(tmp_path / "x.tns", progress=True), x)
     assert same(sio.read(tmp_path / "x.tns", progress=False), x)
-    with notices.bar(3, "title", True, "things") as at:
+    with entry.bar(3, "title", True, "things") as at:
         at(2)
         at(3, "another title")
     assert capsys.readouterr().out == ""
@@ -733,8 +733,8 @@ def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         return imported(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_tqdm)
-    with pytest.warns(UserWarning, match="without tqdm"), notices.bar(2, "title", True) as at:
+    with pytest.warns(UserWarning, match="without tqdm"), entry.bar(2, "title", True) as at:
         at(1)
-    with notices.bar(2, "title") as at:
+    with entry.bar(2, "title") as at:
         at(1)
     assert capsys.readouterr().err == ""

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from reference import DENSE, run, sampled
 
 from sparsetc.errors import EquationError
-from sparsetc.ir.equation.einsum import Bound, Einsum
+from sparsetc.ir.equation.einsum import GROWTH, UPSTREAM, Bound, Einsum, dense_products, gradient
 from sparsetc.ir.equation.parse import parse, parse_arguments
-from sparsetc.ir.equation.rewrite import GROWTH, UPSTREAM, dense_products, gradient
 
 
 def einsum(text: str, sparse: tuple[int, ...] = (0,)) -> Einsum:

@@ -10,12 +10,12 @@ from test_ir_runners import interpreted
 from tree_cases import IN_TILE, KEYED, MTTKRP, TREES, TTMC, TreeCase
 
 import sparsetc as stc
-from sparsetc.ir.contraction_tree import dot, factor, product, total
+from sparsetc.ir.contraction_tree import dot, factors, product, total
 
 
 def test_a_tree_is_printed_as_it_is_parsed() -> None:
-    x, b, c, d = map(factor, "XBCD")
-    tree = product((total(product((dot(c, x, ("k",)), b)), ("j", "tile")), d))
+    x, b, c, d = factors("XBCD")
+    tree = product((total((dot(c, x, ("k",)), b), ("j", "tile")), d))
     assert str(tree) == "sum[j tile](dot[k](C, X) * B) * D"
     assert stc.plans.parse_tree(str(tree)) == tree
     assert eval(repr(tree), {"parse_tree": stc.plans.parse_tree}) == tree

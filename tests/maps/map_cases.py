@@ -14,11 +14,11 @@ from sparsetc import masks
 from sparsetc.maps import kernel, pairs, task
 from sparsetc.maps.body import Body
 from sparsetc.maps.kernel import WalkKernel
-from sparsetc.maps.pairs import Pairs
+from sparsetc.maps.pairs import Pairs, pairs_of
 from sparsetc.maps.task import Task
+from sparsetc.options import of_call
 from sparsetc.pairwise import entries_of
 from sparsetc.sparse_attention import _body
-from sparsetc.to_pairs import pairs_of
 
 SMALL = masks.causal() & masks.sliding_window(40) | masks.global_tokens(3)
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def kernels(
 
 def kernels_of(body: Body, pairs: Pairs, tensors: list[torch.Tensor], of_lse: bool = False) -> list[WalkKernel]:
     """Return the kernels of a body: of the result, and of gradients by rows and by columns."""
-    found = Task(body, pairs, "highest", None, "attention").kernels(tensors)
+    found = Task(body, pairs, of_call({"backend": "triton"}), "attention").kernels(tensors)
     assert not found.refusal
     made = found.results(tensors)
     sums = torch.empty(found.heads.count, pairs.shape[0])

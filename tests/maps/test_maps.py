@@ -23,13 +23,13 @@ from sparsetc.device.profile import gpu
 from sparsetc.maps.body import Body
 from sparsetc.maps.elementwise import INPUT, Builder, Elementwise, Ref
 from sparsetc.maps.kernel import WalkKernel
-from sparsetc.maps.pairs import APART, Pairs
+from sparsetc.maps.pairs import APART, Pairs, pairs_of
 from sparsetc.maps.row_tiles import RowTiles, of_pattern, of_tiles
 from sparsetc.maps.task import Task
 from sparsetc.maps.trace import Untraced, trace
 from sparsetc.nn.attention import _gat, _gat2
+from sparsetc.options import of_call
 from sparsetc.sparse_attention import _body, _scored
-from sparsetc.to_pairs import pairs_of
 
 # -- traced functions -------------------------------------------------------------------------------------------------
 
@@ -318,7 +318,8 @@ COPIED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
 def test_kernels_read_heads_where_they_lie(name: str) -> None:
     lay, copied = COPIED[name]
     q = lay(torch.empty(2, 4, 50, 16))
-    found = Task(_body(0.3, False), Pairs(SMALL, (50, 50), CPU), "highest", None, "attention").kernels([q, q, q])
+    task = Task(_body(0.3, False), Pairs(SMALL, (50, 50), CPU), of_call({"backend": "triton"}), "attention")
+    found = task.kernels([q, q, q])
     assert found.copied == [copied] * 3
 
 

@@ -746,3 +746,15 @@ def test_the_pattern_of_a_chain_is_structural(equation: str) -> None:
     d = terms.index("dw")
     made[d] = random_sparse((3, 3), "one", torch.float32)
     assert stc.einsum(equation, *made).nnz > 0
+
+
+def test_patterns_that_meet_for_the_first_time_are_not_cut_to_be_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts: list[Join] = []
+    cut = Blocking.of
+    monkeypatch.setattr(Blocking, "of", lambda join, *sides: (cuts.append(join), cut(join, *sides))[1])
+    x, y = (stc.rand((300, 300), density=0.1) for _ in range(2))
+    first = stc.einsum("ij,jk->ik", x, y)
+    assert not cuts
+    second = stc.einsum("ij,jk->ik", x, y)
+    assert cuts
+    torch.testing.assert_close(first.to_dense(), second.to_dense())

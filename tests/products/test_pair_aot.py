@@ -71,7 +71,7 @@ def test_what_makes_halves_compiles(name: str, places: str, target: str) -> None
 
     kernel = getattr(kernels, name)
     types = HALVES | {"at": places}
-    given = [types.get(argument.removeprefix("x_").removeprefix("y_"), "i32") for argument in kernel.arg_names]
+    given = [types.get(argument, "i32") for argument in kernel.arg_names]
     found = launch.assembled(kernel, given, target, OPTIONS)
     text = found.asm["ptx"]
     assert re.search(r"atom\S*\.max\.s32", text)
@@ -88,13 +88,13 @@ def test_what_makes_halves_of_one_scale_compiles(target: str) -> None:
     """Nothing is read of positions, and no verdict is given."""
     from sparsetc.codegen.kernels import split
 
-    nothing = dict.fromkeys(("verdict", "x_at", "x_line", "y_at", "y_line"))
+    nothing = dict.fromkeys(("verdict", "at", "line"))
     given = [name for name in split.arg_names if name not in nothing]
-    types = {name: HALVES.get(name.removeprefix("x_").removeprefix("y_"), "i32") for name in given}
+    types = {name: HALVES.get(name, "i32") for name in given}
     found = compiled(split, types, nothing, target)
     text = found.asm["ptx"]
     assert not re.search(r"\.local\b|\batom", text)
-    assert len(re.findall(r"ld\.global", text)) == 2 * (BLOCK // 128 + 1), "of x and y: values, and the largest"
+    assert len(re.findall(r"ld\.global", text)) == BLOCK // 128 + 1, "values, and the largest"
     assert "convert_layout" not in found.asm["ttgir"]
 
 

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 406_601, size.COMPILER: 302_892, size.FILES: 253, size.CLASSES: 320, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 403_627, size.COMPILER: 299_963, size.FILES: 239, size.CLASSES: 302, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 
 from sparsetc.similarity import groups
-from sparsetc.similarity.clusters import offsets
-from sparsetc.similarity.groups import Groups
+from sparsetc.similarity.groups import Groups, offsets
 
 
 def group_rows_by_definition(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paper_algorithms import group_rows_by_definition
 
 import sparsetc as stc
-from sparsetc.similarity import clusters
+from sparsetc.similarity import groups as similar
 from sparsetc.similarity.groups import Groups, group_of_nonzeros, group_rows
 
 BOTH = pytest.mark.parametrize("grouping", [group_rows, group_rows_by_definition], ids=["rounds", "definition"])
@@ -183,9 +183,9 @@ def test_a_matrix_of_many_strips_takes_memory_by_its_nonzeros() -> None:
 
 def test_rows_of_one_hash_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a hash that is the same for all, rows are compressed with equal ones or with none, and groups stay right."""
-    monkeypatch.setattr(clusters, "mixed", lambda numbers, seed: torch.zeros_like(numbers))
+    monkeypatch.setattr(similar, "mixed", lambda numbers, seed: torch.zeros_like(numbers))
     rows, columns = torch.tensor([0, 1, 2, 3, 3, 4]), torch.tensor([0, 5, 0, 0, 5, 5])
-    _, cluster, found = clusters.clusters_of(rows, columns, 5, 6, 1)
+    _, cluster, found = similar.clusters_of(rows, columns, 5, 6, 1)
     held = [found.strips[a:b].tolist() for a, b in zip(found.ptr[:-1].tolist(), found.ptr[1:].tolist(), strict=True)]
     assert [held[n] for n in cluster.tolist()] == [[0], [1], [0], [0, 1], [1]]
 

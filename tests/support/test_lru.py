@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparsetc.support.lru import Lru, given_to
+from sparsetc.support import Lru, given_to
 
 
 class Thing:

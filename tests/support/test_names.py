@@ -12,7 +12,7 @@ import sparsetc as stc
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import Field
 from sparsetc.ir.nest.nest import runs
-from sparsetc.support import names
+from sparsetc.support import checks
 
 PLANS = {"auto": "auto", "coo": "coo", "fiber": "fiber", "rows": "rows", "hls": stc.plans.plan_hls(1)}
 
@@ -71,7 +71,7 @@ def test_folds_of_letters_that_spell_an_axis_of_pairs(word: str, axis: str) -> N
 
 @pytest.mark.parametrize("name", ["word", "word_1", "item_word", "x_word", "shift", "offsets", "Words"])
 def test_names_that_formats_take_are_free(name: str) -> None:
-    assert names.is_free(name)
+    assert checks.is_free(name)
 
 
 ARGUMENTS = ["x", "n_iter_max", "tol", "init", "reduce", "random_state", "precision", "memory_limit", "device", "tune"]
@@ -86,7 +86,7 @@ ARGUMENTS = ["x", "n_iter_max", "tol", "init", "reduce", "random_state", "precis
     ],
 )
 def test_only_a_name_that_is_near_is_proposed(unknown: str, near: str | None) -> None:
-    said = names.refused([unknown], ARGUMENTS)
+    said = checks.refused([unknown], ARGUMENTS)
     assert (f"{unknown} (did you mean {near}?);" in said) if near else ("did you mean" not in said), said
 
 
@@ -96,7 +96,7 @@ TAKEN += ["values", "item_ptr", "high_values", "low_values", "most", "most_B", "
 
 @pytest.mark.parametrize("name", [*TAKEN, "two words", 'a"""', "naïve", ""])
 def test_names_that_generated_programs_take_are_not(name: str) -> None:
-    assert not names.is_free(name)
+    assert not checks.is_free(name)
     if name:
         view = runs((), (Field(0, name, 0, 4, True),), chunk=8)
         with pytest.raises(FormatError, match="generated programs"):

@@ -14,8 +14,8 @@ import torch
 
 import sparsetc as stc
 from sparsetc.contraction import compile, tuned
-from sparsetc.support import notices
-from sparsetc.support.notices import bar
+from sparsetc.support import entry
+from sparsetc.support.entry import bar
 
 
 class Terminal(io.StringIO):
@@ -30,7 +30,7 @@ def watched_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setattr("sys.stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(notices, "PATIENCE", 0.2)  # tqdm draws ten times a second
+    monkeypatch.setattr(entry, "PATIENCE", 0.2)  # tqdm draws ten times a second
     return stderr
 
 
@@ -44,7 +44,7 @@ def drawn(terminal: Terminal, text: str) -> bool:
 
 def test_what_is_short_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = watched_terminal(monkeypatch)
-    monkeypatch.setattr(notices, "PATIENCE", 60)
+    monkeypatch.setattr(entry, "PATIENCE", 60)
     with bar(10, "short") as at:
         at(10)
     assert terminal.getvalue() == ""
@@ -94,7 +94,7 @@ def test_a_bar_that_is_asked_for_is_drawn_at_once(name: str, tmp_path: Path, mon
     stc.write("x.tns", CUBE)
     for wanted in (None, False, True):
         terminal = watched_terminal(monkeypatch)
-        monkeypatch.setattr(notices, "PATIENCE", 600.0)  # what is not asked for waits
+        monkeypatch.setattr(entry, "PATIENCE", 600.0)  # what is not asked for waits
         LONG[name](wanted)
         assert bool(terminal.getvalue()) is bool(wanted)
         assert ("streaming" in terminal.getvalue()) is (name == "stream" and bool(wanted)), "not its packing alone"
@@ -107,7 +107,7 @@ def test_compiling_and_timing_have_lines(monkeypatch: pytest.MonkeyPatch, tune: 
     @contextmanager
     def watched(total: int | None, title: str, **_: Any) -> Iterator[Any]:
         titles.append(title)
-        yield notices.unseen
+        yield entry.unseen
 
     for module in (compile, tuned):
         monkeypatch.setattr(module, "bar", watched)

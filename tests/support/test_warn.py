@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.support import notices
+from sparsetc.support import entry
 
 LINE = "no GPU: running the generated torch programs"
 
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(entry, "_said", set())
 
 
 def _operands() -> tuple[stc.SparseTensor, torch.Tensor]:
@@ -35,7 +35,7 @@ def test_the_lack_of_a_gpu_is_said_at_the_line_that_called() -> None:
         "an operator's": lambda: stc.ttv(x, b[:, 0], 1),
     }
     for name, call in calls.items():
-        notices._said.clear()
+        entry._said.clear()
         x, b = _operands()
         with pytest.warns(UserWarning, match=LINE) as told:
             call()
@@ -48,7 +48,7 @@ def test_torch_between_the_user_and_the_package_is_passed_over() -> None:
     x, b = _operands()
     out = stc.einsum("ij,jr->ir", x, b.requires_grad_())
     assert isinstance(out, torch.Tensor)
-    notices._said.clear()
+    entry._said.clear()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         out.sum().backward()
@@ -57,12 +57,12 @@ def test_torch_between_the_user_and_the_package_is_passed_over() -> None:
 
 def test_a_message_is_given_once_and_filters_by_module_hold() -> None:
     with pytest.warns(UserWarning, match="sparsetc: once") as told:
-        assert [notices.warn_once("once") for _ in range(2)] == [None, None]  # type: ignore[func-returns-value]
+        assert [entry.warn_once("once") for _ in range(2)] == [None, None]  # type: ignore[func-returns-value]
     assert len(told) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", module=__name__)
-        notices.warn("unheard")
+        entry.warn("unheard")
 
 
 def test_a_script_shows_its_own_line(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from sparsetc.device.timing import Timing
 from sparsetc.ir.plan import AUTO
 from sparsetc.planner.pricing import costs, seconds_of
 from sparsetc.planner.registry import PLANS
-from sparsetc.support import notices
-from sparsetc.tuning import known, lines, search
+from sparsetc.support import entry
+from sparsetc.tuning import record as kept
+from sparsetc.tuning import search
 
 SHAPE = (12, 15, 20)
 
@@ -255,7 +256,7 @@ def test_what_was_timed_is_not_timed_again(clock: dict[str, Any], cache: Path) -
     stc.clear_cache()
     assert mttkrp("now", deterministic=True).plan.name == "fiber"  # exactly this problem
     assert len(clock["timed"]) == count
-    assert all(line.name and line.calls for line in lines.lines(record(cache)))
+    assert all(line.name and line.calls for line in kept.lines(record(cache)))
 
 
 @pytest.mark.parametrize(("field", "value"), [("versions", "torch 1.0"), ("key", "another")])
@@ -318,7 +319,7 @@ def test_a_record_that_another_process_holds_is_not_waited_for(
 ) -> None:
     fcntl = pytest.importorskip("fcntl")
     mttkrp("now")
-    monkeypatch.setattr(lines, "WAIT", 0.0)
+    monkeypatch.setattr(kept, "WAIT", 0.0)
     with open(record(cache).with_suffix(".lock"), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.warns(UserWarning, match="another process"):
@@ -346,9 +347,9 @@ def test_damaged_lines_are_passed_over(clock: dict[str, Any], cache: Path) -> No
         kernel, (_, b, c) = mttkrp("now"), factors()
         torch.testing.assert_close(kernel(b, c), good(b, c))
     path.write_text("\n".join(DAMAGE) + "\n" + "".join(json.dumps(line) + "\n" for line in whole) + '{"torn": ')
-    assert len(lines.lines(path)) == len(whole)
-    lines.append(path, lines.lines(path)[:1])  # behind a line that was torn
-    assert len(lines.lines(path)) == len(whole) + 1
+    assert len(kept.lines(path)) == len(whole)
+    kept.append(path, kept.lines(path)[:1])  # behind a line that was torn
+    assert len(kept.lines(path)) == len(whole) + 1
 
 
 def test_a_recorded_plan_is_checked_as_a_plan_that_is_given(cache: Path, clock: dict[str, Any]) -> None:
@@ -418,7 +419,7 @@ def test_a_line_that_cannot_be_shown_is_passed_over(
     (tmp_path / "foreign").write_text(foreign)
     path.write_bytes(good + foreign.encode())
     count = len(good.splitlines())
-    assert len(lines.lines(path)) == count
+    assert len(kept.lines(path)) == count
     stc.clear_cache()
     assert str(mttkrp("now").explain()).replace("\n", "").isprintable()
     assert main(["tune", "list"]) == 0
@@ -452,15 +453,15 @@ def test_what_is_not_read_is_not_written_to(
         path.chmod(0o606)
     elif case == "long":
         with path.open("ab") as file:
-            file.truncate(2 * lines.MOST_BYTES + 1)
+            file.truncate(2 * kept.MOST_BYTES + 1)
     else:
         (path.parent if case == "a folder of 0777" else cache).chmod(0o777)
     size = path.stat().st_size
     locked_out = case == "a lock that is a FIFO"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        notices._said.clear()
-        assert bool(lines.lines(path)) == locked_out
+        entry._said.clear()
+        assert bool(kept.lines(path)) == locked_out
         mttkrp("now", x=tensor(seed=7))
         assert main(["tune", "list"]) == 0
     told = "\n".join(str(one.message) for one in said)
@@ -484,16 +485,16 @@ def test_a_full_record_costs_little(cache: Path, clock: dict[str, Any], monkeypa
     other = "".join(json.dumps(json.loads(t) | {"key": "x", "like": "y"}) + "\n" for t in good.splitlines())
     alike = "".join(json.dumps(json.loads(t) | {"key": "x"}) + "\n" for t in good.splitlines())
     path.write_text(other * 700 + good + alike * 300)
-    parsed, read = lines.parsed, []
+    parsed, read = kept.parsed, []
 
     def counted(text: bytes) -> Any:
         read.append(text)
         return parsed(text)
 
-    monkeypatch.setattr(lines, "parsed", counted)
+    monkeypatch.setattr(kept, "parsed", counted)
     stc.clear_cache()
     assert mttkrp("now").plan.name == "fiber"
-    assert len(read) <= 2 * lines.MOST_FOUND
+    assert len(read) <= 2 * kept.MOST_FOUND
 
 
 @pytest.mark.parametrize(
@@ -508,11 +509,11 @@ def test_a_damaged_gzip_file_is_not_merged(tmp_path: Path, data: bytes, capsys: 
 
 
 def test_a_record_is_bounded_and_private(cache: Path, clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(kept, "MOST_BYTES", 20_000)
     for seed in range(30):
         mttkrp("now", x=tensor(seed=seed))
     assert record(cache).stat().st_size <= 20_000
-    assert lines.lines(record(cache))
+    assert kept.lines(record(cache))
     assert record(cache).stat().st_mode & 0o077 == 0
 
 
@@ -529,29 +530,29 @@ def test_a_folder_that_cannot_be_written_to(
 APPENDING = """
 import sys
 from pathlib import Path
-from sparsetc.tuning import lines
-lines.TRIES = 10_000  # however long the other is held up
-(one,) = lines.read(Path(sys.argv[1]).read_bytes())
+from sparsetc.tuning import record as kept
+kept.TRIES = 10_000  # however long the other is held up
+(one,) = kept.read(Path(sys.argv[1]).read_bytes())
 for _ in range(200):
-    lines.append(Path(sys.argv[2]), [one])
+    kept.append(Path(sys.argv[2]), [one])
 """
 
 
 def test_two_processes_at_once_and_one_that_is_killed(tmp_path: Path, cache: Path, clock: dict[str, Any]) -> None:
     mttkrp("now")
     one, target = tmp_path / "one.jsonl", cache / "tuning" / "other.jsonl"
-    one.write_bytes(lines.written(lines.lines(record(cache))[:1]))
+    one.write_bytes(kept.written(kept.lines(record(cache))[:1]))
     writers = [processes.Script(["-c", APPENDING, one, target]) for _ in range(2)]
     assert [writer.result(120).returncode for writer in writers] == [0, 0]
-    assert len(lines.lines(target)) == 400
+    assert len(kept.lines(target)) == 400
     assert len(target.read_bytes().splitlines()) == 400
     killed = processes.Script(["-c", APPENDING, one, target])
-    while len(lines.lines(target)) == 400 and killed.runs():
+    while len(kept.lines(target)) == 400 and killed.runs():
         pass
     killed.kill()
-    count = len(lines.lines(target))
-    lines.append(target, lines.lines(one))
-    assert len(lines.lines(target)) == count + 1
+    count = len(kept.lines(target))
+    kept.append(target, kept.lines(one))
+    assert len(kept.lines(target)) == count + 1
 
 
 def test_the_command(cache: Path, tmp_path: Path, clock: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -578,7 +579,7 @@ def test_the_command(cache: Path, tmp_path: Path, clock: dict[str, Any], capsys:
 
 
 def test_the_package_comes_with_lines() -> None:
-    shipped = lines.read(known.shipped())
+    shipped = kept.read(kept.shipped())
     assert len(shipped) > 100
     assert {line.device for line in shipped} == {"NVIDIA H200"}
 
@@ -638,7 +639,7 @@ def timed_by(profile: DeviceProfile, device: str, tensors: int) -> None:
                 about = tuple(costs(candidate, step.problem)), candidate.expected, "triton"
                 seconds = sum(seconds_of(candidate.plan, *about, profile))
                 trials.append(search.Trial(candidate, None, Timing(seconds, seconds, seconds, 9)))
-            known.Known(known.Facts.of(step.problem), AUTO, device).add(trials)
+            kept.Known(kept.facts_of(step.problem), AUTO, device).add(trials)
 
 
 def test_a_fit_is_kept_where_choices_by_it_are_better(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

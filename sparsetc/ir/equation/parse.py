@@ -218,17 +218,8 @@ def _ellipsis_letters(text: str, terms: Sequence[_ParsedTerm], count: int) -> Na
     return outside(ascii_letters, used)[:count]
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A dimension of an operand, with its label in the text."""
-
-    operand: int
-    size: int
-    label: str
-    at: int
-
-    def __str__(self) -> str:
-        return f"{'the ellipsis of ' if self.label == ELLIPSIS else ''}operand {self.operand + 1}"
+_Place = tuple[int, int, str, int]
+"""A dimension: the operand, the size, the label in the text, and where that starts."""
 
 
 def _sizes(e: Einsum, terms: Sequence[_ParsedTerm], shapes: Sequence[Ints]) -> dict[str, int]:
@@ -238,29 +229,26 @@ def _sizes(e: Einsum, terms: Sequence[_ParsedTerm], shapes: Sequence[Ints]) -> d
         count = term.covered(len(shape))
         spots = [s for s in zip(term.labels, term.at, strict=True) for _ in range(count if s[0] == ELLIPSIS else 1)]
         for i, n, (label, at) in zip(names, shape, spots, strict=True):
-            places.setdefault(i, []).append(_Place(p, n, label, at))
+            places.setdefault(i, []).append((p, n, label, at))
     return {i: _agreed_size(e, where) for i, where in places.items()}
 
 
 def _agreed_size(e: Einsum, places: Sequence[_Place]) -> int:
-    full = next((place for place in places if place.size != 1), places[0])
-    previous: _Place | None = None
-    for place in places:
-        within = previous is not None and previous.operand == place.operand and previous.size != place.size
-        if place.size not in (1, full.size) or within:
-            other = previous if within and previous is not None else full
+    def said(place: _Place) -> str:
+        return f"{'the ellipsis of ' if place[2] == ELLIPSIS else ''}operand {place[0] + 1}"
+
+    full = next((place for place in places if place[1] != 1), places[0])
+    for place, before in zip(places, (places[0], *places), strict=False):
+        operand, size, label, at = place
+        within = before[0] == operand and before[1] != size
+        if size not in (1, full[1]) or within:
+            other = before if within else full
+            message = f"{said(place)} has size {size} at index {label!r}; expected {other[1]}, as {said(other)} has: "
+            raise ShapeError(point_at(e.text, at, f"{message}an index has one size", len(label)))
+        if size != full[1] and operand in e.sparse:
             message = (
-                f"{place} has size {place.size} at index {place.label!r}; expected {other.size}, as {other} has: "
-                "an index has one size"
+                f"{said(place)}, which is sparse, has size 1 at {label!r}; expected {full[1]}, as {said(full)} has: "
+                "only dense operands broadcast. Take that slice of it instead"
             )
-            raise ShapeError(point_at(e.text, place.at, message, len(place.label)))
-        if place.size != full.size and place.operand in e.sparse:
-            message = (
-                f"{place}, which is sparse, has size 1 at {place.label!r}; expected {full.size}, as {full} has: only "
-                "dense operands broadcast. Take that slice of it instead"
-            )
-            raise (EquationError if place.label == ELLIPSIS else ShapeError)(
-                point_at(e.text, place.at, message, len(place.label))
-            )
-        previous = place
-    return full.size
+            raise (EquationError if label == ELLIPSIS else ShapeError)(point_at(e.text, at, message, len(label)))
+    return full[1]

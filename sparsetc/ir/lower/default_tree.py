@@ -1,6 +1,6 @@
-"""The default rule: the tree of a schedule that has none, and the roles of a tile's positions.
+"""Lowering by a schedule's own tree or the default rule's: the tree of one that has none, and roles of positions.
 
-In: an `Inner` einsum and a `Schedule`. Out: the schedule with a tree. What is contracted follows from the axes::
+In: an einsum, a view and a `Schedule`. Out: a `TileProgram`. What the rule contracts follows from the axes::
 
     nonzeros    `by_levels`     sums from the innermost loop outwards, a dot over the lanes where two sides have none of
                                 the other's dense axes
@@ -39,12 +39,13 @@ from itertools import chain, combinations
 from math import prod
 from typing import TypeVar
 
-from sparsetc.ir.contraction_tree import Tree, dot, factor, product, total
+from sparsetc.ir.contraction_tree import Tree, dot, factors, product, total
 from sparsetc.ir.equation.einsum import Bound, joined
-from sparsetc.ir.lower.inner import Inner
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS
-from sparsetc.ir.plan import Schedule, Storage
-from sparsetc.ir.program import LANES, MIN_DOT, WARPGROUP, Operand, named_operands, printed_sizes
+from sparsetc.ir.lower.inner import Fold, Inner, Target
+from sparsetc.ir.lower.lowering import lowered
+from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest
+from sparsetc.ir.plan import F16X3, Schedule, Storage
+from sparsetc.ir.program import LANES, MIN_DOT, WARPGROUP, Operand, TileProgram, named_operands, printed_sizes
 from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside, volume
 
 T = TypeVar("T")
@@ -58,8 +59,65 @@ MOST_SUMS = 4096
 """Sums that a warp keeps, 128 a thread: of more, most would be kept in memory."""
 
 
+def lower(
+    bound: Bound, view: Nest, schedule: Schedule, target: Target, *, number: int = 0, format: str = ""
+) -> TileProgram:
+    """Lower one part to its tile program. Raise `PlanError` if the view cannot serve the einsum."""
+    return _lowered(bound, view, schedule.by_rule(), target, number, format)
+
+
+def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
+    """Lower one part to its tile program for pricing, without its number and its format."""
+    return _drafted(bound, view, schedule.by_rule(), target)
+
+
+@lru_cache(maxsize=1024)
+def _lowered(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
+    # Native loops that cut nothing are the same program, which was drafted for its price.
+    cut = schedule.native and bool(schedule.slowest_axes)
+    program = _drafted(bound, view, replace(schedule, native=cut), target)
+    run = replace(program.schedule, native=schedule.native)
+    return replace(program, number=number, format=format, schedule=run)
+
+
+@lru_cache(maxsize=1024)
+def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
+    read = view.taking(1 if target.whole else schedule.lanes)
+    read = read.of_ones() if target.ones else read
+    inner = Inner.of(bound, read.in_halves() if schedule.precision == F16X3 else read, target)
+    return lowered(inner, completed(inner, schedule), "")
+
+
+@lru_cache
+def lower_pairs(
+    equation: str,
+    folds: tuple[Fold, Fold, Fold],
+    schedule: Schedule,
+    target: Target,
+    *,
+    bitmaps: tuple[bool, bool] = (False, False),
+) -> TileProgram:
+    """The tile program of a contraction of tiles.
+
+    Args:
+        equation: what the reader is told.
+        folds: of rows, columns and inner; sides are powers of two. No letter is in two of them.
+        schedule: dot or multiply, its precision, warps and stages. f16x3 has both operands stored in halves.
+        target: rows of the output, a block each, and whether positions of stored values need 64 bits.
+        bitmaps: whether each operand is stored as bitmaps and packed values.
+
+    Raises:
+        PlanError, FormatError: sides that are not powers of two, letters that repeat, or bitmaps in f16x3.
+    """
+    inner = Inner.of_pairs(equation, folds, schedule.precision == F16X3, target, bitmaps)
+    formats = ["bcb" if tiles.volume > 1 else "coo" for tiles in inner.view.pairs]
+    return lowered(inner, completed(inner, schedule), " x ".join(formats))
+
+
 def completed(inner: Inner, schedule: Schedule) -> Schedule:
-    """Return a schedule without a tree, completed with the tree that the default rule gives."""
+    """Return the schedule, completed with the tree that the default rule gives where it has none."""
+    if schedule.tree is not None:
+        return schedule
     rule = by_groups if inner.sides else by_levels
     if len(inner.stored) > 1:
         rule = by_pairs
@@ -74,26 +132,26 @@ def by_pairs(inner: Inner, schedule: Schedule) -> Schedule:
         inner: two factors of stored values, and no others.
         schedule: whether there are dots.
     """
-    x, y = map(factor, inner.stored)
+    x, y = factors(inner.stored)
     loops = tuple(axis.name for axis in inner.view.loops)
     over = outside(inner.sides, inner.output_axes)
     if schedule.dot:
         tile_sizes = tuple((c, max(side, MIN_DOT)) for c, side in inner.sides.items())
-        return replace(schedule, tree=total(dot(x, y, over), loops), tile_sizes=tile_sizes)
+        return replace(schedule, tree=total([dot(x, y, over)], loops), tile_sizes=tile_sizes)
     tile_sizes = tuple((c, side) for c, side in inner.sides.items() if c not in over)
-    return replace(schedule, tree=total(product((x, y)), (*over, *loops)), tile_sizes=tile_sizes, tile_loops=over)
+    return replace(schedule, tree=total((x, y), (*over, *loops)), tile_sizes=tile_sizes, tile_loops=over)
 
 
 def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
     """Return the schedule with the tree of nonzeros; the result's level multiplies in all that is known above it."""
     if tree := _of_entries(inner, schedule):
         return replace(schedule, tree=tree)
-    reach, factors = inner.key.level, [list[Tree]() for _ in LEVELS]
-    if not inner.may_omit_ones(inner.operand):
-        factors[LEAF] += map(factor, inner.stored)
-    for name in sorted(inner.operand, key=inner.levels.__getitem__):
-        factors[max(inner.levels[name], reach)].append(factor(name))
-    inputs, around = factors[LEAF], [axis.level for axis in inner.view.loops]
+    reach, read = inner.key.level, [list[Tree]() for _ in LEVELS]
+    stored = () if inner.may_omit_ones(inner.operand) else inner.stored
+    for tree in factors([*stored, *sorted(inner.operand, key=inner.levels.__getitem__)]):
+        read[max(inner.levels[tree.name], reach)].append(tree)
+    inputs, around = read[LEAF], [axis.level for axis in inner.view.loops]
+    contracted = set[str]()
     for axis in reversed(inner.view.loops):
         around.pop()
         home = max(around, default=ITEM)
@@ -103,14 +161,14 @@ def by_levels(inner: Inner, schedule: Schedule) -> Schedule:
             step = lanes or (not axis.lanes and axis.level == LEAF)
             matrix = _matrix_product(inner, schedule, inputs) if step and schedule.dot else None
             over = (axis.name, LANES) if lanes and not matrix else (axis.name,)
-            inputs = [total(matrix or product(inputs), over), *factors[home]]
+            contracted |= {*matrix.over} if matrix else set()
+            inputs = [total([matrix] if matrix else inputs, over), *read[home]]
     if reach == LEAF and schedule.dot and not inner.view.innermost.lanes:  # a result for each entry
         after = [tree for tree in inputs if not _dense(inner, tree) & {*inner.summed}]
         matrix = _matrix_product(inner, schedule, outside(inputs, after))
-        inputs = [matrix, *after] if matrix else inputs
-    tree = product(inputs)
-    contracted = {a for node in tree.dots for a in node.over}
-    return replace(schedule, tree=total(tree, outside(inner.summed, contracted)))
+        if matrix:
+            contracted, inputs = {*matrix.over}, [matrix, *after]
+    return replace(schedule, tree=total(inputs, [a for a in inner.summed if a not in contracted]))
 
 
 def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
@@ -120,8 +178,13 @@ def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
     of two factors is all there is.
     """
     tables = [o for o in inner.operands if {*inner.letters[:1]} <= {*o.rows}]
-    alone = not inner.view.innermost.lanes and not inner.view.values.held
-    if not (alone and schedule.dot and len(tables) == 1 and len(inner.operands) > 2):
+    if (
+        not schedule.dot
+        or len(tables) != 1
+        or len(inner.operands) < 3
+        or inner.view.values.held
+        or inner.view.innermost.lanes
+    ):
         return None
     (x,) = tables
     side = {c: schedule.block(c) for c in x.axes}
@@ -139,7 +202,7 @@ def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
 def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -> Tree | None:
     """Sum the lanes by a matrix product; or the lanes and dense axes together, of blocks that nonzeros gather."""
     lanes = inner.view.beside[LEAF]
-    if len(lanes) * inner.view.lanes >= MIN_DOT and (sides := _matrix_sides(inner, schedule, factors, frozenset())):
+    if lanes and inner.view.lanes >= MIN_DOT and (sides := _matrix_sides(inner, schedule, factors, frozenset())):
         return dot(product(sides[0]), product(sides[1]), (LANES,))
     if not inner.summed:
         return None
@@ -394,24 +457,24 @@ def by_groups(inner: Inner, schedule: Schedule) -> Schedule:
 def _tree(inner: Inner, g: TileGroups, tile_loops: Names) -> Tree:
     """Build the tree of a tile: its dots, their scale factors, and the sums that are left to the end."""
     within = [o for o in inner.operands if not set(o.rows) <= set(inner.kept)]
-    (x,) = map(factor, inner.stored)
+    (x,) = factors(inner.stored)
     # Where each tile has a key of its own, its positions in turn are all that is added up.
     loops = tuple([axis.name for axis in inner.view.loops]) if inner.key.level == ITEM else ()
     if any(g.sampled):
-        left, right = (product(map(factor, side)) for side in g.sampled)
-        return total(product([x, dot(left, right, inner.summed)]), loops)
-    tree: Tree = product([x, *_factors(within)])
+        left, right = (product(factors(side)) for side in g.sampled)
+        return total([x, dot(left, right, inner.summed)], loops)
+    tree = product([x, *_factors(within)])
     if g.first:
         tree = dot(_rows(within, g.first), x, g.first)
         tree = product([tree, *_factors(o for o in within if not set(o.rows) & set(g.contracted))])
         tree = dot(tree, _rows(within, g.second), g.second) if g.second else tree
     spread = sorted(g.spread, key=tile_loops.__contains__)  # what is in registers is summed first
-    tree = total(tree, (*spread, *loops, *(() if g.first else g.second)))
-    return total(product([tree, *_factors(outside(inner.operands, within))]), inner.summed)
+    tree = total([tree], (*spread, *loops, *(() if g.first else g.second)))
+    return total([tree, *_factors(outside(inner.operands, within))], inner.summed)
 
 
 def _factors(operands: Iterable[Operand]) -> list[Tree]:
-    return [factor(o.name) for o in operands]
+    return factors([o.name for o in operands])
 
 
 def _rows(operands: Iterable[Operand], letters: Names) -> Tree:

@@ -1,23 +1,42 @@
 """The einsum of one work item: stored values and dense operands over the axes of a view.
 
 In: a `Bound` einsum with one sparse operand and the `Nest` of a packed part, or whatever else says what is multiplied;
-a `Target`. Out: `Inner`, over which a tree is chosen, checked and lowered.
+a `Target`. Out: `Inner`, over which a tree is chosen, checked and lowered. `verify_tree` checks before that that a tree
+has every factor once, and sums every axis once where that is possible; its errors name the node and the fault.
+
+Two operands of tiles, ``x[row, inner] y[column, inner] -> z[row, column]``, are one task list (`Inner.of_pairs`)::
+
+    loop pairs of the item
+      x = tile pair_x of X;  y = tile pair_y of Y
+      total += dot over inner                # or, without a dot, a loop over inner that multiplies and adds
+    store Z[item, row, column] = total
+
+In the precision f16x3 tiles are stored in halves, and the total is multiplied by the scales of its rows, then by those
+of its columns: never by their product, which may be no float32. An axis too short for a dot is padded in registers: its
+positions past the tile are masked when loaded. One that has no letters is of one position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 
-from sparsetc.errors import PlanError
+from sparsetc.errors import FormatError, PlanError
+from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest
+from sparsetc.ir.nest import ITEM, LANES, LEAF, LEVELS, PAIRED, Axis, Bitmap, Halves, Nest, Values, Whole, pairs
+from sparsetc.ir.nest.axes import home
+from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program import Key, Operand, named_operands, printed_sizes
-from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside, row_major
+from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, row_major
 
 X = "X"
 """The name of stored values in a tree."""
+Fold = NamedInts
+"""(letter, positions) of the letters that make an axis, row-major."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,7 @@ class Inner:
         e = bound.einsum
         (sparse,) = e.sparse
         letters, sizes = e.inputs[sparse], printed_sizes(bound)
-        if len(letters) != view.order or len(set(letters)) != view.order:
+        if not len(letters) == len({*letters}) == len(view.mode_levels):
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(letters)!r}")
         output, operands = named_operands(bound, as_given=not target.whole)
         return cls(
@@ -89,7 +108,7 @@ class Inner:
             target=target,
             letters=letters,
             stored={X: letters},
-            sides={letters[mode]: view.values.sides[mode] for mode in view.sided},
+            sides={letters[mode]: n for mode, n in enumerate(view.values.sides) if mode in view.sided},
             key=_key(letters, e.kept, view, target, sizes),
             output=output,
             output_axes=e.free,
@@ -97,6 +116,32 @@ class Inner:
             dense=e.axes,
             kept=e.kept,
             sizes=sizes,
+        )
+
+    @classmethod
+    def of_pairs(
+        cls, equation: str, folds: tuple[Fold, Fold, Fold], halves: bool, target: Target, bitmaps: tuple[bool, bool]
+    ) -> Inner:
+        """An einsum of two operands of tiles; arguments and errors are those of `lower_pairs`."""
+        letters = [c for fold in folds for c, _ in fold]
+        if len(set(letters)) != len(letters):
+            raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
+        named = dict(zip(map(_name, folds, ("row", "column", "inner")), folds, strict=True))
+        (row, column, inner), sides = named, {name: prod(side for _, side in fold) for name, fold in named.items()}
+        free = zip((row, column), bitmaps, strict=True)
+        view = pairs(*[_stored(sides[c], sides[inner], bitmap, halves) for c, bitmap in free])
+        view.verify()
+        return cls(
+            equation=equation,
+            view=view,
+            target=replace(target, owned=True),
+            letters=tuple(named),
+            stored=dict(zip(map(str.upper, PAIRED), ((row, inner), (column, inner)), strict=True)),
+            sides=sides,
+            key=Key("position", ITEM),
+            output="Z",
+            output_axes=(row, column),
+            folds=named,
         )
 
     def may_omit_ones(self, factors: Letters) -> bool:
@@ -114,7 +159,7 @@ class Inner:
 
     def along(self, letters: Names) -> Names:
         """Return the sides of a tile along which the coordinates of these letters vary, once each."""
-        return tuple(filter(self.sides.__contains__, self.view.read_along(self.letters, letters))) if self.sides else ()
+        return among(self.view.read_along(self.letters, letters), self.sides) if self.sides else ()
 
     @cached_property
     def levels(self) -> dict[str, int]:
@@ -124,7 +169,7 @@ class Inner:
     @cached_property
     def axes(self) -> dict[str, frozenset[str]]:
         """The axes on which each factor depends."""
-        read = {name: among(letters, self.sides) for name, letters in self.stored.items()}
+        read: dict[str, Letters] = {name: self.sides.keys() & letters for name, letters in self.stored.items()}
         read |= {o.name: (*o.axes, *self.along(o.rows)) for o in self.operands}
         return {name: frozenset((*self.view.walked[level], *read[name])) for name, level in self.levels.items()}
 
@@ -136,12 +181,31 @@ class Inner:
     @cached_property
     def summed(self) -> Names:
         """The dense axes that the output lacks."""
-        return outside(self.dense, self.output_axes)
+        return tuple([a for a in self.dense if a not in self.output_axes])
+
+
+def _name(fold: Fold, role: str) -> str:
+    """Return the name of an axis: its letters, or its role if it has none; never the name of the lanes or pairs."""
+    name = "".join(c for c, _ in fold) or f"one_{role}"
+    return f"{name}_{role}" if name in (LANES, "pair") else name
+
+
+def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Values:
+    """Row-major tiles, their bits in the widest words that they fill.
+
+    Triton lays out a dot's sides by the narrowest load that their addresses depend on, and aborts where that is
+    narrower than 32 bits and the values are of 64 (3.6, 3.7).
+    """
+    word = max(8, min(32, free * inner))
+    if bitmap and halves:
+        raise FormatError("what is in halves are tiles, stored whole")
+    kind = Halves if halves else Whole
+    return (Bitmap if bitmap else kind)((free, inner), (0, 1), word=word)
 
 
 def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:
     """Return the key of results; it is known at the level that has all letters of the output."""
-    level = max([view.level_of(letters.index(c)) for c in kept], default=ITEM)
+    level = max([view.mode_levels[letters.index(c)] for c in kept], default=ITEM)
     if not target.sparse:  # the row-major index of the kept letters
         return Key("row", level, kept, tuple(row_major([sizes[c] for c in kept])))
     sides = {letters[mode] for mode in view.sided}
@@ -149,3 +213,103 @@ def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping
         return Key("position", LEAF)
     along = among(view.read_along(letters, kept), sides)
     return Key("slot", level, along, array=f"{LEVELS[level]}_slot")
+
+
+def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> None:
+    """Raise `PlanError` if the schedule's tree does not fit this einsum and these loops, or cannot be lowered."""
+    assert schedule.tree is not None
+    _verify_factors(schedule.tree, inner)
+    _verify_roles(inner, schedule)
+    axes = _axes_of(schedule.tree, inner, around, dict(schedule.tile_sizes))
+    for axis in sorted(axes - inner.keyed):
+        raise PlanError(f"tree {schedule.tree}: the result has no axis {axis}, which is never summed")
+    for axis in sorted(inner.keyed - axes):
+        raise PlanError(f"tree {schedule.tree}: axis {axis} is summed, which the result keeps")
+
+
+def _verify_factors(tree: Tree, inner: Inner) -> None:
+    factors, occurrences = [*inner.stored, *inner.operand], Counter(tree.factors)
+    for name, times in occurrences.items():
+        if name not in factors:
+            raise PlanError(f"tree {tree}: there is no factor {name!r}; the einsum has {', '.join(factors)}")
+        if times > 1:
+            raise PlanError(f"tree {tree}: factor {name} occurs {times} times")
+    for name in factors:
+        if name not in occurrences and not (name in inner.stored and inner.may_omit_ones(occurrences)):
+            raise PlanError(f"tree {tree}: factor {name} is missing")
+
+
+def _verify_roles(inner: Inner, schedule: Schedule) -> None:
+    """Positions of a tile are at once, in turn or, where the result keeps them, over the grid."""
+    tile_sizes = dict(schedule.tile_sizes)
+    for c in (*tile_sizes, *schedule.tile_loops):
+        if c not in inner.sides:
+            raise PlanError(f"the schedule takes positions of {c}, along which nothing stored has a side")
+    for c, n in tile_sizes.items():
+        if n < 1 or n & (n - 1):
+            raise PlanError(f"positions that are taken at once are a power of two, found {n} of {c}")
+    for c, side in inner.sides.items():
+        keeps = c in inner.along(inner.kept) or c in inner.output_axes
+        if keeps and c in schedule.tile_loops:
+            raise PlanError(f"positions of {c} cannot be taken in turn, since the result keeps them")
+        if not keeps and c not in schedule.tile_loops and tile_sizes.get(c, 1) < side:
+            raise PlanError(f"the {side} positions of {c} are summed, so they are taken at once or in turn")
+
+
+def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], tile_sizes: Mapping[str, int]) -> frozenset[str]:
+    """Return the axes on which a tree depends. Raise `PlanError` at the first invalid node, factors first."""
+    looped = [axis.name for axis in around]
+
+    def fail(node: Tree, why: str) -> PlanError:
+        return PlanError(f"tree {tree}: {node} {why}")
+
+    def in_registers(axes: frozenset[str]) -> set[str]:
+        return {a for a in axes if a == LANES or a in tile_sizes or a in inner.dense}
+
+    def axes_of(node: Tree) -> frozenset[str]:
+        if node.kind == "factor":
+            return inner.axes[node.name]
+        parts = [axes_of(part) for part in node.parts]
+        axes = frozenset().union(*parts)
+        for axis in node.over:
+            if node.over.count(axis) > 1 or any(axis not in part for part in parts):
+                raise fail(node, f"cannot sum over {axis}: it does not depend on it, or sums it twice")
+            others = Counter(tree.factors) - Counter(node.factors)
+            if late := [name for name in others if axis in inner.axes[name]]:
+                raise fail(node, f"sums over {axis}, on which {late[0]} depends, a factor outside of it")
+        if node.kind == "dot":
+            check_dot(node, *parts)
+        elif node.kind == "sum":
+            check_sum(node, axes)
+        return axes - set(node.over)
+
+    def check_dot(node: Tree, left: frozenset[str], right: frozenset[str]) -> None:
+        """The axes of a dot are in registers, and its sides have axes of their own."""
+        for axis in node.over:
+            if axis in looped:
+                raise fail(node, f"contracts {axis}, whose positions are taken in turn")
+        rows, columns = (in_registers(side) - set(node.over) for side in (left, right))
+        if rows & columns:
+            raise fail(node, f"has axis {min(rows & columns)} on both sides, and does not contract it")
+        if not rows or not columns:
+            raise fail(node, f"has a side of no axis but {', '.join(node.over)}")
+
+    def check_sum(node: Tree, axes: frozenset[str]) -> None:
+        """Check that loops are summed from the innermost outwards, dense axes last."""
+        dense = among(node.over, inner.dense)
+        if dense and node is not tree and inner.view.innermost.lanes:
+            raise fail(node, f"sums over {dense[0]}, which only the whole tree can, or a dot")
+        left = set(axes)
+        for beside, over in order_of_sums(node.over, looped, in_registers(axes)):
+            left -= {*beside, *over}
+            if not over:
+                continue
+            # What is summed over loops depends on no loop inside, and its sum lives where a loop of the view ends.
+            first = min(map(looped.index, over))
+            if inside := among(looped[first:], left):
+                raise fail(node, f"sums over {over[0]} before {inside[0]}, whose loop lies inside")
+            level = home(around, over)
+            if sum([axis.level <= level for axis in around]) > first:
+                raise fail(node, f"sums over {over[0]} apart from {looped[first - 1]}: both are one sum")
+
+    return axes_of(tree)

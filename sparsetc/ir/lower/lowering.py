@@ -21,11 +21,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
-from sparsetc.ir.contraction_tree import Tree, factor, order_of_sums
+from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import joined
-from sparsetc.ir.lower.check import verify_tree
-from sparsetc.ir.lower.inner import Inner, X
+from sparsetc.ir.lower.inner import Inner, X, verify_tree
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop, home
+from sparsetc.ir.nest.coordinates import with_inputs
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import (
     LANES,
@@ -71,7 +71,7 @@ class Lowering:
         self.dense = tuple(map(self._dense, inner.dense))
         self.operand = {o.name: replace(o, rounded=o.name in schedule.rounded) for o in inner.operands}
         gathered = [o.name for o in inner.operands if o.rows]
-        if beside := outside(schedule.rounded, gathered):
+        if beside := [name for name in schedule.rounded if name not in gathered]:
             read = f"rows are gathered of {', '.join(gathered) or 'nothing'}"
             raise PlanError(f'"{inner.equation}": {beside[0]!r} is rounded, and {read}')
         self.split = self._split()
@@ -85,9 +85,8 @@ class Lowering:
             [DenseAxis(c, side, self.tile_sizes.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
-        unrolled, turned = len(inner.stored) == 1, among(schedule.tile_loops, inner.sides)
-        step = self.tile_sizes.get
-        loops = (TileLoop(c, size=inner.sides[c], step=step(c, 1), unrolled=unrolled) for c in turned)
+        unrolled, step, turned = len(inner.stored) == 1, self.tile_sizes.get, schedule.tile_loops
+        loops = (TileLoop(c, size=n, step=step(c, 1), unrolled=unrolled) for c in turned if (n := inner.sides.get(c)))
         self.around = (*self.view.loops, *loops)
         if not schedule.is_ruled:
             verify_tree(inner, schedule, self.around)
@@ -98,7 +97,7 @@ class Lowering:
         inner, schedule = self.inner, self.schedule
         total = self.contract()
         # Results may be stored where rows have one owner, and no summed axis is split over the grid.
-        owned = inner.target.owned and all(a.programs == 1 or a.letter in inner.output_axes for a in self.dense)
+        owned = inner.target.owned and all(a.letter in inner.output_axes or a.programs == 1 for a in self.dense)
         copies = 1 if owned or inner.key.kind != "row" else schedule.copies
         statements = (*self.statements, Add(total, inner.key, inner.output_axes, owned, copies))
         return TileProgram(
@@ -148,9 +147,9 @@ class Lowering:
         """Return the operand whose rows the one dot takes in halves; nothing where stored values are not in halves."""
         if not self.view.values.halves:
             return ""
-        sides = self.dots[0].parts if len(self.dots) == 1 else ()
-        rows = [name for name, o in self.operand.items() if factor(name) in sides and o.rows and not o.rounded]
-        if not rows or factor(X) not in sides:
+        sides = [side.name for side in self.dots[0].parts] if len(self.dots) == 1 else []
+        rows = [name for name, o in self.operand.items() if name in sides and o.rows and not o.rounded]
+        if not rows or X not in sides:
             raise self._no_halves()
         return rows[0]
 
@@ -186,12 +185,15 @@ class Lowering:
         """Return the statement that reads a factor."""
         return self.value(factor) if factor in self.inner.stored else self.gather(factor)
 
+    def _contracting(self, factor: str) -> Names:
+        """Return what the dot of which a factor is a side sums over; nothing where there is none."""
+        return next((dot.over for dot in self.dots if factor in [side.name for side in dot.parts]), ())
+
     def value(self, name: str) -> Value:
         """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
-        over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
+        over = self._contracting(name)
         axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes])
-        rows = outside(axes, over)
-        columns = among(axes, over)
+        rows, columns = [c for c in axes if c not in over], [c for c in axes if c in over]
         lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
         out = Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
         return Value(out, name.lower())
@@ -200,10 +202,11 @@ class Lowering:
         """Return the statement that gathers rows of a dense operand: one for each lane if lanes determine them."""
         o = self.operand[name]
         level = self.inner.levels[name]
-        lanes, along = self.view.beside[level], among(self.inner.along(o.rows), self.tile_sizes)
+        sides = self.inner.along(o.rows) if self.inner.sides else ()
+        lanes, along = self.view.beside[level], [c for c in sides if c in self.tile_sizes]
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         axes, folded = (*lanes, *o.axes, *along), 0
-        over = next((dot.over for dot in self.dots if factor(name) in dot.parts), ())
+        over = self._contracting(name)
         if over and len(axes) > 2 and {*over} < {*axes} == {*o.axes}:
             # A side of a dot is a matrix as it is loaded; what is summed beside the dot lies before what is kept.
             rows = sorted(outside(axes, over), key=lambda c: c not in self.summed)
@@ -217,7 +220,7 @@ class Lowering:
         reads = []
         for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
             letter, placed = letters[mode], view.along.get(mode)
-            if not view.coordinates[mode].sides:
+            if placed is None or not view.coordinates[mode].sides:
                 reads.append(Decode(letter, view.coordinates[mode], level, tile=placed is not None))
             if placed is not None and letter in self._addressed:
                 size, along = self.inner.sizes[letter], self.inner.along((letter,))
@@ -233,11 +236,9 @@ class Lowering:
     @cached_property
     def _wanted(self) -> set[str]:
         """Return the letters whose coordinates are addressed, directly or through another coordinate."""
-        wanted, letters = set(self._addressed), self.inner.letters
-        for mode, coordinate in reversed(self.view.coordinates.items()):
-            if letters[mode] in wanted:
-                wanted |= {letters[m] for m in coordinate.modes}
-        return wanted
+        letters = self.inner.letters
+        addressed = {mode for mode, letter in enumerate(letters) if letter in self._addressed}
+        return {letters[mode] for mode in with_inputs(addressed, self.view.coordinates)}
 
     # -- the order of a tile's positions ----------------------------------------------------------------------------
     @cached_property
@@ -254,8 +255,9 @@ class Lowering:
     def stored_order(self) -> Names:
         """Return positions in the order of a dot's side: letters summed outside dots, kept, contracted by dots."""
         summed = self.summed
-        beside = sorted(among(self.inner.sides, summed), key=lambda c: c not in self.schedule.tile_loops)
-        kept = [c for c in self.inner.sides if c not in summed and c not in self.contracted]
+        sides, turned = self.inner.sides, self.schedule.tile_loops
+        beside = sorted([c for c in sides if c in summed], key=lambda c: c not in turned)
+        kept = [c for c in sides if c not in summed and c not in self.contracted]
         return (*beside, *kept, *self.contracted)
 
     def _check_order(self) -> None:
@@ -457,14 +459,14 @@ class WholeLowering(Lowering):
         stored = (a for name in inner.stored for a in self._stored(name))
         self.sizes = {a: sizes[a] for a in dict.fromkeys((*stored, *sizes))}
         self.order = (LANES, *self.sizes)
-        self.axes = {name: inner.axes[name] for name in self.tree.factors}
         self.factors: dict[str, frozenset[str]] = {}
 
     def load(self, factor: str) -> Value | Gather:
         """Return the statement that reads stored values in order, or rows along their coordinates."""
         s = super().load(factor)
         operand = self.inner.operand.get(factor)
-        axes = (*self.inner.along(operand.rows), *operand.axes) if operand else self._stored(factor)
+        sides = self.inner.along(operand.rows) if operand and self.inner.sides else ()
+        axes = (*sides, *operand.axes) if operand else self._stored(factor)
         out = Tile(s.out.name, (*self.view.beside[s.out.level], *axes), s.out.level)
         self.factors[out.name] = frozenset((factor,))
         return replace(s, out=out)
@@ -489,7 +491,9 @@ class WholeLowering(Lowering):
         return tile
 
     def accumulate(self, name: str, tile: Tile, level: int) -> Tile:
-        return self._product(name, self.taken_back(tile).inputs, level, tile.within[: tile.folded], accumulate=True)
+        product = self.taken_back(tile)
+        rows = self._within((tile,))[: tile.folded]
+        return self._product(name, (*product.left, *product.right), level, rows, accumulate=True)
 
     def _product(
         self, name: str, tiles: Sequence[Tile], level: int, rows: Collection[str] = (), accumulate: bool = False
@@ -500,11 +504,11 @@ class WholeLowering(Lowering):
         factor.
         """
         inside = frozenset().union(*[self.factors[t.name] for t in tiles])
-        needed = self.inner.keyed.union(*[axes for name, axes in self.axes.items() if name not in inside])
+        needed = self.inner.keyed.union(*[axes for name, axes in self.inner.axes.items() if name not in inside])
         axes = self._within(tiles)
         whole = [{*axes} <= {*t.axes} for t in tiles]
         sums = ({*axes} - needed) & self.inner.sides.keys() or True not in whole
-        kept = among(axes, needed) if sums else axes
+        kept = tuple([a for a in axes if a in needed]) if sums else axes
         left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
         if right:
             rows, kept = self._within(left), (*self._within(left), *self._within(right))
@@ -515,7 +519,7 @@ class WholeLowering(Lowering):
 
     def _separate(self, tiles: Sequence[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
         """Split factors into two sets without a common axis, to be summed by a matrix product; else (all, none)."""
-        groups = [g for g in joined([(t.within, t) for t in tiles]) if g[0]]
+        groups = [g for g in joined([({*t.axes} - {LANES}, t) for t in tiles]) if g[0]]
         if len(groups) < 2:
             return tuple(tiles), ()
         axes, largest = max(groups, key=lambda g: volume(self.sizes, g[0]))
@@ -528,4 +532,10 @@ class WholeLowering(Lowering):
 
     def _within(self, tiles: Sequence[Tile]) -> Names:
         """The axes that tiles have together, but the lanes."""
-        return among(self.sizes, set().union(*[t.axes for t in tiles])) if len(tiles) > 1 else tiles[0].within
+        axes = {a for t in tiles for a in t.axes}
+        return tuple([a for a in (self.sizes if len(tiles) > 1 else tiles[0].axes) if a in axes and a != LANES])
+
+
+def lowered(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
+    """Return the program of a schedule with a tree."""
+    return (WholeLowering if inner.target.whole else Lowering)(inner, schedule).program(format)

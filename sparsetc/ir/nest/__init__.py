@@ -1,7 +1,7 @@
 """The walk over nonzeros: axes, coordinates and values, of which a `Nest` is made."""
 
 # ruff: noqa: F401
-from sparsetc.ir.nest.axes import ITEM, LANE, LANES, LEAF, LEVELS, UNLIMITED, Axis, Each, Fibers, Run
+from sparsetc.ir.nest.axes import ITEM, LANE, LANES, LEAF, LEVELS, UNLIMITED, Axis, Each, Fibers, Run, TileLoop
 from sparsetc.ir.nest.coordinates import (
     AXIS_LEVEL,
     OPERATORS,

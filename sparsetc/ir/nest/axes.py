@@ -57,16 +57,6 @@ class Axis:
     name: str
     lanes: int = 0
 
-    def visits(self, around: Any, by_level: Sequence[Any], programs: int) -> Any:
-        """Return the iterations of the loop over all programs, for the cost model.
-
-        Args:
-            around: how often the loop is entered.
-            by_level: positions of each level in the part.
-            programs: grid programs an item, each of which walks all positions.
-        """
-        return by_level[self.level] * programs
-
     def describe(self, unroll: int) -> str:
         """Return what the loop goes over, in words."""
         return f"steps of {self.lanes} lanes, {unroll} at a time" if self.lanes else f"{self.name}s, one at a time"
@@ -205,9 +195,6 @@ class TileLoop(Axis):
     @property
     def letter(self) -> str:  # type: ignore[override]
         return self.name
-
-    def visits(self, around: Any, by_level: Sequence[Any], programs: int) -> Any:
-        return around * -(-self.size // self.step)
 
     def describe(self, unroll: int) -> str:
         return f"{self.name} in the tile" + (f", {self.step} at a time" if self.step > 1 else "")

@@ -50,11 +50,13 @@ from sparsetc.ir.nest.coordinates import (
     Formula,
     Lookup,
     ModeCoordinate,
-    Position,
+    expressions,
+    lookups,
+    words_of,
 )
 from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
 from sparsetc.support import Ints, Names, cached_property
-from sparsetc.support.names import check_array
+from sparsetc.support.checks import check_array
 
 Name = TypeVar("Name")
 Modes = tuple[ModeCoordinate, ...]
@@ -131,8 +133,7 @@ class Nest:
     @cached_property
     def coordinates(self) -> dict[int, Expression]:
         """The coordinate of each mode, in reading order."""
-        levels = zip(self.positions, self.levels, strict=True)
-        return {c.mode: c.expression(Position(axis)) for axis, coordinates in levels for c in coordinates}
+        return expressions(self.positions, self.levels)
 
     @cached_property
     def along(self) -> dict[int, Expression]:
@@ -200,23 +201,13 @@ class Nest:
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
         """Return, for each level, the array lookups of its coordinates."""
-        return tuple([tuple([e for c in level for e in self.coordinates[c.mode].lookups]) for level in self.levels])
+        return tuple(lookups([[self.coordinates[c.mode] for c in level] for level in self.levels]))
 
     @cached_property
     def word_bytes(self) -> list[list[int]]:
         """Bytes of a word of each array of words, by level."""
-        bytes_by_level = []
-        for level, lookups in enumerate(self.lookups):
-            bits = dict.fromkeys([w.array for w in lookups if w.every == 1], 0)
-            framed = set[str]()
-            for mode in self.levels[level]:
-                value = self.coordinates[mode.mode]
-                for field in value.fields:
-                    array = field.word.array
-                    bits[array] = max(bits[array], field.shift + field.width)
-                    framed |= {array for w in value.lookups if w.every > 1}
-            bytes_by_level.append([self._word_bytes(n or 31, level, array in framed) for array, n in bits.items()])
-        return bytes_by_level
+        words = words_of(self.lookups, self.coordinates.values())
+        return [[self._word_bytes(n, level, framed) for n, framed in each] for level, each in enumerate(words)]
 
     def _word_bytes(self, bits: int, level: int, framed: bool) -> int:
         """Bytes of words with so many bits in use."""

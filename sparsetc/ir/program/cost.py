@@ -26,7 +26,7 @@ from itertools import product
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.ir.nest.axes import ITEM, LANE, LEVELS
+from sparsetc.ir.nest import ITEM, LANE, LEVELS, PAIRED, TileLoop
 from sparsetc.ir.plan import F16, F16X3, ROUNDED
 from sparsetc.ir.program.resources import (
     BY_LEVEL,
@@ -35,10 +35,13 @@ from sparsetc.ir.program.resources import (
     ONE,
     SECTOR,
     STORED,
+    VALUE,
+    VALUES,
     ZERO,
     Count,
     GatherTerm,
     Statistics,
+    moved,
 )
 from sparsetc.ir.program.tile import Add, Gather, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value
 from sparsetc.support import Letters, cached_property
@@ -93,6 +96,7 @@ class Cost:
         outer: those outside dots of rows with other rows, of which each has axes of its own.
         converted, halved: elements of dots' sides that are brought to 16 bits, and those of which halves are made.
         expanded: positions of bitmap tiles.
+        kept: elements of the largest sum that a program has.
         met: rows, copies included, that are added to in no order; 0 where results are stored, or added in order.
         lane: threads that a lane has which stores a row of its own; 0 where lanes do not.
         native: True if it is priced as native loops.
@@ -108,6 +112,7 @@ class Cost:
     gathers: Sequence[GatherTerm] = ()
     owned = True
     copies = 1
+    kept = 0
     met = 0
     lane = 0.0
     sparse = False
@@ -124,12 +129,12 @@ class Cost:
         self.passes = self._passes([a.letter for a in p.axes])
         values = ZERO
         if p.view.values.held:
-            values = STORED * 2 if p.half else STORED.bytes
+            values = STORED * 2 if p.half else VALUES
         index = self._index()
         self.values = values * self.readers
         self.stream, self.once = self.values + index * self.programs, values + index
         self.registers = self._words() * self.programs
-        self.output = ONE.bytes * (p.rows * p.width)
+        self.output = VALUE * (p.rows * p.width)
         self.visit(p.body, ITEMS * self.programs)
         self.precision = ROUNDED if program.schedule.precision == F16 else program.schedule.precision  # of one rate
         tiles = "tile" in [axis.name for axis in program.view.loops]
@@ -183,7 +188,9 @@ class Cost:
         for s in body:
             match s:
                 case Loop():
-                    self.visit(s.body, s.axis.visits(visits, BY_LEVEL, self.programs))
+                    side = s.axis if isinstance(s.axis, TileLoop) else None
+                    each = BY_LEVEL[s.axis.level] * self.programs  # every program walks all positions
+                    self.visit(s.body, visits * -(-side.size // side.step) if side else each)
                 case Value():
                     self._value(s)
                 case Scale() if s.out.axes:
@@ -206,28 +213,31 @@ class Cost:
 
     def _value(self, s: Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
-        stored = self.p.stored(s.operand)
-        positions = FIBERS * (stored.values.volume * self.readers)
-        self.registers += positions.bytes if stored.name else self.values
-        self.expanded += positions * int(stored.values.bitmap)
+        view = self.p.view
+        stored = dict(zip(PAIRED, view.pairs, strict=False)).get(s.operand, view.values)
+        positions = FIBERS * (stored.volume * self.readers)
+        self.registers += positions.bytes if view.pairs else self.values
+        self.expanded += positions * int(stored.bitmap)
 
     def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
         o = s.operand
-        width = self._cells(s.operand.axes)
-        size = ONE * 2 if s.operand.rounded else ONE.bytes
+        width, table = self._cells(o.axes), prod(o.extents)
+        size = ONE * 2 if o.rounded else VALUE
         held = prod([min(a.size, a.block) if a.slowest else a.size for a in self.p.axes if a.letter in o.axes])
         if self.sides:
             # All columns: programs that follow one another take a tile's blocks of them in turn.
             rows = visits * self._cells({*self.p.read_along(o.rows)} & {*s.out.axes})
-            return GatherTerm(o.name, rows, width, o.nrows, held, held, o.width, itemsize=size)
+            return GatherTerm(o.name, rows, width, table, held, held, o.width, itemsize=size)
         # A block of the columns: neighbouring rows share most of what they gather, while it is near.
         passes = self._passes(o.axes)
-        return GatherTerm(o.name, visits, width, o.nrows, width, held, o.width, o.rows, SECTOR, passes, size)
+        return GatherTerm(o.name, visits, width, table, width, held, o.width, o.rows, SECTOR, passes, size)
 
     def _product(self, s: Product, visits: Count) -> None:
         """Multiplications and additions; padding is included in dots and over tiles."""
-        if not (s.summed and s.out.folded if self.p.whole else s.dot):
+        if s.accumulate:
+            self.kept = max(self.kept, self._cells(s.out.axes))
+        if not (s.out.folded and s.summed if self.p.whole else s.right):
             axes, columns = {a for t in s.inputs for a in t.axes}, {a.letter for a in self.p.axes}
             products = visits * (self._cells(axes) * len(s.inputs))
             self.multiply += products
@@ -283,7 +293,7 @@ class Cost:
     def describe(self) -> list[str]:
         """Lines for a reader: each count as an expression."""
         width = "" if self.p.width == 1 else f"{self.p.width}*"
-        written = f"rows of {ONE.bytes * self.p.width}" if self.sparse else f"R*{width}w"
+        written = f"rows of {VALUE * self.p.width}" if self.sparse else f"R*{width}w"
         lines = [f"streams {self.stream} bytes, writes {written} bytes"]
         lines += [f"gathers {g.rows} rows of {g.itemsize * g.width} bytes of {g.operand}" for g in self.gathers]
         lines += [BEFORE[how].format(name) for how, name, _ in self.made if how in BEFORE]
@@ -309,7 +319,7 @@ class Cost:
         at = statistics.symbols
         counts = self.once, self.stream, self.output, self.added_bytes, self.multiply, self.expanded, self.dot
         once, stream, output, added, multiply, expanded, dot = [c @ at for c in counts]
-        gathered = [g.moved(statistics, profile, self.programs) for g in self.gathers]
+        gathered = moved(self.gathers, statistics, profile, self.programs)
         missed, again = sum([missed for _, missed in gathered]), stream - once
         # Blocks of one item follow one another and find its storage near; each pass reads all of it again.
         if self.passes > 1 and once > profile.l2_bytes:
@@ -329,16 +339,14 @@ class Cost:
         lines = 0.0
         far = 0.0
         farther = 0.0
-        for g in self.gathers:
-            moved, missed = g.moved(statistics, profile, 1)
+        for g, (near, missed) in zip(self.gathers, moved(self.gathers, statistics, profile, 1), strict=True):
             lines += g.rows @ at * max(1.0, g.width * (g.itemsize @ at) / CPU_LINE)
-            far, farther = far + moved / CPU_LINE, farther + missed / CPU_LINE
-        dense = [min(a.size, a.block) for a in self.p.axes if a.letter not in self.p.along] or [1]
+            far, farther = far + near / CPU_LINE, farther + missed / CPU_LINE
+        dense = [min(a.size, a.block) for a in self.p.axes if a.letter not in self.sides] or [1]
         width = int(dense[-1]) or 1
         of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two
         vectors = (self.multiply + self.dot) @ at / 2 * of_row / width
-        sums = [s.out.within for s in self.p.each(Product) if s.accumulate]
-        kept = max(map(self._cells, sums), default=0) * of_row > REGISTERS * width
+        kept = self.kept * of_row > REGISTERS * width
         return {
             "call": 1.0,
             "nonzero": self.passes * statistics.stored,

@@ -1,7 +1,7 @@
 """Identifiers of generated programs for letters of the equation and for dense operands.
 
 In: letters of an equation, or axes that are folds of them, or names of operands. Out: identifiers, of the forms that
-`support.names` keeps for them.
+`support.checks` keeps for them.
 """
 
 at = "at_{}".format

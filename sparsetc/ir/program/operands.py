@@ -134,6 +134,7 @@ def stored_of(view: Nest, letters: Names) -> Stored:
     return Stored("", tuple([letters[mode] for mode in sided]), values)
 
 
+@lru_cache(maxsize=1024)
 def printed_sizes(bound: Bound) -> dict[str, int]:
     """Sizes by letter. A program over an empty axis is printed, and costed, as if it had one element; it never runs."""
     return {c: max(1, n) for c, n in bound.sizes}

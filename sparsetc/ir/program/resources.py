@@ -11,7 +11,7 @@ text, R are rows of the result. A text has no sizes of modes: one source serves 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,8 @@ class Count(_Array):  # type: ignore[misc]
 
 FIBERS, STORED, ITEMS, ONE = (Count.of_each([int(at == place) for at in range(8)]) for place in (1, 3, 5, 7))
 ZERO = Count.of_each([0] * 8)
+VALUE, VALUES = ONE.bytes, STORED.bytes
+"""The bytes of one value, and of those that are stored."""
 BY_LEVEL = (ITEMS, FIBERS, STORED)
 """Counts of what each level has; of blocks, their fibers."""
 
@@ -135,7 +137,7 @@ class GatherTerm:
     letters: Names = ()
     sector: int = 0
     passes: int = 1
-    itemsize: Count = ONE.bytes
+    itemsize: Count = VALUE
 
     def far(self, statistics: Statistics, profile: DeviceProfile) -> bool:
         """Return True if the table is too large for the L2 cache to hold most of it."""
@@ -160,6 +162,13 @@ class GatherTerm:
             far = moved * missing(pairs, near // (size * self.table_width))
             missed = moved * missing(pairs, profile.l2_bytes // (size * self.held_width)) if pairs else missed
         return far * self.passes ** -profile.constants["slab_power"], missed
+
+
+def moved(
+    gathers: Iterable[GatherTerm], statistics: Statistics, profile: DeviceProfile, programs: int
+) -> list[tuple[float, float]]:
+    """Return what each term moves."""
+    return [g.moved(statistics, profile, programs) for g in gathers]
 
 
 def missing(pairs: Sequence[tuple[int, float]], rows: int) -> float:

@@ -22,9 +22,9 @@ import triton.language as tl
 
 @triton.jit
 def walk(
-    item_count, rows, columns, k_head, k_row, v_head, v_row, q_head, q_row, g_o_head, g_o_row, lse_head,
-    delta_head, grad_k_head, grad_k_row, grad_v_head, grad_v_row, items, full_col, part_col, bits, k, v, q,
-    g_o, lse, delta, grad_k, grad_v,
+    item_count, rows, k_head, k_row, v_head, v_row, q_head, q_row, g_o_head, g_o_row, lse_head, delta_head,
+    grad_k_head, grad_k_row, grad_v_head, grad_v_row, items, full_col, part_col, bits, k, v, q, g_o, lse,
+    delta, grad_k, grad_v,
 ):
     program = tl.program_id(0)
     item = items + program % item_count * 6
@@ -79,7 +79,7 @@ def walk(
         p_weight = tl.where(met, map_7, 0.0)
         grad_k_sum = tl.dot(d_s_weight.to(q_tile.dtype), q_tile, grad_k_sum, input_precision="tf32x3")
         grad_v_sum = tl.dot(p_weight.to(g_o_tile.dtype), g_o_tile, grad_v_sum, input_precision="tf32x3")
-    address = grad_k + head * grad_k_head + row[:, None] * grad_k_row + tl.arange(0, 64)[None, :]
+    address = grad_k + head * grad_k_head + row[:, None] * grad_k_row + lane_64[None, :]
     tl.store(address, (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None])
-    address = grad_v + head * grad_v_head + row[:, None] * grad_v_row + tl.arange(0, 64)[None, :]
+    address = grad_v + head * grad_v_head + row[:, None] * grad_v_row + lane_64[None, :]
     tl.store(address, (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None])

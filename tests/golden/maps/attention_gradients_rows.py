@@ -22,9 +22,8 @@ import triton.language as tl
 
 @triton.jit
 def walk(
-    item_count, rows, columns, q_head, q_row, g_o_head, g_o_row, o_head, o_row, k_head, k_row, v_head, v_row,
-    lse_head, delta_head, grad_q_head, grad_q_row, items, full_col, part_col, bits, q, g_o, o, k, v, lse,
-    delta, grad_q,
+    item_count, rows, q_head, q_row, g_o_head, g_o_row, o_head, o_row, k_head, k_row, v_head, v_row, lse_head,
+    delta_head, grad_q_head, grad_q_row, items, full_col, part_col, bits, q, g_o, o, k, v, lse, delta, grad_q,
 ):
     program = tl.program_id(0)
     item = items + program % item_count * 6
@@ -74,5 +73,5 @@ def walk(
         map_9 = map_7 * map_8
         d_s_weight = tl.where(met, map_9, 0.0)
         grad_q_sum = tl.dot(d_s_weight.to(k_tile.dtype), k_tile, grad_q_sum, input_precision="tf32x3")
-    address = grad_q + head * grad_q_head + row[:, None] * grad_q_row + tl.arange(0, 64)[None, :]
+    address = grad_q + head * grad_q_head + row[:, None] * grad_q_row + lane_64[None, :]
     tl.store(address, (grad_q_sum * 0.3).to(grad_q.dtype.element_ty), mask=row_ok[:, None])

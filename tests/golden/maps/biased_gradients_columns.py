@@ -74,7 +74,7 @@ def walk(
         p_weight = tl.where(met, map_9, 0.0)
         grad_k_sum = tl.dot(d_s_weight.to(q_tile.dtype), q_tile, grad_k_sum, input_precision="tf32x3")
         grad_v_sum = tl.dot(p_weight.to(g_o_tile.dtype), g_o_tile, grad_v_sum, input_precision="tf32x3")
-    address = grad_k + head * grad_k_head + row[:, None] * grad_k_row + tl.arange(0, 64)[None, :]
+    address = grad_k + head * grad_k_head + row[:, None] * grad_k_row + lane_64[None, :]
     tl.store(address, (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None])
-    address = grad_v + head * grad_v_head + row[:, None] * grad_v_row + tl.arange(0, 64)[None, :]
-    tl.store(address, (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 64) < 48)[None, :])
+    address = grad_v + head * grad_v_head + row[:, None] * grad_v_row + lane_64[None, :]
+    tl.store(address, (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None] & (lane_64 < 48)[None, :])

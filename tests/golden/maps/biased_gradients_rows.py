@@ -75,5 +75,5 @@ def walk(
         d_bias_weight = tl.where(met, map_11, 0.0)
         grad_q_sum = tl.dot(d_s_weight.to(k_tile.dtype), k_tile, grad_q_sum, input_precision="tf32x3")
         tl.store(grad_bias + head * grad_bias_head + entry, d_bias_weight.to(grad_bias.dtype.element_ty), mask=met)
-    address = grad_q + head * grad_q_head + row[:, None] * grad_q_row + tl.arange(0, 64)[None, :]
+    address = grad_q + head * grad_q_head + row[:, None] * grad_q_row + lane_64[None, :]
     tl.store(address, (grad_q_sum * 0.3).to(grad_q.dtype.element_ty), mask=row_ok[:, None])

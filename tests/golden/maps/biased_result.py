@@ -69,5 +69,5 @@ def walk(
         o_sum = tl.dot(p.to(v_tile.dtype), v_tile, o_sum, input_precision="tf32x3")
     divisor = tl.where(total == 0.0, 1.0, total)
     tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-    address = o + head * o_head + row[:, None] * o_row + tl.arange(0, 64)[None, :]
-    tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 64) < 48)[None, :])
+    address = o + head * o_head + row[:, None] * o_row + lane_64[None, :]
+    tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None] & (lane_64 < 48)[None, :])

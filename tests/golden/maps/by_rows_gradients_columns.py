@@ -25,9 +25,9 @@ import triton.language as tl
 
 @triton.jit
 def walk(
-    item_count, rows, columns, parts, k_head, k_row, v_head, v_row, q_head, q_row, g_o_head, g_o_row, lse_head,
-    delta_head, grad_k_head, grad_k_row, grad_v_head, grad_v_row, items, part_col, bits, k, v, q, g_o, lse,
-    delta, grad_k, grad_v,
+    item_count, parts, k_head, k_row, v_head, v_row, q_head, q_row, g_o_head, g_o_row, lse_head, delta_head,
+    grad_k_head, grad_k_row, grad_v_head, grad_v_row, items, part_col, bits, k, v, q, g_o, lse, delta, grad_k,
+    grad_v,
 ):
     program = tl.program_id(0)
     line = program * 4 + tl.arange(0, 4)
@@ -69,7 +69,7 @@ def walk(
         grad_v_sum += p_weight[:, :, None] * g_o_tile.to(tl.float32)
     grad_k_sum = tl.sum(grad_k_sum, 1)
     grad_v_sum = tl.sum(grad_v_sum, 1)
-    address = grad_k + (head * grad_k_head * 4)[:, None] + row[:, None] * grad_k_row * 4 + tl.arange(0, 32)[None, :]
-    tl.store(address, (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None] & (tl.arange(0, 32) < 20)[None, :])
-    address = grad_v + (head * grad_v_head)[:, None] + row[:, None] * grad_v_row + tl.arange(0, 16)[None, :]
+    address = grad_k + (head * grad_k_head * 4)[:, None] + row[:, None] * grad_k_row * 4 + lane_32[None, :]
+    tl.store(address, (grad_k_sum * 0.3).to(grad_k.dtype.element_ty), mask=row_ok[:, None] & (lane_32 < 20)[None, :])
+    address = grad_v + (head * grad_v_head)[:, None] + row[:, None] * grad_v_row + lane_16[None, :]
     tl.store(address, (grad_v_sum).to(grad_v.dtype.element_ty), mask=row_ok[:, None])

@@ -22,8 +22,8 @@ import triton.language as tl
 
 @triton.jit
 def walk(
-    item_count, rows, columns, parts, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, o_row,
-    items, part_col, bits, q, k, v, lse_out, o,
+    item_count, parts, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, o_row, items,
+    part_col, bits, q, k, v, lse_out, o,
 ):
     program = tl.program_id(0)
     line = program * 4 + tl.arange(0, 4)
@@ -63,5 +63,5 @@ def walk(
     o_sum = tl.sum(o_sum, 1)
     divisor = tl.where(total == 0.0, 1.0, total)
     tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-    address = o + (head * o_head)[:, None] + row[:, None] * o_row + tl.arange(0, 16)[None, :]
+    address = o + (head * o_head)[:, None] + row[:, None] * o_row + lane_16[None, :]
     tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])

@@ -20,8 +20,8 @@ import triton.language as tl
 
 @triton.jit
 def walk(
-    item_count, rows, columns, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, o_row, items,
-    part_col, bits, top_slots, sum_slots, o_slots, q, k, v, lse_out, o,
+    item_count, rows, columns, parts, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, o_row,
+    items, part_col, bits, top_slots, sum_slots, o_slots, q, k, v, lse_out, o,
 ):
     program = tl.program_id(0)
     item = items + program % item_count * 6
@@ -58,17 +58,19 @@ def walk(
     if slot < 0:
         divisor = tl.where(total == 0.0, 1.0, total)
         tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-        address = o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :]
+        address = o + head * o_head + row[:, None] * o_row + lane_16[None, :]
         tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])
     else:
-        at = slot * (tl.num_programs(0) // item_count) + part
+        at = slot * parts + part
         tl.store(top_slots + at * 64 + lane_row, top)
         tl.store(sum_slots + at * 64 + lane_row, total)
         tl.store(o_slots + at * 1024 + lane_row[:, None] * 16 + tl.arange(0, 16)[None, :], o_sum)
 
 
 @triton.jit
-def combine(item_count, rows, lse_out_head, o_head, o_row, items, top_slots, sum_slots, o_slots, lse_out, o):
+def combine(
+    item_count, rows, parts, lse_out_head, o_head, o_row, items, top_slots, sum_slots, o_slots, lse_out, o,
+):
     program = tl.program_id(0)
     cut = items + program % item_count * 3
     window = tl.load(cut)
@@ -77,7 +79,7 @@ def combine(item_count, rows, lse_out_head, o_head, o_row, items, top_slots, sum
     head = part.to(tl.int64)
     row = window * 64 + lane_row
     row_ok = row < rows
-    parts = tl.num_programs(0) // item_count
+    lane_16 = tl.arange(0, 16)
     top = tl.full([64], -1e30, tl.float32)
     total = tl.zeros([64], tl.float32)
     o_sum = tl.zeros([64, 16], tl.float32)
@@ -96,5 +98,5 @@ def combine(item_count, rows, lse_out_head, o_head, o_row, items, top_slots, sum
         o_sum = o_sum * shrink[:, None] + tl.sum(o_part * grow[:, :, None], 0)
     divisor = tl.where(total == 0.0, 1.0, total)
     tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-    address = o + head * o_head + row[:, None] * o_row + tl.arange(0, 16)[None, :]
+    address = o + head * o_head + row[:, None] * o_row + lane_16[None, :]
     tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])

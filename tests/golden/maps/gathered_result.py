@@ -20,7 +20,7 @@ import triton.language as tl
 
 @triton.jit
 def walk(
-    item_count, rows, columns, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, o_row, items,
+    item_count, rows, q_head, q_row, k_head, k_row, v_head, v_row, lse_out_head, o_head, o_row, items,
     part_col, bits, q, k, v, lse_out, o,
 ):
     program = tl.program_id(0)
@@ -55,5 +55,5 @@ def walk(
         o_sum = tl.dot(p.to(v_tile.dtype), v_tile, o_sum, input_precision="tf32x3")
     divisor = tl.where(total == 0.0, 1.0, total)
     tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)
-    address = o + head * o_head + row[:, None] * o_row + tl.arange(0, 64)[None, :]
+    address = o + head * o_head + row[:, None] * o_row + lane_64[None, :]
     tl.store(address, (o_sum / divisor[:, None]).to(o.dtype.element_ty), mask=row_ok[:, None])

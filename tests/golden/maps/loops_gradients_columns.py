@@ -22,9 +22,9 @@ from sparsetc.runtime.scalars import exp2, where
 
 @native
 def walk(
-    begin, end, rows, parts, features_head, features_row, g_o_head, g_o_row, target_head, source_head,
-    lse_head, delta_head, grad_features_head, grad_features_row, grad_source_head, target_step, source_step,
-    lse_step, delta_step, ptr, far, features, g_o, target, source, lse, delta, grad_features, grad_source,
+    begin, end, parts, features_head, features_row, g_o_head, g_o_row, target_head, target_step, source_head,
+    source_step, lse_head, lse_step, delta_head, delta_step, grad_features_head, grad_features_row,
+    grad_source_head, ptr, far, features, g_o, target, source, lse, delta, grad_features, grad_source,
 ):
     dp_of = np.empty(256, grad_source.dtype)
     p_of = np.empty(256, grad_source.dtype)

@@ -21,8 +21,8 @@ from sparsetc.runtime.scalars import exp2, maximum, where
 
 @native
 def walk(
-    begin, end, rows, parts, features_head, features_row, target_head, source_head, lse_out_head, o_head,
-    o_row, target_step, source_step, longest, ptr, far, features, target, source, lse_out, o,
+    begin, end, parts, longest, features_head, features_row, target_head, target_step, source_head,
+    source_step, lse_out_head, o_head, o_row, ptr, far, features, target, source, lse_out, o,
 ):
     score = np.empty(longest, lse_out.dtype)
     for line in range(begin, end):

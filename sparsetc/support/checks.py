@@ -1,4 +1,4 @@
-"""Rules for names: of formats, partitions, plans, operations, arrays and generated variables.
+"""Checks of what users, extensions and files give: names, keywords, and fields of records.
 
 In: names as an extension gives them. Out: nothing, or an error that says what is wrong. Formats and arrays are printed
 into generated programs, so they are words that can be nothing but a name there; what is only shown to people is one
@@ -10,6 +10,10 @@ equations: none can meet an accumulator, a format's array, or a name of Python o
 
 A keyword that no function takes is answered with the nearest name that there is, and all others (`refused`): keywords
 pass through public functions as ``**settings`` until they are checked.
+
+Of records of plain data, and of arguments, in: states as files hold them, or values with their annotations. Out:
+records; of what is not as annotated, which it is, in words. Nothing is converted. Of containers only a tuple's contents
+are looked at: a ``dict[str, Any]`` need only be a dict. Users' plans, and streams' descriptions, too.
 """
 
 from __future__ import annotations
@@ -18,16 +22,19 @@ import builtins
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from difflib import SequenceMatcher
+from functools import lru_cache
 from inspect import Parameter, isfunction, signature, unwrap
 from itertools import dropwhile
 from keyword import iskeyword, issoftkeyword
 from traceback import walk_stack
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from sparsetc.errors import SparsetcError
+from sparsetc.errors import FormatError, SparsetcError
 
-LONGEST = 80
+LONGEST_NAME = 80
 """Characters of a name."""
 
 LETTERED = ("at", "in", "block", "tile", "side", "first", "past", "most", "scale", "scaled", "unscale")
@@ -47,16 +54,16 @@ _LETTERED = re.compile(
     rf"[A-Za-z]|({'|'.join(LETTERED)})_([A-Za-z]|operand)|([a-w]|operand_\d+)_[A-Za-z]+|.*_(bits|high|low)"
 )
 _NUMBER = re.compile(r"\d*(_\d+)*$")
-_IDENTIFIER = re.compile(rf"[A-Za-z_]\w{{0,{LONGEST - 1}}}", re.ASCII)
-_LABEL = re.compile(rf"(?! )[^\"'\\]{{1,{LONGEST}}}(?<! )")
+_IDENTIFIER = re.compile(rf"[A-Za-z_]\w{{0,{LONGEST_NAME - 1}}}", re.ASCII)
+_LABEL = re.compile(rf"(?! )[^\"'\\]{{1,{LONGEST_NAME}}}(?<! )")
 
 
 def check_identifier(name: object, kind: str, error: type[SparsetcError]) -> str:
-    """The name; `error` unless it is an ASCII identifier, no keyword of Python and not longer than `LONGEST`."""
+    """The name; `error` unless it is an ASCII identifier, no keyword of Python and not longer than `LONGEST_NAME`."""
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or iskeyword(name):
         raise error(
             f"the name of {kind} is printed into generated programs, so it must be letters, digits and underscores, no "
-            f"word of Python's own and at most {LONGEST} characters; found {name!r:.80}"
+            f"word of Python's own and at most {LONGEST_NAME} characters; found {name!r:.80}"
         )
     return name
 
@@ -65,7 +72,7 @@ def check_label(name: object, kind: str, error: type[SparsetcError]) -> str:
     """The name; `error` unless it is one line of printable characters without quotes, backslashes or outer spaces."""
     if not isinstance(name, str) or not name.isprintable() or not _LABEL.fullmatch(name):
         raise error(
-            f"the name of {kind} must be one line of 1 to {LONGEST} printable characters without quotes and "
+            f"the name of {kind} must be one line of 1 to {LONGEST_NAME} printable characters without quotes and "
             f"backslashes; found {name!r:.80}"
         )
     return name
@@ -153,3 +160,91 @@ def _called() -> Iterator[Callable[..., Any]]:
             yield public[code]
         elif code.co_argcount or code.co_kwonlyargcount:  # unlike a decorator's (*args, **kwargs)
             return
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+LONGEST = 60
+"""Characters of a value that a message quotes."""
+
+Made = TypeVar("Made")
+
+
+class Record:
+    """A dataclass of numbers, texts, other records and tuples of them, which is pickled as its fields."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The fields by name; not ``__dict__``, to which another thread may be adding a cached property."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+
+def from_state(record: type[Made], state: dict[str, Any]) -> Made:
+    """Return a `Record` with the fields of a file. Raise `FormatError` unless all are known and of their types."""
+    try:
+        signature(record).bind(**state)
+        fault = "" if plain(state.values()) else "it holds more than numbers and texts"
+    except TypeError:
+        fault = f"it has fields {', '.join(signature(record).parameters)}, found {quoted(state)}"
+    except RecursionError:
+        fault = "it is nested too deep"
+    if not fault:
+        restored = record(**state)
+        fault = misfit(restored, (tuple, list))
+        if not fault:
+            return restored
+    raise FormatError(f"a saved {record.__name__}: {fault}; it is damaged")
+
+
+def plain(values: Iterable[object]) -> bool:
+    """True if all values are numbers, texts, None, records, or tuples or lists of such."""
+    for value in values:
+        if isinstance(value, Record):
+            value = tuple(value.state.values())
+        if not (plain(value) if isinstance(value, tuple | list) else isinstance(value, int | float | str | None)):
+            return False
+    return True
+
+
+def quoted(value: object) -> str:
+    """The beginning of a value as a message quotes it; its type where it has no text, as numbers of 5,000 digits."""
+    try:
+        return repr(value)[:LONGEST]
+    except (ValueError, RecursionError):
+        return type(value).__name__
+
+
+def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
+    """Return an error text about the first field with a value of the wrong type; empty if there is none.
+
+    Args:
+        record: an instance of a dataclass whose fields are annotated with classes, tuples, unions and `Any`.
+        sequences: the classes that may stand for a tuple.
+    """
+    kind: Any = type(record)
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if not fits(value, _hints(kind)[field.name], sequences):
+            return f"{kind.__name__}.{field.name} must be {field.type}, found {quoted(value)}"
+    return ""
+
+
+@lru_cache
+def _hints(record: Any) -> dict[str, Any]:
+    return get_type_hints(record)
+
+
+def fits(value: object, kind: Any, sequences: tuple[type, ...] = (tuple,)) -> bool:
+    """True if a value is an instance of its annotation."""
+    if kind is Any:
+        return True
+    arguments = get_args(kind)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, sequences):
+            return False
+        items: tuple[object, ...] = tuple(value)  # type: ignore[arg-type]
+        kinds = arguments[:1] * len(items) if arguments[-1] is Ellipsis else arguments
+        return len(items) == len(kinds) and all(fits(v, k, sequences) for v, k in zip(items, kinds, strict=True))
+    if get_origin(kind) is UnionType:
+        return any(fits(value, k, sequences) for k in arguments)
+    return isinstance(value, get_origin(kind) or kind)
