@@ -89,7 +89,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: Multilinear, *tensors: Tensor) -> Tensor:
         _remember(ctx, function, tensors)
-        return function.rows(tensors)
+        return function.rows(tensors).data  # a view that is made here cannot be changed in place, nor have a tangent
 
     @staticmethod
     @entry_point

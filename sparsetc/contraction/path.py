@@ -226,15 +226,15 @@ class Path(Inspectable):
     ) -> None:
         bound, operands = request.bound, request.operands
         self.bound, self.settings = bound, request.settings
-        self.dtype, self.device = request.like.dtype, request.like.device
-        self.result_dtype = self.dtype
+        self.dtype = self.result_dtype = request.like.dtype
+        self.device = request.like.device
         self.sparse = request.is_sparse(expanded)
         self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
         e = bound.einsum
         self._expanded = expanded
         self._dropped = _empty_sums(bound)
         self._reason = reason
-        self._expands = expanded and any(isinstance(o, SparseTensor) and o.dense_order for o in operands)
+        self._expands = expanded and any(x.dense_order for x in request.sparse)
         self._within = without(bound, self._dropped)
         self._single = len(e.sparse) == 1
         if self._single:  # what is summed in 16 bits is not rounded on the way

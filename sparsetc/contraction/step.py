@@ -94,8 +94,8 @@ class Step(Preparation, Inspectable):
         self.ordered = settings.deterministic and self.problem.backend == "torch"
         self._others = dict[object, Any]()
         self._pattern, self._order = arranged(self.output)
-        flat = self.output.sparse or len(self.output.kept_shape) == 1
-        self._as_rows = flat and self.output.permutation is None
+        output = self.output
+        self._as_rows = output.permutation is None and (output.sparse or len(output.kept_shape) == 1)
         self.trials: Any = None
         with in_place(settings, self.device):
             recurs = request.repeated and not settings.timed

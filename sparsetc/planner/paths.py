@@ -209,7 +209,7 @@ class Search:
             seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
         return base + seconds * (constants["path_fused"] if after is None and self._outer(edge.taken, s.dense) else 1.0)
 
-    def _outer(self, terms: Iterable[DenseTerm], values: frozenset[str] = frozenset()) -> bool:
+    def _outer(self, terms: Iterable[DenseTerm], values: frozenset[str]) -> bool:
         """Return True if a row of the result has more elements than a row of any operand: it is an outer product."""
         width = self._size({*self.bound.einsum.output}.difference(self.modes))
         dense_letters = [frozenset(t.letters).difference(self.modes) for t in terms]

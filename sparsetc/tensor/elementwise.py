@@ -171,9 +171,10 @@ def at_entries(dense: Tensor, x: Any, what: str) -> Tensor:
 def signed_sum(x: Any, other: Any, sign: int) -> Any:
     """``x + sign * other``."""
     other = as_dense(other, "the other operand")
-    if isinstance(other, Number) and other == 0:
-        return x
-    if isinstance(other, Number) or is_strided(other):
+    plain = isinstance(other, Number)
+    if plain and other == 0:
+        return x.to(torch.result_type(x._values, other))  # as `sum` of masks, which counts
+    if plain or is_strided(other):
         raise DtypeError("a sum with a number or a dense tensor is dense: .to_dense() + …, or map() for entries alone")
     x, y = _alike(x, other, "+" if sign > 0 else "-")
     dtype = torch.result_type(x._values, y._values)

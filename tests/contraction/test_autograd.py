@@ -252,3 +252,25 @@ def test_a_training_step_through_one_kernel_sees_values_changed_in_place() -> No
     with torch.no_grad():
         x.values.mul_(2)
     torch.testing.assert_close(kernel(b).detach(), 2 * before)
+
+
+RAGGED = stc.SparseTensor.from_blocks([[0]], torch.tensor([[[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]]]).double(), (2, 2))
+VIEWS = {
+    "rows in another order": ("ij,jr->ri", stc.SparseTensor([[0, 1, 1], [2, 0, 1]], torch.rand(3).double(), (2, 3))),
+    "blocks past the end": ("ij,jr->ir", RAGGED),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_result_that_lies_otherwise_is_changed_in_place_and_has_a_tangent(name: str) -> None:
+    equation, x = VIEWS[name]
+    values, b = x.values.clone().requires_grad_(), torch.rand(x.shape[1], 2, dtype=torch.float64, requires_grad=True)
+    found = stc.einsum(equation, x.with_values(values), b)
+    found.mul_(2)
+    expected = torch.einsum(equation, x.to_dense(), b) * 2
+    torch.testing.assert_close(found, expected)
+    upstream = torch.rand_like(found)
+    gradients = (torch.autograd.grad(result, b, upstream)[0] for result in (found, expected))
+    torch.testing.assert_close(*gradients)
+    run = lambda v, d: stc.einsum(equation, x.with_values(v), d)  # noqa: E731
+    assert gradcheck(run, (values, b), fast_mode=True, check_forward_ad=True)

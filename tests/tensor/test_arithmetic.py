@@ -436,6 +436,14 @@ def test_tensors_without_modes_keep_their_dtype_and_gradient(function: Callable[
         torch.testing.assert_close(*gradients)
 
 
+def test_zero_is_added_in_the_common_dtype() -> None:
+    mask = dense(0) > 0
+    for call in (lambda t: t + 0, lambda t: 0 + t, lambda t: t + 0.0, lambda t: sum([t, t])):
+        torch.testing.assert_close(call(sparse(mask)).to_dense(), call(mask))
+    x = sparse(dense(0))
+    assert x + 0 is x
+
+
 def test_arguments_by_torchs_names() -> None:
     x, y = dense(0), dense(1)
     found = {
