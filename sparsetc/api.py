@@ -34,12 +34,12 @@ from sparsetc.support.checks import check_free, check_identifier
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.convert import laid_out
+from sparsetc.tensor.dtypes import accumulator, multiplied
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
 from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.pattern import Pattern, clear_patterns, used
 from sparsetc.tensor.readings import readings
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, multiplied
 
 _traced_einsum = later("contraction.library", "traced_einsum")
 

@@ -31,11 +31,11 @@ from sparsetc.maps.torch_walk import mixed, multiplied_by
 from sparsetc.options import Options, Settings, in_force, of_call
 from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point, exporting, log, traced_by_modes, without_autocast
+from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.groups import added, gathered, groups_of
 from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.softmax import log_sums, softmax
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
 
 KEPT = 256
 """Bodies that graphs may name. Not measured."""

@@ -34,10 +34,10 @@ from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import computed, key_of, of_entries
 from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
+from sparsetc.tensor.dtypes import INTEGERS, accumulator
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, accumulator
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -27,7 +27,7 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower.default_tree import groups_of
 from sparsetc.packing.tiles import sides_of
 from sparsetc.planner.registry import PLANS
-from sparsetc.tensor.sums import summed_dtype
+from sparsetc.tensor.dtypes import summed_dtype
 
 TOLERANCE = {
     torch.float64: 1e-13,

@@ -38,7 +38,7 @@ from sparsetc.ir.program import (
 )
 from sparsetc.ir.program.text import Lines
 from sparsetc.support import Names
-from sparsetc.tensor.sums import LONG
+from sparsetc.tensor.dtypes import LONG
 
 
 def unprinted(program: TileProgram) -> str:

@@ -56,7 +56,7 @@ from sparsetc.ir.program import (
 )
 from sparsetc.support import later
 from sparsetc.support.compiled import usable
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.dtypes import accumulator
 
 _triton_source = later("codegen.triton", "module_source")
 """A call on the CPU needs none of Triton's printers."""

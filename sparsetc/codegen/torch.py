@@ -41,7 +41,7 @@ from sparsetc.ir.program import (
 )
 from sparsetc.ir.program.text import Lines
 from sparsetc.support import Names, among
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.dtypes import accumulator
 
 ENDS = (("i0", "i1"), ("b0", "b1"), ("n0", "n1"))
 """Names of the begin and the end of the rows of each level in a chunk."""

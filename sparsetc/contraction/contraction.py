@@ -35,9 +35,9 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import ONE_PASS, requested
 from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
+from sparsetc.tensor.dtypes import captured
 from sparsetc.tensor.pattern import Labels, Pattern, check_labels, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import captured
 
 
 class Contraction:

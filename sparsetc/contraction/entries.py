@@ -17,8 +17,8 @@ from torch import Tensor
 from sparsetc.codegen.launch import run_by_hand
 from sparsetc.support import cached_property
 from sparsetc.support.compiled import native
+from sparsetc.tensor.dtypes import accumulator, add_rows, captured
 from sparsetc.tensor.pattern import followed, lasting
-from sparsetc.tensor.sums import accumulator, add_rows, captured
 
 NARROW = torch.uint8, torch.int16, torch.int32, torch.int64
 """Types of rows that are sorted: a GPU sorts by one byte after another."""

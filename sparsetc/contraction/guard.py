@@ -30,10 +30,9 @@ from sparsetc.contraction.rewrites import Pull
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import EXACT, INFINITE
 from sparsetc.support.compiled import room_of
-from sparsetc.tensor.dtypes import SUMMED_IN
+from sparsetc.tensor.dtypes import INTEGERS, SUMMED_IN, captured, refuse_wrapped
 from sparsetc.tensor.pattern import followed
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, captured, refuse_wrapped
 
 
 class Guard:

@@ -38,10 +38,9 @@ from sparsetc.support.checks import LONGEST
 from sparsetc.support.entry import exporting
 from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.checksum import bits
-from sparsetc.tensor.dtypes import NAMED, dtype_name
+from sparsetc.tensor.dtypes import NAMED, captured, dtype_name
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import captured
 
 _traced: weakref.WeakKeyDictionary[Pattern, dict[str, Contraction]] = weakref.WeakKeyDictionary()
 """Contractions that graphs refer to by name, kept with a pattern that lives as long as the graph can be used."""

@@ -35,10 +35,9 @@ from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import cached_property
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor.coords import picked
-from sparsetc.tensor.dtypes import resolved
+from sparsetc.tensor.dtypes import accumulator, fitted, in_order, resolved, summed_dtype
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
 
 
 class Pair(Inspectable):

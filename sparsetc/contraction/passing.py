@@ -34,9 +34,9 @@ from sparsetc.support import Ints, Lru, Names, among, cached_property, outside
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import readings
 from sparsetc.tensor.coords import INT64_SIZES, decoded, joint_keys, linear_key, markable, meeting, narrowed, picked
+from sparsetc.tensor.dtypes import INTEGERS, accumulator, add_rows
 from sparsetc.tensor.pattern import Pattern, Uses, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS, accumulator, add_rows
 
 IN_A_ROW = 3
 """Patterns in a row that must have been used only a few times before the next one gets no kernel at first."""

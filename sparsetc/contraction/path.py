@@ -44,10 +44,10 @@ from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, Names, among, cached_property, memory, outside
+from sparsetc.tensor.dtypes import accumulator, add_rows, fitted, summed_dtype
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, add_rows, fitted, summed_dtype
 
 
 def in_steps(request: Request) -> Path | Choice | None:

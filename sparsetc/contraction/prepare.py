@@ -40,8 +40,7 @@ from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support import Ints, among, cached_property, memory, outside
 from sparsetc.support.entry import on_gpu
 from sparsetc.tensor.coords import linear_key, of_modes
-from sparsetc.tensor.dtypes import resolved
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.dtypes import accumulator, resolved
 
 
 @dataclass(frozen=True)

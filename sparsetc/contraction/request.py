@@ -20,9 +20,9 @@ from sparsetc.options import Options
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import Ints, cached_property, memory, volume
 from sparsetc.tensor.coords import numbered
+from sparsetc.tensor.dtypes import fitted, result_bytes
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import fitted, result_bytes
 
 KEEP_SPARSE = "keep more modes sparse in the output"
 """Advice where a dense result passes the memory limit."""

@@ -43,11 +43,10 @@ from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Cache, cached_property, outside
 from sparsetc.support.entry import warn_once, without_autocast
 from sparsetc.tensor.coords import picked
-from sparsetc.tensor.dtypes import resolved
+from sparsetc.tensor.dtypes import accumulator, captured, fitted, in_order, resolved, summed_dtype
 from sparsetc.tensor.kept_values import gradient_taken, kept_with
 from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, captured, fitted, in_order, summed_dtype
 
 _numbers = itertools.count()
 

@@ -18,9 +18,9 @@ from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatE
 from sparsetc.support import Ints, outside
 from sparsetc.tensor import tables
 from sparsetc.tensor.coords import mode_of
+from sparsetc.tensor.dtypes import INTEGERS
 from sparsetc.tensor.inputs import as_dense, check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS
 
 DTYPES = (torch.float32, torch.float64)
 """Dtypes of decompositions, and of models in files."""

@@ -30,9 +30,9 @@ from sparsetc.options import Form, of_call
 from sparsetc.support import Ints, memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.checksum import bits
+from sparsetc.tensor.dtypes import INTEGERS
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import INTEGERS
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from sparsetc.distributed.cut import Box, Range
 from sparsetc.distributed.ranks import Ranks, agreed
 from sparsetc.support import Ints
 from sparsetc.tensor.coords import picked
-from sparsetc.tensor.sums import INTEGERS, accumulator, fitted, refuse_wrapped
+from sparsetc.tensor.dtypes import INTEGERS, accumulator, fitted, refuse_wrapped
 
 Region = tuple[Any, Ints]
 """An index of a tensor, slices or numbers of rows, and the sizes of what lies there."""

@@ -37,7 +37,7 @@ from sparsetc.ir.program import (
 )
 from sparsetc.planner import ROUNDING
 from sparsetc.support import Names, among, cached_property, outside, volume
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.dtypes import accumulator
 
 MOST_ORDERS = 24
 """Orders of dense operands that are compared, at most."""

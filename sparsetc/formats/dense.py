@@ -44,7 +44,7 @@ from sparsetc.packing.base import FORMATS, Packed, index_dtype
 from sparsetc.packing.tiles import placed
 from sparsetc.planner import Best, Candidate, Method, Problem, add_plans, describe, register_format, seconds_of
 from sparsetc.support import Ints, Names, row_major
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.dtypes import accumulator
 
 MOST = 2**40
 """Most positions of a dense tensor: no device has memory for more."""

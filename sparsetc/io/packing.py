@@ -31,9 +31,8 @@ from sparsetc.options import current, options
 from sparsetc.support import FilePath, Ints, required
 from sparsetc.support.memory import as_bytes, available_memory, check
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.dtypes import SUMMED_IN
+from sparsetc.tensor.dtypes import INTEGERS, SUMMED_IN, halves, joined, summed_rows, wide
 from sparsetc.tensor.pattern import Labels
-from sparsetc.tensor.sums import INTEGERS, halves, joined, summed_rows, wide
 
 SHARE = 4
 """Without a limit, one part in this many of the free memory is used."""

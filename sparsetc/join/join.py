@@ -37,7 +37,7 @@ from sparsetc.support.entry import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import duplicates
 from sparsetc.tensor.coords import Numbering, histogram, joint_keys, numbered
-from sparsetc.tensor.sums import accumulator, in_order, summed_rows
+from sparsetc.tensor.dtypes import accumulator, in_order, summed_rows
 
 
 def add_up(values: Tensor, owner: Tensor, count: int, deterministic: bool = False) -> Tensor:

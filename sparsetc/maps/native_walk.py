@@ -28,8 +28,7 @@ from sparsetc.maps.elementwise import TEXT, Argument, Elementwise
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowEntries
 from sparsetc.maps.text import LOWEST, Layout, Text, header, number_arguments
-from sparsetc.tensor.dtypes import dtype_name
-from sparsetc.tensor.sums import LONG
+from sparsetc.tensor.dtypes import LONG, dtype_name
 
 ENOUGH = 1 << 18
 """Multiplications of a call from which it is worth compiling loops, which takes a second or two once. Not measured."""

@@ -25,8 +25,8 @@ from sparsetc.maps.trace import Untraced
 from sparsetc.options import Options
 from sparsetc.support import Ints, Lru, Names
 from sparsetc.support.entry import log
+from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.pattern import Pattern
-from sparsetc.tensor.sums import accumulator
 
 Tensors = Sequence[Tensor]
 Kernel = Callable[[Mapping[str, Tensor]], None]

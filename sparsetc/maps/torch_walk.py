@@ -20,8 +20,8 @@ from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowTiles
 from sparsetc.support import cached_property
 from sparsetc.support.entry import matmul_precision, without_autocast
+from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.pattern import lasting
-from sparsetc.tensor.sums import accumulator
 
 CACHED = 1 << 19
 """Scores that are computed at once, 2 MB in float32; gradients, which have two products, take half as many (2048

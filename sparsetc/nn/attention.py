@@ -17,10 +17,10 @@ from sparsetc.maps.pairs import Pairs
 from sparsetc.nn.graphs import adjacency_of, with_loops
 from sparsetc.options import Settings, checked_settings
 from sparsetc.pairwise import traceable
+from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.groups import gathered
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
 
 Edges = tuple[SparseTensor, Tensor] | None
 """A graph, and features of its edges, for layers that read them."""

@@ -16,10 +16,10 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coerce import graph_matrix
 from sparsetc.tensor.creation import block_diag
+from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
 
 
 class GraphConv(nn.Module):

@@ -21,8 +21,8 @@ from sparsetc.ops.arguments import checked_table, equation, found_shape, letters
 from sparsetc.options import Auto, ToDense, ToSparse
 from sparsetc.support import Ints, memory
 from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.dtypes import exactly, multiplied, summed_dtype
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import exactly, multiplied, summed_dtype
 
 
 @overload

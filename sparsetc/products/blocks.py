@@ -35,7 +35,7 @@ from sparsetc.packing.words import WORDS
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.support import cached_property
 from sparsetc.tensor.coords import picked, sorted_keys
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.dtypes import accumulator
 
 SPREAD = 4
 """Positions of the unfolded result, for each position of its blocks, up to which places are found by unfolding."""

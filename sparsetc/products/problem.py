@@ -27,7 +27,7 @@ from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.registry import JOINS
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Names, cached_property, memory
-from sparsetc.tensor.sums import accumulator
+from sparsetc.tensor.dtypes import accumulator
 
 STORAGES = ("auto", "whole", "bitmap")
 CHOSEN: dict[str, Any] = {"storage": ("auto", "auto"), "threshold": None, "formats": ("bcb", "bcb")}

@@ -41,7 +41,7 @@ from sparsetc.support import cached_property
 from sparsetc.support.compiled import room
 from sparsetc.support.entry import bar
 from sparsetc.tensor.coords import picked
-from sparsetc.tensor.sums import accumulator, wide
+from sparsetc.tensor.dtypes import accumulator, wide
 
 EINSUMS = {"z": ("p", "q"), "p": ("q", "z"), "q": ("p", "z")}
 """Letters of the two dense operands of each sum, by the letter that is summed for: p of x, q of y, z of the result."""

@@ -23,9 +23,9 @@ from sparsetc.errors import DtypeError
 from sparsetc.support import among
 from sparsetc.support.compiled import room
 from sparsetc.support.entry import matmul_precision as matmul_precision
-from sparsetc.tensor import sums
+from sparsetc.tensor import dtypes
 from sparsetc.tensor.coords import set_bits
-from sparsetc.tensor.sums import LONG
+from sparsetc.tensor.dtypes import LONG
 
 WIDE = 8
 """Elements a row from which torch's sampled product of matrices beats products of gathered rows, and..."""
@@ -121,7 +121,7 @@ def add_rows(out: Tensor, row: Tensor, values: Tensor) -> None:
         if 2 * int(fresh.sum()) < len(row):
             starts = F.pad(fresh.nonzero()[:, 0] + 1, (1, 0))
             values, row = run_sums(values, F.pad(starts, (0, 1), value=len(row))), row.index_select(0, starts)
-    sums.add_rows(out, row, values)
+    dtypes.add_rows(out, row, values)
 
 
 def run_sums(rows: Tensor, offsets: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def run_sums(rows: Tensor, offsets: Tensor) -> Tensor:
         owner = torch.repeat_interleave(
             torch.arange(runs, device=flat.device), torch.diff(offsets).long(), output_size=flat.shape[0]
         )
-        summed = sums.add_rows(flat.new_zeros((runs, flat.shape[1])), owner, flat)
+        summed = dtypes.add_rows(flat.new_zeros((runs, flat.shape[1])), owner, flat)
     return summed.reshape(runs, *rows.shape[1:])
 
 
@@ -161,7 +161,7 @@ def run_products(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
 
 def _added(pieces: Tensor, offsets: Tensor) -> Tensor:
     """Return the sums of the pieces of each run, which are few and are added in 64 bits."""
-    return run_sums(pieces.to(sums.wide(pieces.dtype)), offsets).to(pieces.dtype)
+    return run_sums(pieces.to(dtypes.wide(pieces.dtype)), offsets).to(pieces.dtype)
 
 
 def _cut(offsets: Tensor, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:

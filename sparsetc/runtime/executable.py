@@ -24,8 +24,7 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Ints, cached_property
 from sparsetc.support.compiled import room
 from sparsetc.tensor.coords import picked
-from sparsetc.tensor.dtypes import dtype_name
-from sparsetc.tensor.sums import segments
+from sparsetc.tensor.dtypes import dtype_name, segments
 
 Rows = Tensor | None
 MOST_SUMMED = 64

@@ -21,8 +21,8 @@ from sparsetc.streaming.cutting import StreamCut
 from sparsetc.support import FilePath, outside
 from sparsetc.support.checks import refused
 from sparsetc.support.memory import as_bytes
+from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
 
 CHUNK = 64 << 20
 """The default bytes of a chunk: over PCIe of 50 GB/s a copy of 1.3 ms, a hundred times the cost of starting one; and a

@@ -31,8 +31,8 @@ from sparsetc.options import Options
 from sparsetc.packing.base import get_format
 from sparsetc.planner.registry import choose
 from sparsetc.support.checks import Record
+from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
 
 Nonzeros = tuple[Tensor, Tensor]
 """(order, n) int64 coordinates, in lexicographic order without duplicates, and (n,) values."""

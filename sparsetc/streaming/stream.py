@@ -32,10 +32,10 @@ from sparsetc.streaming.engine import ChunkTimes, Engine
 from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
 from sparsetc.support import FilePath
 from sparsetc.support.entry import bar, entry_point, log_since, without_autocast
+from sparsetc.tensor.dtypes import accumulator, fitted, in_order, summed_dtype
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator, fitted, in_order, summed_dtype
 
 
 class ResultForm:

@@ -20,6 +20,7 @@ from typing_extensions import Self
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.tensor.attributes import Attributes, Sparse
 from sparsetc.tensor.blocks import inside_only
+from sparsetc.tensor.dtypes import exactly
 from sparsetc.tensor.elementwise import (
     Function,
     applied,
@@ -32,7 +33,6 @@ from sparsetc.tensor.elementwise import (
     product,
     signed_sum,
 )
-from sparsetc.tensor.sums import exactly
 
 
 def _operator(function: Callable[..., Any], *settings: Any) -> Callable[[Sparse, Any], Sparse]:

@@ -17,12 +17,11 @@ from typing_extensions import Self
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.coords import mode_of
-from sparsetc.tensor.dtypes import check_dtype
+from sparsetc.tensor.dtypes import INTEGERS, check_dtype
 from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.inputs import ArrayLike, as_values, constructed
 from sparsetc.tensor.pattern import Pattern, lasting, once
 from sparsetc.tensor.readings import Unsorted
-from sparsetc.tensor.sums import INTEGERS
 
 IN_PLACE = "a SparseTensor is not changed in place, as {} would: take the result of an operation, or change x.values"
 """The message for operations that torch does in place."""

@@ -17,12 +17,11 @@ from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
 from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.dtypes import check_dtype
+from sparsetc.tensor.dtypes import check_dtype, multiplied
 from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.elementwise import holding, where_holds
 from sparsetc.tensor.parts import flat
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import multiplied
 
 PERMUTED = 1 << 22
 """Positions up to which random ones are the first of a permutation of all."""

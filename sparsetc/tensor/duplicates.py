@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsetc.support import Ints
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.sums import INTEGERS, exactly, in_order, summed_rows
+from sparsetc.tensor.dtypes import INTEGERS, exactly, in_order, summed_rows
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.attributes import is_sparse
 from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.dtypes import INTEGERS, add_rows, exactly, multiplied
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Later, Pattern, check_labels, followed
-from sparsetc.tensor.sums import INTEGERS, add_rows, exactly, multiplied
 
 Function = Callable[..., Tensor]
 """A function of torch, elementwise."""

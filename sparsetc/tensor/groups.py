@@ -17,8 +17,8 @@ from torch import Tensor
 from sparsetc.errors import DtypeError
 from sparsetc.support import Ints, volume
 from sparsetc.tensor import coords as crd
+from sparsetc.tensor.dtypes import LONG, segments, wide
 from sparsetc.tensor.pattern import Pattern, followed, once, transforming
-from sparsetc.tensor.sums import LONG, segments, wide
 
 SEGMENT = 256
 """Entries of a segment of a group, at most."""

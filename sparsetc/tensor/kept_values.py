@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsetc.support import Lru
-from sparsetc.tensor.dtypes import WORDS, real_numbers
-from sparsetc.tensor.sums import captured
+from sparsetc.tensor.dtypes import WORDS, captured, real_numbers
 
 KEPT = 16
 """Things kept for one tensor of values. Not measured: the storages of four modes, each with those of its gradients."""

@@ -21,12 +21,12 @@ from sparsetc.errors import DtypeError, KeywordError, ShapeError
 from sparsetc.support import memory, outside, volume
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.dtypes import accumulator, exactly, fitted, multiplied, summed_dtype
 from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.elementwise import at_entries, check_ordered
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
 from sparsetc.tensor.pattern import transforming
 from sparsetc.tensor.structure import reshaped
-from sparsetc.tensor.sums import accumulator, exactly, fitted, multiplied, summed_dtype
 
 Dims = int | Sequence[int] | None
 """Modes, negative ones counted from the end; None for all, and () for none, as numpy has it."""

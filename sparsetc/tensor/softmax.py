@@ -13,10 +13,10 @@ from sparsetc.support import Ints
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import mode_of
+from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.groups import gathered, groups_of, reduced_groups
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.sums import accumulator
 
 
 @entry_point
