@@ -35,8 +35,7 @@ RANGES = 4
 @lru_cache
 def _called() -> str:
     """Return the source of the functions that are compiled into native loops."""
-    folder = Path(__file__).parents[1] / "runtime"
-    return "".join((folder / name).read_text(encoding="utf-8") for name in ("vectors.py", "scalars.py"))
+    return (Path(__file__).parents[1] / "runtime" / "vectors.py").read_text(encoding="utf-8")
 
 
 def functions(module: ModuleType, names: Sequence[str], source: str, folder: Path | None) -> list[Any]:

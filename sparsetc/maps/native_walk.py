@@ -47,7 +47,7 @@ NUMBER = re.compile(r'float\("(-?)(\w+)"\)|(?<![\w.])\d+(?:\.\d*)?(?:e[+-]?\d+)?
 SCALARS = re.compile(
     r"(?<![\w.])(cos|erf|exp|exp2|expm1|floor|log|log1p|log2|maximum|minimum|mixed|rsqrt|sigmoid|sin|sqrt|tanh|where)\("
 )
-"""Functions of `runtime.scalars` that loops call."""
+"""Functions of `runtime.vectors` that loops call."""
 CALLED = frozenset(["cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "log2", "pow", "sigmoid", "sin", "tanh"])
 """Operations of many steps, from which entries are gone through in turns: LLVM makes vectors of the map's own loop."""
 TURN = 256
@@ -92,12 +92,10 @@ class NativeText(Text):
         self.arguments = self.argument_names([*local, *self.out])
         opened = signature("def walk", ["begin", "end", *self.arguments], ":")
         body = "\n".join(["@native", *opened, *local, *self.out])
-        vectors, scalars = ({*found.findall(body)} for found in (CALLS, SCALARS))
+        called = sorted({"native", *CALLS.findall(body), *SCALARS.findall(body)})
         head = [f'"""{header(self, name, "numba")}"""', *(["import numpy as np"] if "np." in body else [])]
         head.append(f"from numba import {number} as number")
-        head.append(f"from sparsetc.runtime.vectors import {', '.join(sorted({'native', *vectors}))}")
-        if scalars:
-            head.append(f"from sparsetc.runtime.scalars import {', '.join(sorted(scalars))}")
+        head.append(f"from sparsetc.runtime.vectors import {', '.join(called)}")
         self.text = "\n\n".join(head) + f"\n\n\n{body}\n"
 
     def head(self) -> None:

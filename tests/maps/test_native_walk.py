@@ -121,8 +121,7 @@ def test_long_rows_are_summed_in_pieces() -> None:
 
 
 def test_powers_of_two() -> None:
-    from sparsetc.runtime.scalars import exp2
-    from sparsetc.runtime.vectors import native
+    from sparsetc.runtime.vectors import exp2, native
 
     @native  # type: ignore[untyped-decorator]
     def powers(x: Any, out: Any) -> None:
@@ -137,8 +136,7 @@ def test_powers_of_two() -> None:
 
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
 def test_logarithms() -> None:
-    from sparsetc.runtime.scalars import log
-    from sparsetc.runtime.vectors import native
+    from sparsetc.runtime.vectors import log, native
 
     @native  # type: ignore[untyped-decorator]
     def logarithms(x: Any, out: Any) -> None:

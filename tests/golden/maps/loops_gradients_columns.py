@@ -15,9 +15,7 @@ import numpy as np
 
 from numba import float32 as number
 
-from sparsetc.runtime.vectors import add_up, load, load16, load8, native, store, zeros16, zeros8
-
-from sparsetc.runtime.scalars import exp2, where
+from sparsetc.runtime.vectors import add_up, exp2, load, load16, load8, native, store, where, zeros16, zeros8
 
 
 @native
@@ -52,17 +50,17 @@ def walk(
                 for n in range(first, min(first + 256, stop)):
                     col = load(far, n)
                     dp = load(dp_of, n - first)
-                    target_far = load(target, head * target_head + col * target_step)
-                    lse_far = load(lse, head * lse_head + col * lse_step)
-                    delta_far = load(delta, head * delta_head + col * delta_step)
-                    map_5 = target_far + source_own
+                    target_tile = load(target, head * target_head + col * target_step)
+                    lse_tile = load(lse, head * lse_head + col * lse_step)
+                    delta_tile = load(delta, head * delta_head + col * delta_step)
+                    map_5 = target_tile + source_own
                     map_6 = map_5 > number(0)
                     map_7 = map_5 * number(0.2)
                     map_8 = where(map_6, map_5, map_7)
                     map_9 = map_8 * number(1.4426950408889634)
-                    map_10 = map_9 - lse_far
+                    map_10 = map_9 - lse_tile
                     map_11 = exp2(map_10)
-                    map_12 = dp - delta_far
+                    map_12 = dp - delta_tile
                     map_13 = map_11 * map_12
                     map_14 = map_13 * number(0.2)
                     map_15 = where(map_6, map_13, map_14)

@@ -14,9 +14,7 @@ import numpy as np
 
 from numba import float32 as number
 
-from sparsetc.runtime.vectors import load, load16, load8, native, store, zeros16, zeros8
-
-from sparsetc.runtime.scalars import exp2, maximum, where
+from sparsetc.runtime.vectors import exp2, load, load16, load8, maximum, native, store, where, zeros16, zeros8
 
 
 @native
@@ -37,8 +35,8 @@ def walk(
             top = number(-1e30)
             for n in range(start, stop):
                 col = load(far, n)
-                source_far = load(source, head * source_head + col * source_step)
-                map_2 = target_own + source_far
+                source_tile = load(source, head * source_head + col * source_step)
+                map_2 = target_own + source_tile
                 map_3 = map_2 > number(0)
                 map_4 = map_2 * number(0.2)
                 map_5 = where(map_3, map_2, map_4)
