@@ -27,7 +27,7 @@ from sparsetc.maps.fused import fused, gradients_by, gradients_of_steps
 from sparsetc.maps.pairs import Pairs, single
 from sparsetc.maps.saved import described, read
 from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
-from sparsetc.maps.torch_walk import mixed, multiplied_by
+from sparsetc.maps.torch_walk import LOWEST, mixed, multiplied_by
 from sparsetc.options import Options, Settings, in_force, of_call
 from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point, exporting, log, traced_by_modes, without_autocast
@@ -312,9 +312,6 @@ def of_entries(pairs: Pairs) -> Pairs:
 
 # -- what operators of graphs do --------------------------------------------------------------------------------------
 
-LEAST = -1e30
-"""The logarithm of a row's sum for kernels, where it is minus infinity."""
-
 
 def _of(key: str, tensors: list[Tensor]) -> tuple[Task, list[Tensor]]:
     """Return the task of a key, and its tensors. Those of a saved one end in coordinates, which are left out."""
@@ -354,7 +351,7 @@ def run_gradients(
         kernels, ready = kernels_of(task, tensors)
         gradients = None
         if kernels is not None:
-            sums = torch.where(lse.isneginf(), LEAST, lse * LOG2E) if body.softmax else None
+            sums = torch.where(lse.isneginf(), LOWEST, lse * LOG2E) if body.softmax else None
             gradients = gradients_by(kernels, ready, wanted, seed, result, sums, (of_result, of_lse))
         if gradients is None:
             steps = partial(in_steps, body, task.pairs, {}, seed, body.softmax)

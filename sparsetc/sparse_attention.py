@@ -449,19 +449,18 @@ def _positions(heads: Ints, fewer: Ints, pairs: Pairs) -> dict[str, Tensor]:
     return pairs.kept(("positions", heads, fewer), made)
 
 
-def _bias(bias: Any, heads: tuple[int, ...], nnz: int) -> Tensor:
+def _bias(bias: Tensor, heads: tuple[int, ...], nnz: int) -> Tensor:
     """Return (heads, nnz) of a bias."""
     shape = (*heads, nnz)
-    sizes = tuple(bias.shape) if isinstance(bias, Tensor) else ()
+    sizes = tuple(bias.shape)
     fits = len(sizes) <= len(shape) and sizes[-1:] == (nnz,)
     if not fits or any(a not in (1, b) for a, b in zip(reversed(sizes), reversed(shape), strict=False)):
-        what = tuple(bias.shape) if isinstance(bias, Tensor) else f"{bias!r:.80}"
         raise ShapeError(
-            f"attention: bias must be {(nnz,)} or broadcast to {shape}, one number an entry, found {what}; a "
+            f"attention: bias must be {(nnz,)} or broadcast to {shape}, one number an entry, found {sizes}; a "
             "table (rows, columns) is added by bias=lambda score, b, h, i, j: score + table[i, j]"
         )
     if not bias.is_floating_point():
         raise DtypeError(f"attention: bias is added to scores, and must be floating point, found {bias.dtype}")
     if len(sizes) == 1:
-        return bias.expand(prod(heads), nnz)  # type: ignore[no-any-return]
-    return bias.expand(shape).reshape(prod(heads), nnz)  # type: ignore[no-any-return]
+        return bias.expand(prod(heads), nnz)
+    return bias.expand(shape).reshape(prod(heads), nnz)

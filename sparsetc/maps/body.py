@@ -148,12 +148,6 @@ class Walk:
         """Names of what is written beside `lse` and `sums`."""
         return (*(name for *_, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
 
-    @property
-    def keeps(self) -> tuple[int, float]:
-        """The least hash of 32 bits of a pair that is kept, and the factor of its weight."""
-        share = self.dropout
-        return min(int(share * 2**32), 2**32 - 1), 1 / (1 - share) if share < 1 else 0.0
-
     @cached_property
     def weights(self) -> dict[str, tuple[Argument, float]]:
         """The outputs that are summed or stored, and constant factors that sums take at their end.
@@ -181,6 +175,11 @@ class Walk:
         names = [*chain(*self.products.values()), *chain(*(of[:2] for of in self.sums.values()))]
         names += [term for _, term, _ in self.accumulated if isinstance(term, str)]
         return tuple((name, tables[name]) for name in dict.fromkeys(names))
+
+
+def keeps(dropout: float) -> tuple[int, float]:
+    """Return the least hash of 32 bits of a pair that is kept, and the factor of its weight."""
+    return min(int(dropout * 2**32), 2**32 - 1), 1 / (1 - dropout) if dropout < 1 else 0.0
 
 
 def forward(body: Body) -> Walk:

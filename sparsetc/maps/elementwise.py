@@ -11,6 +11,7 @@ and which torch computes.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -189,13 +190,7 @@ def _is(argument: Any, place: int) -> bool:
     return isinstance(argument, Ref) and argument == place
 
 
-FOLDED: dict[str, Callable[[float, float], float]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-}
-
-
+FOLDED: dict[str, Callable[[float, float], float]] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 COMPARED = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
 
 

@@ -215,7 +215,6 @@ class WalkKernel:
             full=tiles.full_col.numel() > 0,
             in_runs=tiles.in_runs,
             part=tiles.part_col.numel() > 0,
-            numbered=tiles.part_base is not None,
             ordered=tiles.order is not None,
             cut=self.slots > 0,
             wide=any(t.shape[n] * t.stride(n) >= ADDRESS64 for t in tensors.values() for n in (-1, -2)[: t.ndim - 1]),

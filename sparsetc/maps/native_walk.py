@@ -23,7 +23,7 @@ from sparsetc.codegen.numba import CALLS
 from sparsetc.codegen.numba_nests import pieces
 from sparsetc.codegen.triton import signature
 from sparsetc.ir.plan import MOST_THREADS
-from sparsetc.maps.body import KEEP, Walk
+from sparsetc.maps.body import KEEP, Walk, keeps
 from sparsetc.maps.elementwise import TEXT, Argument, Elementwise
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowEntries
@@ -242,7 +242,7 @@ class NativeText(Text):
     def keep(self) -> None:
         """Draw whether the weight of an entry is kept."""
         if self.walk.dropout:
-            least, kept = self.walk.keeps
+            least, kept = keeps(self.walk.dropout)
             far = "salt + col" if self.walk.mode else "col"
             self.put(f"{KEEP} = number(0.0) if mixed(near ^ mixed({far})) < {least} else number({kept!r})")
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from sparsetc.codegen.triton import signature
 from sparsetc.codegen.triton_values import COUNT, POPC
-from sparsetc.maps.body import KEEP, Walk
+from sparsetc.maps.body import KEEP, Walk, keeps
 from sparsetc.maps.elementwise import number_text
 from sparsetc.maps.text import LOWEST, Layout, Text, header, padded
 
@@ -167,7 +167,7 @@ class Printer(Text):
         if self.walk.dropout:
             far = f"{self.by_line('salt')} + col.to(tl.uint32)" if self.walk.mode else "col.to(tl.uint32)"
             far = f"mixed({far}){'[None, :]' if self.dots else ''}"
-            least, kept = self.walk.keeps
+            least, kept = keeps(self.walk.dropout)
             self.put(f"keep = tl.where(mixed(near ^ {far}) < {least}, 0.0, {number_text(kept)})")
         statements, texts = self.walk.function.statements(self.weights.values(), names)
         self.put(*statements)

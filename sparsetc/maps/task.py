@@ -209,7 +209,12 @@ class Kernels:
 
     def _grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return views of the tensors with a mode for each of the groups that their heads lie in."""
-        return {name: _in_groups(tensor, self._own_modes(name)) for name, tensor in tensors.items()}
+        grouped = {}
+        for name, tensor in tensors.items():
+            own_modes = self._own_modes(name)
+            sizes = [size for size, _ in _groups(tensor, own_modes)]
+            grouped[name] = tensor.view(*sizes, *tensor.shape[tensor.ndim - own_modes :])
+        return grouped
 
     def _own_modes(self, name: str) -> int:
         """Return how many modes behind those of heads a tensor of kernels has."""
@@ -283,11 +288,6 @@ def _groups(tensor: Tensor, own_modes: int) -> list[tuple[int, int]]:
         elif size > 1:
             groups.append((size, stride))
     return groups or [(1, 0)]
-
-
-def _in_groups(tensor: Tensor, own_modes: int) -> Tensor:
-    sizes = [size for size, _ in _groups(tensor, own_modes)]
-    return tensor.view(*sizes, *tensor.shape[tensor.ndim - own_modes :])
 
 
 def flattened(body: Body, tensors: Tensors) -> list[Tensor]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sparsetc.codegen import Lines
 from sparsetc.errors import PlanError
 from sparsetc.ir.program.text import Lines
 from sparsetc.maps.body import SIDES, Walk
@@ -43,7 +44,6 @@ class Layout:
         full: whether there are full tiles.
         in_runs: whether the full tiles of a window are neighbours, so that their numbers are not read.
         part: whether there are partial tiles.
-        numbered: whether entries have numbers.
         cut: whether some windows are several items.
         wide: whether addresses in a table pass 32 bits.
         precision: of dots of float32.
@@ -68,7 +68,6 @@ class Layout:
     full: bool = False
     in_runs: bool = False
     part: bool = True
-    numbered: bool = True
     cut: bool = False
     wide: bool = False
     precision: str = ""
@@ -137,8 +136,6 @@ class Text(Lines):
         self.entry_head = "part" if layout.stacked else self.row_head
         self.by_entry = [name for name, side in self.vectors.items() if side == "entries"]
         self.by_entry += [destination for _, vector, destination in walk.stored if not vector]
-        if self.by_entry and not layout.numbered:
-            raise PlanError("a walk that reads or writes entries needs row tiles whose entries have numbers")
 
     def within(self, size: int, axes: str = "None, :") -> list[str]:
         """The condition of a lane to lie within a row of this size; none if all lanes do."""

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sparsetc.maps.body import KEEP, Walk
+from sparsetc.maps.body import KEEP, Walk, keeps
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowTiles
 from sparsetc.support import cached_property
@@ -46,9 +46,9 @@ def mixed(x: Tensor) -> Tensor:
 
 def multiplied_by(near: Tensor, far: Tensor, share: float, dtype: torch.dtype) -> Tensor:
     """Return 0 for a share of pairs, by hashes of both positions, and what others are multiplied by."""
-    least = min(int(share * 2**32), 2**32 - 1) - 2**31
-    kept = (mixed(near ^ far) ^ -(2**31)).ge_(least).to(dtype)  # compared without signs
-    return kept.mul_(1 / (1 - share) if share < 1 else 0.0)
+    least, factor = keeps(share)
+    kept = (mixed(near ^ far) ^ -(2**31)).ge_(least - 2**31).to(dtype)  # compared without signs
+    return kept.mul_(factor)
 
 
 @dataclass(frozen=True, eq=False)
