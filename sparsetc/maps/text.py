@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sparsetc.codegen import Lines
-from sparsetc.errors import PlanError
 from sparsetc.ir.program.text import Lines
 from sparsetc.maps.body import SIDES, Walk
 from sparsetc.maps.elementwise import number_text
