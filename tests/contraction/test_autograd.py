@@ -274,3 +274,14 @@ def test_a_result_that_lies_otherwise_is_changed_in_place_and_has_a_tangent(name
     torch.testing.assert_close(*gradients)
     run = lambda v, d: stc.einsum(equation, x.with_values(v), d)  # noqa: E731
     assert gradcheck(run, (values, b), fast_mode=True, check_forward_ad=True)
+
+
+def test_a_last_step_of_dense_operands_is_changed_in_place() -> None:
+    x, b, c = stc.SparseTensor([[0, 2]], torch.rand(2).double(), (3,)), torch.rand(3).double(), torch.rand(4).double()
+    operands = [t.requires_grad_() for t in (b, c)]
+    found = stc.einsum("i,r,i->r", x, c, b, plan="steps")
+    found.mul_(2)
+    expected = torch.einsum("i,r,i->r", x.to_dense(), c, b) * 2
+    torch.testing.assert_close(found, expected)
+    gradients = (torch.autograd.grad(result.sum(), operands) for result in (found, expected))
+    torch.testing.assert_close(*gradients)
