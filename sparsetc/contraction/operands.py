@@ -70,28 +70,11 @@ def converted(operands: Sequence[Any], dtype: torch.dtype, device: torch.device)
 
 def einsum(equation: str, *operands: Tensor, precision: str = "highest") -> Tensor:
     """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
-    # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked.
-<<<<<<< HEAD
-    if transforming() or forward_ad._current_level >= 0:
+    # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked, and one
+    # operand, of which the result may be a view.
+    if transforming() or forward_ad._current_level >= 0 or len(operands) == 1:
         return _contracted(equation, precision, operands)
     return apply(DenseEinsum(equation, precision), operands)
-=======
-    if followed(operands) and not transforming() and forward_ad._current_level < 0:
-        return _DenseEinsum.apply(equation, precision, *operands)  # type: ignore[no-any-return]
-    return _contracted(equation, precision, operands)
-
-
-class _DenseEinsum(torch.autograd.Function):
-    """`einsum`, whose gradient is made as its result is, wherever `backward` is called."""
-
-    @staticmethod
-    def forward(ctx: Any, equation: str, precision: str, *operands: Tensor) -> Tensor:
-        ctx.equation, ctx.precision = equation, precision
-        ctx.save_for_backward(*operands)
-        result = _contracted(equation, precision, operands)
-        # Of one operand it may be a view of that; another view, which is made here, could not be changed in place.
-        return result.data if operands[1:] else result
->>>>>>> 40f900df (A product of dense operands, too, is changed in place where it is a path's last step)
 
 
 @dataclass(frozen=True)
