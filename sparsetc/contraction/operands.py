@@ -70,8 +70,8 @@ def converted(operands: Sequence[Any], dtype: torch.dtype, device: torch.device)
 
 def einsum(equation: str, *operands: Tensor, precision: str = "highest") -> Tensor:
     """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
-    # Torch's own rules serve forward mode and transforms, in the precision that is in force when they are asked, and one
-    # operand, of which the result may be a view.
+    # Torch's own rules serve forward mode and transforms, in the precision in force when they are asked, and a single
+    # operand, which the result may be a view of.
     if transforming() or forward_ad._current_level >= 0 or len(operands) == 1:
         return _contracted(equation, precision, operands)
     return apply(DenseEinsum(equation, precision), operands)
