@@ -1,4 +1,4 @@
-"""What torch programs do with rows: which are added or multiplied where they lie, and how many are taken at a time.
+"""Rows in programs of torch: those added or multiplied where they lie, and the number that a chunk has.
 
 In: a tile program, and the tensors that it reads. Out: the products that one call of torch makes of rows that are never
 gathered; and ranges of a part, of chunks of items that are small enough that what is made stays in the cache.

@@ -1,4 +1,4 @@
-"""Programs of torch's products in place of loops: what is multiplied in which order, its text, and its price.
+"""Programs of torch's products in place of loops: the order of products, their text, and their price.
 
 In: an einsum, and the order in which its sparse operand is stored. Out: `DenseProduct`, a program that prints calls of
 torch. It is one matrix product where that is possible (`products`), else a `torch.einsum` for each dense

@@ -1,4 +1,4 @@
-"""``dense`` and ``positions``: the plan by which torch multiplies dense matrices, and the storages that it reads.
+"""``dense`` and ``positions``: storages read by torch's products of dense matrices, and the plan that takes them.
 
 In: a `Problem`. Out: a `Candidate` of one part, priced beside kernels: the dense tensor (format ``dense``), to be
 multiplied by what is dense already; or, of a sampled product, the nonzeros' positions in a product of dense operands.

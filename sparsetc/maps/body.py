@@ -150,7 +150,7 @@ class Walk:
 
     @cached_property
     def weights(self) -> dict[str, tuple[Argument, float]]:
-        """The outputs that are summed or stored, and constant factors that sums take at their end.
+        """The outputs to be summed or stored, and the constant factors of sums, taken at their end.
 
         Factors stay within stored outputs, those of an online softmax, and those of sums with several factors.
         """

@@ -1,4 +1,4 @@
-"""Calls from outside: their errors, the settings of torch that they run under, and what is said beside results.
+"""Calls from outside: their errors, the settings of torch for their time, and notices beside their results.
 
 In: a function that users call. Out: the same function, which Dynamo does not look into, and which raises
 `OutOfMemoryError` where torch, numpy or Python had no memory left, and `PlanError` where a GPU lacks what a plan takes.

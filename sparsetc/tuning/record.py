@@ -1,4 +1,4 @@
-"""The record of what was timed: a file with a line of JSON for every candidate, and what it says of a problem.
+"""The record of timings: a file with a line of JSON for every candidate that was timed, and plans found in it.
 
 In: lines, and a path. Out: the file, which only grows until it is too large and loses its older half; and its lines,
 without those that are damaged. Several processes may write at once.

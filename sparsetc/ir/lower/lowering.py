@@ -186,7 +186,7 @@ class Lowering:
         return self.value(factor) if factor in self.inner.stored else self.gather(factor)
 
     def _contracting(self, factor: str) -> Names:
-        """Return what the dot of which a factor is a side sums over; nothing where there is none."""
+        """Return the axes summed by the dot of which a factor is a side; none where there is no such dot."""
         return next((dot.over for dot in self.dots if factor in [side.name for side in dot.parts]), ())
 
     def value(self, name: str) -> Value:
