@@ -43,11 +43,11 @@ def contraction(
     operands: Operands,
     settings: Options,
     form: str,
-    repeated: bool = False,
+    of_call: bool = False,
     choice: Choice | None = None,
     unmet: bool = False,
 ) -> Contraction:
-    """Compile an einsum. For `repeated` and `unmet` see `Request`; `choice` is for an einsum of a single `Step`.
+    """Compile an einsum. For `of_call` and `unmet` see `Request`; `choice` is for an einsum of a single `Step`.
 
     Raises:
         OutOfMemoryError: a dense result would pass the memory limit.
@@ -58,8 +58,8 @@ def contraction(
     settings, start = replace(settings, precision=settings.effective_precision()), time.perf_counter()
     with bar(None, f'compiling "{bound.einsum.text}"'), lasting():
         # A plan that was given is of the einsum as `compile` runs it, repeated slices too.
-        repeated = repeated and requested(settings.plan).is_request
-        request = Request(bound, [*map(stand_in, operands)], settings, form, repeated, unmet=unmet)
+        of_call = of_call and requested(settings.plan).is_request
+        request = Request(bound, [*map(stand_in, operands)], settings, form, of_call, unmet=unmet)
         dtype, device = request.sparse[0].dtype, request.sparse[0].device
         for position, operand in enumerate(request.operands):
             check_operand(operand, position, dtype, device)
@@ -136,7 +136,7 @@ Workload = Sequence[tuple[str, Operands]]
 
 
 def compiled_together(
-    workload: Workload, settings: Options, form: str, repeated: bool = False
+    workload: Workload, settings: Options, form: str, of_call: bool = False
 ) -> tuple[Contraction, ...]:
     """Compile einsums of one sparse operand.
 
@@ -146,10 +146,10 @@ def compiled_together(
         workload: equations with operands; values are only looked at for their dtypes.
         settings: the plan, the memory limit and all else that is common to them.
         form: of the results, ``auto``, ``dense`` or ``sparse``.
-        repeated: as of `Request`.
+        of_call: as of `Request`.
     """
     settings = replace(settings, precision=settings.effective_precision())
-    requests = [Request(parsed(text, operands), operands, settings, form, repeated) for text, operands in workload]
+    requests = [Request(parsed(text, operands), operands, settings, form, of_call) for text, operands in workload]
     (x,) = requests[0].sparse
     choices: Sequence[tuple[Choice | None, Any]] | None = None
     if not x.dense_order and not x.blocksize and all(len(r.sparse) == 1 for r in requests):
@@ -159,7 +159,7 @@ def compiled_together(
                 choices = choose_together(settings.plan, problems, settings.memory_on(x.device))
     choices = choices or [(None, settings.plan)] * len(requests)
     return tuple(
-        contraction(r.bound, r.operands, replace(settings, plan=again), form, repeated, choice)
+        contraction(r.bound, r.operands, replace(settings, plan=again), form, of_call, choice)
         for r, (choice, again) in zip(requests, choices, strict=True)
     )
 
@@ -169,4 +169,4 @@ def kept_together(workload: Workload, settings: Options, form: str) -> tuple[Con
     x = workload[0][1][0]
     assert isinstance(x, SparseTensor)
     key = ("workload", *(key_of(text, operands, settings, form) for text, operands in workload))
-    return kept_or_made(x._pattern, key, lambda: compiled_together(workload, settings, form, repeated=True))
+    return kept_or_made(x._pattern, key, lambda: compiled_together(workload, settings, form, of_call=True))

@@ -175,7 +175,7 @@ def same_kind(tensors: Tensors) -> Callable[..., bool]:
 
 def way_of(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any], dense: Tensors) -> Way | None:
     """Return a run of the programs on operands like these as they lie; None where a call is more than that."""
-    if not getattr(innermost, "straight", False):
+    if not getattr(innermost, "only_programs", False):
         return None
     executable, zeroed = innermost.executable, innermost.arrays.zeroed
     tensors = [*values, *dense]

@@ -115,7 +115,7 @@ class Kernel(Inspectable):
         """
         innermost, precision = self.contraction.innermost, self.contraction.settings.precision
         if (
-            not innermost.whole
+            not innermost.is_product
             or innermost.trials is not None
             or transforming()
             or torch.is_autocast_enabled(innermost.device.type)

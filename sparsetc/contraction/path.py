@@ -83,7 +83,7 @@ def in_steps(request: Request) -> Path | Choice | None:
         """Return the order of steps that are faster than one pass, as a plan of no parts but a path; None for none."""
         search = Search(
             bound,
-            order=x.sparse_order,
+            sparse_order=x.sparse_order,
             fibers=Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache).distinct,
             nnz=pattern.nnz,
             constants=profile_of(device, settings, backend).constants,

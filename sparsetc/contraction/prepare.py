@@ -382,7 +382,7 @@ def chosen_for(request: Request, other: Other | None = None) -> Choice:
     """Choose the plan of an einsum of one sparse operand, as `choose` does."""
     settings = request.settings
     with in_place(settings, request.like.device):
-        return choose(settings.plan, problem_of(request), request.repeated and not settings.timed, other)
+        return choose(settings.plan, problem_of(request), request.of_call and not settings.timed, other)
 
 
 @contextmanager

@@ -46,10 +46,10 @@ class Request:
         operands: to compile it for; values are only looked at for their dtype.
         settings: plan, precision, memory limit, backend, determinism.
         form: of the result, ``auto``, ``dense`` or ``sparse``.
-        repeated: True if these are the operands of one call of `einsum`, not those of a kernel that will take others. A
+        of_call: True if these are the operands of one call of `einsum`, not those of a kernel that will take others. A
             dense dimension of stride 0 is then left out as one of size 1 is, so that one slice is read and not copies;
             and the pattern may be one of many that are met once.
-        cut: True if the sparse operand is a chunk of a tensor cut up for streaming. All chunks have one einsum, so the
+        chunk: True if the sparse operand is a chunk of a tensor cut for streaming. All chunks have one einsum, so the
             count of this one's nonzeros decides nothing.
         unmet: True if several patterns are not known to have met before.
         in_blocks: True if dense modes are positions in blocks, which cannot become coordinates.
@@ -60,8 +60,8 @@ class Request:
     operands: Operands
     settings: Options
     form: str
-    repeated: bool = False
-    cut: bool = False
+    of_call: bool = False
+    chunk: bool = False
     unmet: bool = False
     in_blocks: bool = False
     written: Einsum | None = None

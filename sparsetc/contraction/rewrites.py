@@ -43,7 +43,7 @@ def broadcast(r: Request) -> Rewrite | None:
     e = r.bound.einsum
     if len(e.sparse) > 1 and not r.dense_modes:
         return None
-    dropped = broadcast_dims(r.bound, r.operands, r.repeated)
+    dropped = broadcast_dims(r.bound, r.operands, r.of_call)
     letters = distinct(e.inputs[p][n] for p, dims in dropped.items() for n in dims)
     if not letters:
         return None
@@ -54,7 +54,7 @@ def broadcast(r: Request) -> Rewrite | None:
             operands[p] = _one_slice(dims, operands[p])  # type: ignore[arg-type]
     inner = replace(r, bound=without(r.bound, dropped), operands=operands)
     return Rewrite(
-        f"broadcast along {', '.join(letters)}", inner, take, holds=partial(_repeat, tuple(dropped.values()))
+        f"broadcast along {', '.join(letters)}", inner, take, holds=partial(_still_repeats, tuple(dropped.values()))
     )
 
 
@@ -96,7 +96,7 @@ def _one_slice(dims: Ints, operand: Tensor) -> Tensor:
     return operand
 
 
-def _repeat(dropped: Sequence[Ints], dense: Tensors) -> bool:
+def _still_repeats(dropped: Sequence[Ints], dense: Tensors) -> bool:
     """Return True if each dense operand of a call repeats one slice along the dimensions that were dropped."""
     for operand, dims in zip(dense, dropped, strict=True):
         repeated = repeated_dims(operand) if dims else ()
@@ -141,7 +141,7 @@ def products(r: Request) -> Rewrite | None:
         return None
     (x,) = r.sparse
     least = 0 if x.device.type == "cpu" else STEP
-    product = next(dense_products(r.bound, 0 if r.cut else max(1, x.nnz), least, partial(_worth, r)), None)
+    product = next(dense_products(r.bound, 0 if r.chunk else max(1, x.nnz), least, partial(_worth, r)), None)
     if product is None:
         return None
     positions, equation, bound = product

@@ -64,8 +64,8 @@ class Step(Preparation, Inspectable):
         trials: the candidates that take turns in calls; None once the plan is decided.
         guard: what says which operands the step takes; None where it takes all.
         covers: whether programs store all of the result and read operands in any order.
-        whole: whether packed values are the dense tensor, which torch multiplies once.
-        straight: whether a call runs programs and nothing else, unless the guard refuses an infinity.
+        is_product: whether packed values are the dense tensor, which torch multiplies once.
+        only_programs: whether a call runs programs and nothing else, unless the guard refuses an infinity.
         ordered: whether sums are made in one order, without programs of several threads, as `deterministic` asks.
         _empty: whether there is nothing to sum.
         _pattern: the pattern of a sparse result, None of a dense one; `_order` brings rows to its order.
@@ -97,7 +97,7 @@ class Step(Preparation, Inspectable):
         self._as_rows = output.permutation is None and (output.sparse or len(output.kept_shape) == 1)
         self.trials: Any = None
         with in_place(settings, self.device):
-            recurs = request.repeated and not settings.timed
+            recurs = request.of_call and not settings.timed
             self.take(choice or choose(settings.plan, self.problem, recurs))
         if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
             warn_once("no GPU: running the generated torch programs on the CPU")
@@ -123,11 +123,11 @@ class Step(Preparation, Inspectable):
         as_given = {key[1:] for key in self._value_keys} == {(self.dtype, False)}
         self._repacks = not (as_given and all(p.packed.in_order for p in self.parts))
         first, order = self.programs[0], self.parts[0].packed.storage.sequence
-        self.whole = first.is_product and as_given and not self.output.sparse and [*order] == sorted(order)
+        self.is_product = first.is_product and as_given and not self.output.sparse and [*order] == sorted(order)
         sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.bound.sizes))
         self._empty = 0 in sizes
         types = {self.dtype, self.executable.dtype, *(t for _, t, _ in self._value_keys)}
-        self.straight = types == {self.result_dtype} and not (
+        self.only_programs = types == {self.result_dtype} and not (
             self._empty or self.arrays.second or self.ordered or (self.guard and self.guard.instead != "coo")
         )
 
@@ -431,7 +431,7 @@ class StepFunction(Multilinear):
         ones: True if values are 1 at each nonzero, and not among the tensors.
         packed: values as the step stores them; `UNREAD` where the graph of the result is wanted and not the result.
         given: the operands of which the dense tensors were made, for the guard.
-        whole: the contraction round the step, where the tensors are those of its calls; None where they are the step's
+        around: the contraction round the step, where the tensors are those of its calls; None where they are the step's
             own. Its gradients are einsums of these, which are rewritten by themselves; what is converted and put back
             is no part of torch's graph.
     """
@@ -441,7 +441,7 @@ class StepFunction(Multilinear):
     ones: bool
     packed: Values | None = None
     given: Tensors | None = None
-    whole: Contraction | None = None
+    around: Contraction | None = None
 
     def _split(self, tensors: Tensors) -> tuple[Tensor | None, Tensors]:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])
@@ -449,22 +449,22 @@ class StepFunction(Multilinear):
     def rows(self, tensors: Tensors) -> Tensor:
         """The rows of the step's result, or the contraction's result, outside autograd."""
         values, dense = self._split(tensors)
-        if self.whole is not None:
+        if self.around is not None:
             operands = [values], dense, self.packed, self.given
-            result = self.whole.straight(*operands)
-            return self.whole.run([self.pattern], *operands) if result is None else result
+            result = self.around.straight(*operands)
+            return self.around.run([self.pattern], *operands) if result is None else result
         if self.packed is UNREAD:
             return tensors[0].new_zeros(()).expand(self.step.executable.shape)
         return self.step.rows(values, dense, self.packed, self.given)
 
     def of_any(self) -> StepFunction:
         """The function without packed values."""
-        return StepFunction(self.step, self.pattern, self.ones, whole=self.whole)
+        return StepFunction(self.step, self.pattern, self.ones, around=self.around)
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
         """Compute a batch: of a step's dense operands it is one more letter; else one call follows the other."""
         values, dense = self._split(tensors)
-        if self.whole is not None or (not self.ones and dims[0] is not None):
+        if self.around is not None or (not self.ones and dims[0] is not None):
             return super().batched(tensors, dims, size)
         dense_dims = dims if self.ones else dims[1:]
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
@@ -474,7 +474,7 @@ class StepFunction(Multilinear):
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
-        e = self.step.raw if self.whole is None else self.whole.bound.einsum  # that gradients are made of
+        e = self.step.raw if self.around is None else self.around.bound.einsum  # that gradients are made of
         if upstream.ndim != len(e.output):
             upstream = self.step.output.letters_apart(upstream)
         positions = [*(() if self.ones else e.sparse), *e.dense]
@@ -485,8 +485,8 @@ class StepFunction(Multilinear):
         step, (values, dense) = self.step, self._split(tensors)
         pattern, order = self.pattern, None
         sizes: Sequence[int] = (pattern.nnz,)
-        if self.whole is not None:
-            sizes = self.whole.compiled_for[0][1]  # of the values of its one sparse operand
+        if self.around is not None:
+            sizes = self.around.compiled_for[0][1]  # of the values of its one sparse operand
         elif step.output.sparse:
             pattern, order = step.slotted, step.by_slot
         sampled = operand in e.sparse
@@ -497,7 +497,7 @@ class StepFunction(Multilinear):
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
         if weights is None and (step.problem.backend == "triton" or len(sizes) > 1):
             pattern = pattern.of_ones
-        key = "gradient", self.whole and self.whole.key, step.number, operand, *map(repeated_dims, operands)
+        key = "gradient", self.around and self.around.key, step.number, operand, *map(repeated_dims, operands)
         contraction: Contraction | None = pattern.cache.get(key)
         if contraction is None:
             x = SparseTensor._make(pattern, torch.zeros((), dtype=step.dtype, device=pattern.device).expand(sizes))

@@ -82,7 +82,7 @@ class Search:
 
     Attributes:
         bound: the einsum; the letters of its sparse operand are distinct.
-        order: how many of these have coordinates; no `Order`.
+        sparse_order: how many of these have coordinates.
         fibers: the count of distinct coordinates of some modes.
         nnz: entries of the sparse operand.
         constants: of the cost model, of which those named ``path_...`` are read.
@@ -92,7 +92,7 @@ class Search:
     """
 
     bound: Bound
-    order: int
+    sparse_order: int
     fibers: Callable[[Ints], int]
     nnz: int
     constants: Mapping[str, float]
@@ -105,9 +105,9 @@ class Search:
         e = self.bound.einsum
         (self.position,) = e.sparse
         letters = e.inputs[self.position]
-        self.modes = {c: mode for mode, c in enumerate(letters[: self.order])}
+        self.modes = {c: mode for mode, c in enumerate(letters[: self.sparse_order])}
         terms = tuple([DenseTerm(e.inputs[p], (p,)) for p in e.dense])
-        self.root = State(letters[: self.order], frozenset(letters[self.order :]), terms)
+        self.root = State(letters[: self.sparse_order], frozenset(letters[self.sparse_order :]), terms)
 
     # -- edges ------------------------------------------------------------------------------------------------------
     def edges(self, s: State) -> Iterator[Edge]:
@@ -151,7 +151,7 @@ class Search:
         return self.bound.elements(set(letters))
 
     def _count(self, letters: Names) -> int:
-        return self.nnz if len(letters) == self.order else self.fibers(tuple([self.modes[c] for c in letters]))
+        return self.nnz if len(letters) == self.sparse_order else self.fibers(tuple([self.modes[c] for c in letters]))
 
     def price(self, s: State, edge: Edge, most: float) -> float:
         """Seconds of a contraction; infinity where it takes too much memory, or is known early to take `most`."""

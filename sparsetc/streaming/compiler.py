@@ -98,7 +98,7 @@ class Compiler:
         x = SparseTensor._of(coords, values, tuple(self.bound.shape(0)), True)
         like = torch.empty((), dtype=self.dtype, device=x.device)
         dense = [like.expand(shape) for shape in self.bound.dense_shapes]
-        request = Request(self.bound, [x, *dense], self.settings, self.form, cut=True)
+        request = Request(self.bound, [x, *dense], self.settings, self.form, chunk=True)
         rewrites, inner = rewrites_of(request)
         prepared = Preparation(inner)
         prepared.problem = replace(prepared.problem, adding=True)

@@ -18,7 +18,7 @@ from sparsetc.options import Options
 def request(equation: str, *operands: stc.SparseTensor | torch.Tensor) -> Request:
     shapes = [tuple(o.shape) for o in operands]
     bound = parse(equation, shapes, [isinstance(o, stc.SparseTensor) for o in operands])
-    return Request(bound, operands, Options(), "auto", repeated=True)
+    return Request(bound, operands, Options(), "auto", of_call=True)
 
 
 def semi_sparse() -> stc.SparseTensor:
