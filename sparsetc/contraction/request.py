@@ -95,13 +95,19 @@ class Request:
         orders = [x.order if expanded else x.sparse_order for x in self.sparse]
         if is_sparse(self.form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)]):
             return True
-        self.check_memory(prod(self.bound.output_shape))
+        self.check_memory(prod(self.bound.output_shape), self.bound)
         return False
 
-    def check_memory(self, elements: int) -> None:
-        """Raise OutOfMemoryError if a result of so many elements passes the memory limit."""
-        x, what = self.sparse[0], f"the result of {self.bound.einsum.text or self.bound}"
-        memory.check(what, elements * result_bytes(x.dtype), x.device, self.settings.memory_limit, KEEP_SPARSE)
+    def check_memory(self, elements: int, einsum: object) -> None:
+        """Raise OutOfMemoryError if a result of so many elements passes the memory limit; it names the einsum."""
+        x = self.sparse[0]
+        memory.check(
+            f"the result of {einsum}",
+            elements * result_bytes(x.dtype),
+            x.device,
+            self.settings.memory_limit,
+            KEEP_SPARSE,
+        )
 
     @cached_property
     def output(self) -> Output:
@@ -135,7 +141,7 @@ class Request:
         """
         (x,), rows, sparse = self.sparse, self.output.rows, self.output.sparse
         pattern, settings = x.pattern, self.settings
-        self.check_memory(rows * self.output.width)
+        self.check_memory(rows * self.output.width, self.bound.einsum.text or self.bound)
         backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
         counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
         return Problem.of(self.bound, rows, sparse, x, counts, backend, settings)
