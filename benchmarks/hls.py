@@ -19,9 +19,8 @@ import torch
 from common import factors, kernel_microseconds, mttkrp_equation, mttkrp_reference, record, relative_error, tensor
 
 import sparsetc as stc
-from sparsetc.packing.base import pack
+from sparsetc.packing.base import pack, sides_of, tile_populations
 from sparsetc.packing.partition import divide
-from sparsetc.packing.tiles import sides_of, tile_populations
 
 TENSORS = (
     "clustered 600",

@@ -25,7 +25,7 @@ from sparsetc.contraction.contraction import wrap
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower.default_tree import groups_of
-from sparsetc.packing.tiles import sides_of
+from sparsetc.packing.base import sides_of
 from sparsetc.planner.registry import PLANS
 from sparsetc.tensor.dtypes import summed_dtype
 

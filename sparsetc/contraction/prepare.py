@@ -29,9 +29,8 @@ from sparsetc.ir.plan import Part, Plan, without_halves
 from sparsetc.ir.program.operands import in_runs
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, in_force
-from sparsetc.packing.base import Packed, get_format, index_dtype
+from sparsetc.packing.base import Packed, get_format, index_dtype, slots_along
 from sparsetc.packing.partition import PARTITIONS, stored_parts
-from sparsetc.packing.tiles import slots_along
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Problem

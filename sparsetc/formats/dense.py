@@ -40,8 +40,7 @@ from sparsetc.ir.lower import Target
 from sparsetc.ir.nest import ITEM, Computed, Lookup, Nest, Position, parsed, runs
 from sparsetc.ir.plan import DOTS, F16X3, ROUNDED, Part, Plan, Schedule, Storage
 from sparsetc.ir.program import Operand, Product, Statistics, Tile, named_operands
-from sparsetc.packing.base import FORMATS, Packed, index_dtype
-from sparsetc.packing.tiles import placed
+from sparsetc.packing.base import FORMATS, Packed, index_dtype, placed
 from sparsetc.planner import Best, Candidate, Method, Problem, add_plans, describe, register_format, seconds_of
 from sparsetc.support import Ints, Names, row_major
 from sparsetc.tensor.dtypes import accumulator

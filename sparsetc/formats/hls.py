@@ -43,9 +43,18 @@ from sparsetc.ir.nest import Bitmap, Nest, Whole, tiles, tiles_along
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program import MIN_DOT, Statistics, named_operands
 from sparsetc.packing import words
-from sparsetc.packing.base import Packed, index_dtype, pointers
+from sparsetc.packing.base import (
+    VOLUME,
+    Packed,
+    index_dtype,
+    items_of,
+    pointers,
+    refuse_duplicates,
+    sides_named,
+    sides_of,
+    tile_populations,
+)
 from sparsetc.packing.partition import register_partition
-from sparsetc.packing.tiles import VOLUME, items_of, refuse_duplicates, sides_named, sides_of, tile_populations
 from sparsetc.planner import (
     Best,
     Candidate,

@@ -39,9 +39,8 @@ from sparsetc.ir.nest import Listed, Nest, Whole, tiles, tiles_along
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program import MIN_DOT, Statistics, named_operands
 from sparsetc.packing import words
-from sparsetc.packing.base import Packed, cut_runs, index_dtype, pointers
+from sparsetc.packing.base import Packed, cut_runs, index_dtype, items_of, placed, pointers
 from sparsetc.packing.partition import register_partition
-from sparsetc.packing.tiles import items_of, placed
 from sparsetc.planner import (
     Best,
     Candidate,

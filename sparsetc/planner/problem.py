@@ -19,8 +19,8 @@ from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_ba
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import DOTS, F16
 from sparsetc.options import Options
+from sparsetc.packing.base import VOLUME, sides_of, tile_populations
 from sparsetc.packing.partition import row_numbers, shares, shares_key
-from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
 from sparsetc.support import Cache, Ints, Names, cached_property, outside
 from sparsetc.support.memory import available_memory
 from sparsetc.tensor import coords as crd

@@ -27,9 +27,8 @@ from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.resources import Count, Statistics
 from sparsetc.ir.program.text import tile_einsum
 from sparsetc.ir.program.tile import Gather, Loop, Product, Statement, TileProgram
-from sparsetc.packing.base import FORMATS, Packed
+from sparsetc.packing.base import FORMATS, Packed, tiles_of_nonzeros
 from sparsetc.packing.stored import counts
-from sparsetc.packing.tiles import tiles_of_nonzeros
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.problem import Problem

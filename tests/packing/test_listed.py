@@ -18,8 +18,7 @@ from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Schedule, Storage
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.resources import FIBERS, ITEMS
-from sparsetc.packing.base import FORMATS, Packed
-from sparsetc.packing.tiles import slots_along
+from sparsetc.packing.base import FORMATS, Packed, slots_along
 from sparsetc.tensor.sparse_tensor import SparseTensor
 from sparsetc.testing import PATTERNS, check_format, pattern
 

@@ -15,8 +15,7 @@ import sparsetc as stc
 from sparsetc.formats.hls import TileFormat
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.program.tile import Loop, walk
-from sparsetc.packing.base import pack
-from sparsetc.packing.tiles import VOLUME, sides_of, tile_populations
+from sparsetc.packing.base import VOLUME, pack, sides_of, tile_populations
 from sparsetc.packing.words import bits_of
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
