@@ -20,9 +20,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from functools import cache, wraps
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
@@ -118,22 +118,30 @@ def on_gpu(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if other else _NOTHING
 
 
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
+class matmul_precision(ContextDecorator):
     """The setting of torch for float32 products, for as long as a ``with`` block, or a function so decorated, takes.
 
-    The setting is the process's, so threads take turns: else one could restore what another had set for a while.
+    The setting is the process's, so threads take turns: else one could restore what another had set for a while. A
+    generator would take twice as long, 3 us of a call.
     """
-    with _turns.own:
+
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+        self._before: list[tuple[Any, str]] = []
+
+    def __enter__(self) -> None:
+        turn = _turns.own
+        turn.acquire()
         before = torch.get_float32_matmul_precision()
-        if before == precision:
-            yield
-            return
-        torch.set_float32_matmul_precision(precision)
-        try:
-            yield
-        finally:
+        self._before.append((turn, before))
+        if before != self.precision:
+            torch.set_float32_matmul_precision(self.precision)
+
+    def __exit__(self, *_: object) -> None:
+        turn, before = self._before.pop()
+        if before != self.precision:
             torch.set_float32_matmul_precision(before)
+        turn.release()
 
 
 @contextmanager
