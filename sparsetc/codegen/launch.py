@@ -181,7 +181,7 @@ FEWEST = {1: 1 << 15, 2: 1 << 15, 4: 1 << 16, 8: 1 << 18}
 Mode = tuple[int, int, int]
 """The size of a mode, its stride in a view, and in a contiguous tensor of the view's shape."""
 Matrices = tuple[Mode, Mode, Mode]
-"""How many matrices there are, their rows and their columns."""
+"""The matrices of a view: their number, their rows and their columns."""
 
 
 def contiguous(view: Tensor) -> Tensor:

@@ -98,7 +98,8 @@ def _flat(tensor: Any) -> np.ndarray[Any, Any]:
 
 def _bound(function: Any, program: TileProgram, part: PartArrays, known: PartArrays) -> Callable[..., None]:
     """Return what adds a part to a result, or stores its rows there, given values, tables, the result and threads."""
-    named, view, owned = part.named(program), program.view, program.result.owned
+    named = part.named(program)
+    view, owned = program.view, program.result.owned
     arrays = [_flat(named[name]) if name in named else None for name in program.arrays]
     place = program.arrays.index("values") if "values" in program.arrays else None
     items = known.stored if view.items.counts else known.items

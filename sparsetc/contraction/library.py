@@ -129,7 +129,8 @@ def _described(name: str) -> dict[str, Any] | None:
 def _of_program(about: Mapping[str, Any], tensors: Tensors, _: Any = None) -> Tensor:
     """Return the result of a described einsum, or its values. Kernels are kept with the tensors of coordinates."""
     count, sparse = len(about["sparse"]), {}
-    values, places, others = tensors[:count], tensors[count : 2 * count], iter(tensors[2 * count :])
+    values, places = tensors[:count], tensors[count : 2 * count]
+    others = iter(tensors[2 * count :])
     kinds = zip(about["sparse"], places, _shapes_of(about, values), about["in_blocks"], about["coalesced"], strict=True)
     for value, (place, *kind) in zip(values, kinds, strict=True):
         sparse[place] = placed(value, *kind)

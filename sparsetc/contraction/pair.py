@@ -188,7 +188,9 @@ class Pair(Inspectable):
             verdict = int(halves.verdict.item())
         else:
             verdict = EXACT if finite((x, y)) else INFINITE
-        return None if verdict == INFINITE else path.run(x, y, halves if verdict == EXACT else None)
+        if verdict == INFINITE:
+            return None
+        return path.run(x, y, halves if verdict == EXACT else None)
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernels of every plan but ``"dense"``."""

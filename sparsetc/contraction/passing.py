@@ -125,7 +125,8 @@ def _of_pair(text: str, operands: Operands, form: str, entries: Sequence[Given])
         return None
     coords, values, uses = zip(*entries, strict=True)
     bound = parse(text, [tuple(o.shape) for o in operands], [True, True])
-    e, shape, dtype = bound.einsum, bound.output_shape, values[0].dtype
+    e, shape = bound.einsum, bound.output_shape
+    dtype = values[0].dtype
     places, dense = bound.elements(e.output), not is_sparse(form, e, e.inputs)
     once = all(term and len(set(term)) == len(term) for term in e.inputs)
     if not once or places >= (PLACES if dense else INT64_SIZES):

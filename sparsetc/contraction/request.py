@@ -139,7 +139,8 @@ class Request:
         Raises:
             OutOfMemoryError: the result would pass the memory limit.
         """
-        (x,), rows, sparse = self.sparse, self.output.rows, self.output.sparse
+        (x,) = self.sparse
+        rows, sparse = self.output.rows, self.output.sparse
         pattern, settings = x.pattern, self.settings
         self.check_memory(rows * self.output.width, self.bound.einsum.text or self.bound)
         backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)

@@ -53,7 +53,8 @@ CLOSE = 1.1
 Run = Any
 """A `Step` or a `Pair` by a candidate's plan, which is called to be timed."""
 leader: ContextVar[tuple[bool, dict[str, Plan]] | None] = ContextVar("sparsetc_leader", default=None)
-"""Whether this process decides for all that compile for shares of a tensor, and the plans by equation."""
+"""Plan decisions shared by processes that compile for shares of a tensor: True where this one decides, and its plans by
+equation."""
 
 
 def tune(made: Step | Pair) -> None:

@@ -139,7 +139,8 @@ class ProductCost(Cost):
         self.lengths = [*summing, *([program.width] if summing else [])]
         if program.sampled:
             left, right = in_order(program.operands, program.letters)
-            self.result, self.summed, self.lengths = (left.nrows, right.nrows), left.width, [left.width, right.nrows]
+            self.result = left.nrows, right.nrows
+            self.summed, self.lengths = left.width, [left.width, right.nrows]
             self.moved = ONE.bytes * (self.tables + prod(self.result))
 
     def describe(self) -> list[str]:
@@ -161,7 +162,8 @@ class ProductCost(Cost):
         dot = self.flops / self._rate(statistics.itemsize, profile)
         seconds = {"memory": self.moved @ statistics.symbols / rate, "dot": dot}
         if self.p.sampled:
-            size, entries, positions = statistics.itemsize, statistics.stored, prod(self.result)
+            size, entries = statistics.itemsize, statistics.stored
+            positions = prod(self.result)
             index = 4 if positions < 2**31 else 8
             weighted = 0 if self.p.is_product else 3 * size * entries
             read = min(size * positions, SECTOR * entries) + entries * (index + size) + weighted
@@ -188,7 +190,9 @@ class ProductCost(Cost):
             forming += (self.calls - 1) * start + self.calls * profile.launch + 2 * size * self.copied / profile.memory
             forming += 2 * size * self.arranged / profile.moved
         total = start + forming + rounding + multiplied
-        return total + (1 if self.p.is_product else 2) * profile.launch + each["entries"] if self.p.sampled else total
+        if self.p.sampled:
+            total += (1 if self.p.is_product else 2) * profile.launch + each["entries"]
+        return total
 
     def _unit(self, itemsize: int) -> str:
         """The precision of the products, ``bf16`` for two matrices of 16 bits: operands have these, or are rounded."""
@@ -319,7 +323,8 @@ class DenseProduct(TileProgram):
 
     def _sampled_lines(self) -> list[str]:
         """Return the lines that multiply two matrices, and read the product at the entries."""
-        (left, right), out, summed = in_order(self.operands, self.letters), self.output, self.operands[0].width
+        left, right = in_order(self.operands, self.letters)
+        out, summed = self.output, self.operands[0].width
         matrices = f"{left.name}.reshape({left.nrows}, {summed}), {right.name}.reshape({right.nrows}, {summed}).t()"
         return [
             f"        made = {out}.new_empty({left.nrows}, {right.nrows})",

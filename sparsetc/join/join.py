@@ -166,7 +166,8 @@ def prepared(
     letters = tuple(letters)
     order = tuple(order)
     extents = tuple(sizes[c] for c in order)
-    source, owner, ordered = crd.on_diagonal(letters, coords), None, True
+    source = crd.on_diagonal(letters, coords)
+    owner, ordered = None, True
     rows = tuple(crd.picked(coords[letters.index(c)], source) for c in order)
     n = coords.shape[1] if source is None else source.numel()
     if coalesced and sorted(letters) == sorted(order):  # no letter twice, and none summed away

@@ -323,7 +323,8 @@ class Known:
 
     def __init__(self, facts: dict[str, Any], request: Plan, device: str) -> None:
         """Read what there is of a problem, given the fields of its lines as `facts_of` gives them."""
-        problem, now, self._path = facts["problem"], versions(), path_of(device, "tuning", "jsonl")
+        problem, now = facts["problem"], versions()
+        self._path = path_of(device, "tuning", "jsonl")
         key = digest(facts["tensor"], facts["equation"], sorted(problem.items()), request.name, request.options)
         like = digest(facts["equation"], _rounded(problem), _rounded(facts["pattern"]))
         self._facts = {**facts, "key": key, "like": like, "device": device, "versions": now}

@@ -85,7 +85,8 @@ class Lowering:
             [DenseAxis(c, side, self.tile_sizes.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
         )
         # The tiles of two operands are longer along a side than what is worth unrolling.
-        unrolled, step, turned = len(inner.stored) == 1, self.tile_sizes.get, schedule.tile_loops
+        unrolled = len(inner.stored) == 1
+        step, turned = self.tile_sizes.get, schedule.tile_loops
         loops = (TileLoop(c, size=n, step=step(c, 1), unrolled=unrolled) for c in turned if (n := inner.sides.get(c)))
         self.around = (*self.view.loops, *loops)
         if not schedule.is_ruled:
