@@ -122,7 +122,7 @@ class matmul_precision(ContextDecorator):
     """The setting of torch for float32 products, for as long as a ``with`` block, or a function so decorated, takes.
 
     The setting is the process's, so threads take turns: else one could restore what another had set for a while. A
-    generator would take twice as long, 3 us of a call.
+    generator would take twice as long, at each call.
     """
 
     def __init__(self, precision: str) -> None:
