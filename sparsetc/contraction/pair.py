@@ -81,10 +81,11 @@ class Pair(Inspectable):
         )
         dtype = self._like.dtype
         wanted = paired(requested(settings.plan).of_step(0, 1))
-        self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
+        backend = settings.effective_backend(self.device, dtype)
+        self.backend = backend.name
         limit = settings.memory_on(self.device)
         self.problem = JoinProblem(
-            self.join, e, wanted, dtype, self.backend, settings, self.device, swapped, limit, request.unmet
+            self.join, e, wanted, dtype, backend, settings, self.device, swapped, limit, request.unmet
         )
         self.problem.check_least()
         self.empty = not self.join.tasks

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.backends import NUMBA, TORCH
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.guard import Guard, finite
@@ -74,10 +75,10 @@ def in_steps(request: Request) -> Path | Choice | None:
     (x,) = request.sparse
     device, pattern = x.device, x.pattern
     backend = settings.effective_backend(device)
-    if backend == "triton" and not asked and x.dense_order:
+    if not backend.whole and not asked and x.dense_order:
         return None
     if settings.effective_native(device) != "none":
-        backend = "numba"
+        backend = NUMBA
 
     def steps(one_pass: Choice | None = None) -> Choice | None:
         """Return the order of steps that are faster than one pass, as a plan of no parts but a path; None for none."""
@@ -86,7 +87,7 @@ def in_steps(request: Request) -> Path | Choice | None:
             sparse_order=x.sparse_order,
             fibers=Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache).distinct,
             nnz=pattern.nnz,
-            constants=profile_of(device, settings, backend).constants,
+            constants=profile_of(device, settings, backend.name).constants,
             itemsize=x.dtype.itemsize,
             limit=settings.memory_on(device),
             sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
@@ -95,7 +96,7 @@ def in_steps(request: Request) -> Path | Choice | None:
         picked = search.picked(asked, one, planned)
         return picked and Choice(replace(STEPS, reason=picked[0], path=picked[1]))
 
-    if backend == "torch" or asked or x.dense_order:
+    if backend is TORCH or asked or x.dense_order:
         choice = steps()
     else:
         choice = chosen_for(request, steps)
@@ -429,7 +430,7 @@ class Path(Inspectable):
     @cached_property
     def backend(self) -> str:
         """The backend of the first link with programs; torch's if none has any."""
-        return self.inner[0].backend if self.inner else "torch"
+        return self.inner[0].backend if self.inner else TORCH.name
 
     @property
     def plan(self) -> Plan:

@@ -143,9 +143,8 @@ class Request:
         rows, sparse = self.output.rows, self.output.sparse
         pattern, settings = x.pattern, self.settings
         self.check_memory(rows * self.output.width, self.bound.einsum.text or self.bound)
-        backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
         counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
-        return Problem.of(self.bound, rows, sparse, x, counts, backend, settings)
+        return Problem.of(self.bound, rows, sparse, x, counts, settings)
 
     @property
     def as_it_is(self) -> list[Take]:

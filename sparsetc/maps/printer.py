@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
+from sparsetc.backends import TRITON
 from sparsetc.codegen.triton import signature
 from sparsetc.codegen.triton_values import COUNT, POPC
 from sparsetc.maps.body import KEEP, Walk, keeps
@@ -410,7 +411,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printer:
         printer.finish()
     body, printer.out = printer.out, []
     printer.arguments = printer.argument_names(body)
-    lines = [f'"""{header(printer, name, "triton")}"""', "", "import triton", "import triton.language as tl", "", ""]
+    lines = [f'"""{header(printer, name, TRITON)}"""', "", "import triton", "import triton.language as tl", "", ""]
     if layout.part and printer.by_entry:
         lines += [*(POPC if layout.ptx else COUNT).splitlines(), "", ""]
     if printer.read_in_place:

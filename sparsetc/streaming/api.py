@@ -123,8 +123,8 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         else:
             compiler.copies = budget.copies(form.rows, nbytes)
         shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))
-        about = (bound.einsum.text, shapes, dtype_name(tensor.dtype), settings.effective_precision(), compiler.backend)
-        recipe = contents.Recipe(*about, chosen.output, rows is not None, chosen.drop_zeros)
+        about = (bound.einsum.text, shapes, dtype_name(tensor.dtype), settings.effective_precision())
+        recipe = contents.Recipe(*about, compiler.backend.name, chosen.output, rows is not None, chosen.drop_zeros)
         where = target if settings.memory_limit is None else torch.device("cpu")
         if chosen.packed_on is not None:
             where = named_device(chosen.packed_on)
@@ -181,8 +181,8 @@ def open_stream(path: FilePath, **options: Any) -> Stream:
     file = ChunkFile(path, target.type == "cuda", contents.parsed)
     try:
         recipe, compiler = contents.einsum(file, settings, target)
-        if compiler.backend != recipe.backend:
-            raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
+        if compiler.backend.name != recipe.backend:
+            raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend.name}")
         _check_order(settings, compiler)
         stream_cut = contents.read(file, compiler)
         budget = Budget.of(compiler, settings.memory_on(target), chosen.stream_count(target), recipe.drop_zeros)

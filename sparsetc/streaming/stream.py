@@ -263,7 +263,7 @@ class Stream:
         with without_autocast(device):
             _, pulled = compiler.pull([None], whole, packed=True)
             tables = [t.detach() for t in compiler.template.tables(pulled)]
-            if compiler.backend == "torch":
+            if compiler.backend.widens:
                 tables = [t.to(accumulator(compiler.dtype)) for t in tables]
         return tables, whole
 
@@ -272,7 +272,7 @@ class Stream:
         engine, settings = self._engine, self.compiler.settings
         if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
-        exact = in_order(settings.deterministic and self.compiler.backend == "torch")
+        exact = in_order(settings.deterministic and not self.compiler.backend.atomics)
         shown = bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
         start = time.perf_counter()
         with without_autocast(self.device), exact, shown as at:
