@@ -80,7 +80,7 @@ class Pair(Inspectable):
             roles,
         )
         dtype = self._like.dtype
-        wanted = paired(requested(settings.plan).of_step(0, 1))
+        wanted = paired(requested(settings.plan).of_step(0, 1), e.indices)
         self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
         limit = settings.memory_on(self.device)
         self.problem = JoinProblem(
