@@ -43,7 +43,8 @@ from sparsetc.planner.paths import Edge, Order, Search, checked_order, sparse_or
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import by_nonzeros, choose
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Ints, Names, among, cached_property, memory, outside
+from sparsetc.support import Ints, Names, among, cached_property, outside
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator, add_rows, fitted, summed_dtype
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, transforming
@@ -316,7 +317,7 @@ class Path(Inspectable):
         summed = any(term.summed for term in chosen)
         if not sparse:
             nbytes = prod(bound.output_shape) * self._like.dtype.itemsize
-            memory.check(f"the result of {bound}", nbytes, self.device, self.settings.memory_limit)
+            check_memory(f"the result of {bound}", nbytes, self.device, self.settings.memory_limit)
             self.links.append(Link(places, e.text))
             self._guarded |= summed
             return LinkOperand(output, self._like.expand(bound.output_shape), summed=summed)
@@ -351,7 +352,7 @@ class Path(Inspectable):
             raise PlanError(f'a step of "{self.bound.einsum.text}" makes "{text}" dense, and {fault}')
         sizes = x.pattern.shape
         nbytes = prod(x.shape) * self._like.dtype.itemsize
-        memory.check(f'the dense tensor "{text}"', nbytes, self.device, self.settings.memory_limit)
+        check_memory(f'the dense tensor "{text}"', nbytes, self.device, self.settings.memory_limit)
         as_given = term.as_given and self._like.dtype == self.dtype
         self.links.append(Link(places, f"{text}->{text}", None, None if as_given else (), x.pattern.places, sizes))
         return LinkOperand(term.letters, self._like.expand(x.shape), summed=True)
