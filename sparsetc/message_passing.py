@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsetc.api import einsum
 from sparsetc.options import Settings, current
 from sparsetc.support import Lru, cached_property
-from sparsetc.support.compiled import has_numba
+from sparsetc.support.files import has_numba
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.pattern import Pattern, lasting

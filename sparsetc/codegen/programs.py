@@ -55,7 +55,7 @@ from sparsetc.ir.program import (
     tables_of,
 )
 from sparsetc.support import later
-from sparsetc.support.compiled import usable
+from sparsetc.support.files import usable
 from sparsetc.tensor.dtypes import accumulator
 
 _triton_source = later("codegen.triton", "module_source")
