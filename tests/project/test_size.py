@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 400_508, size.COMPILER: 297_021, size.FILES: 228, size.CLASSES: 288, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 399_702, size.COMPILER: 296_215, size.FILES: 228, size.CLASSES: 283, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
