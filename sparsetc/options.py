@@ -23,10 +23,9 @@ from typing_extensions import Unpack
 from sparsetc.backends import BACKENDS, TORCH, TRITON, Backend
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
 from sparsetc.ir.plan import Plan, requested
-from sparsetc.support import FilePath, memory
-from sparsetc.support.checks import refused
-from sparsetc.support.compiled import has_numba
-from sparsetc.support.memory import as_bytes, available_memory
+from sparsetc.support import FilePath
+from sparsetc.support.checks import as_bytes, available_memory, refused
+from sparsetc.support.files import has_numba
 
 PRECISIONS = ("highest", "high", "medium")
 NAMED_BACKENDS = ("auto", *BACKENDS)
@@ -174,7 +173,6 @@ def set_options(**settings: Unpack[Settings]) -> None:
     """
     global _DEFAULT
     _DEFAULT = with_settings(_DEFAULT, settings)
-    memory.limit_of_process = _DEFAULT.memory_limit
     if _current.get() is None:
         latest.number = _numbered(_DEFAULT)
 
@@ -188,13 +186,11 @@ def current() -> Options:
 def in_force(chosen: Options) -> Iterator[Options]:
     """Put options in force within a ``with`` block."""
     token, before = _current.set(chosen), latest.number
-    limit = memory.limit_in_force.set(chosen.memory_limit)
     latest.number = _numbered(chosen)
     try:
         yield chosen
     finally:
         _current.reset(token)
-        memory.limit_in_force.reset(limit)
         latest.number = before
 
 

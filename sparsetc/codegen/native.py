@@ -1,7 +1,7 @@
 """Modules of native loops -> calls: compiled by numba, kept on disk, and run by threads of Python.
 
 In: generated text, then the tensors of storages. Out: `Call`. A function is compiled when it first runs on arguments of
-some types, and kept beside the sources (`support.compiled`).
+some types, and kept beside the sources (`support.files`).
 
 The functions hold no lock of Python, so that threads of Python share a part: its items are cut into ranges that hold
 about as many nonzeros each. numba's own threads are not used: its OpenMP layer changes how many threads torch has for
@@ -26,7 +26,7 @@ from torch import Tensor
 from sparsetc.codegen.launch import Call, PartArrays, Values
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import at_fork
-from sparsetc.support.compiled import Kept
+from sparsetc.support.files import Kept
 
 RANGES = 4
 """Ranges of items for each thread, if items own the rows they write; a thread that is free takes the next."""

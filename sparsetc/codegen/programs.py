@@ -56,7 +56,7 @@ from sparsetc.ir.program import (
     tables_of,
 )
 from sparsetc.support import later
-from sparsetc.support.compiled import usable
+from sparsetc.support.files import usable
 from sparsetc.tensor.dtypes import accumulator
 
 _triton_source = later("codegen.triton", "module_source")
@@ -131,7 +131,7 @@ class Programs:
         Raises:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
-        triton, every = self.backend.gpu, _tables(self.programs)
+        triton, every = self.backend.gpu, tables_of(self.programs)
         with_dots, bf16 = [p for p in self.programs if p.dots and triton], self.dtype == torch.bfloat16
         rounded = any(p.schedule.precision == "bf16" or (bf16 and p.narrow) for p in with_dots)
         if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
@@ -147,7 +147,7 @@ class Programs:
             return native.bind(self.native, self.programs, arrays, known or arrays, threads or MOST_THREADS)
         for name, group in self.kernels:
             launch, (arguments, places) = getattr(self.module, name), self._arguments(group, arrays)
-            numbers = [every.index(table) for table in _tables([self.programs[n] for n in group])]
+            numbers = [every.index(table) for table in tables_of([self.programs[n] for n in group])]
             if triton:
                 grid = sum(arrays[n].programs(self.programs[n]) for n in group)
                 if not grid:
@@ -245,7 +245,7 @@ class Programs:
         named = [(p, name) for p in self.programs for name in p.view.packed or ("",)]
         stored = [TYPES.get(name, stored_dtype(p, self.dtype, self.backend)) for p, name in named]
         types = [stored[numbers[n]] if n in numbers else getattr(a, "dtype", None) for n, a in enumerate(fixed)]
-        tables = _tables([self.programs[n] for n in group])
+        tables = tables_of([self.programs[n] for n in group])
         form_types = {"rounded": torch.bfloat16} | dict.fromkeys(HALVES[:2], torch.float16)
         types += [form_types.get(form, self.dtype) for _, form in tables]
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
@@ -325,12 +325,6 @@ def stored_dtype(program: TileProgram, dtype: torch.dtype, backend: Backend) -> 
     if backend.widens:
         return accumulator(dtype)
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
-
-
-def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
-    """Return (number of a dense operand, its conversion) of each table argument of the programs, in order."""
-    numbers = {o.name: n for n, o in enumerate(programs[0].operands)}
-    return [(numbers[t.operand], t.made) for t in tables_of(programs)]
 
 
 def _as_read(dense: Sequence[Tensor], every: Sequence[tuple[int, str]], splits: Mapping[int, Split]) -> list[Tensor]:

@@ -29,7 +29,7 @@ from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.rewrites import Pull
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import EXACT, INFINITE
-from sparsetc.support.compiled import room_of
+from sparsetc.support.checks import room_of
 from sparsetc.tensor.dtypes import INTEGERS, SUMMED_IN, captured, refuse_wrapped
 from sparsetc.tensor.pattern import followed
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -80,7 +80,7 @@ class Pair(Inspectable):
             roles,
         )
         dtype = self._like.dtype
-        wanted = paired(requested(settings.plan).of_step(0, 1))
+        wanted = paired(requested(settings.plan).of_step(0, 1), e.indices)
         backend = settings.effective_backend(self.device, dtype)
         self.backend = backend.name
         limit = settings.memory_on(self.device)

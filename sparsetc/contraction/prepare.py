@@ -37,7 +37,8 @@ from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Other, choose
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
-from sparsetc.support import Ints, among, cached_property, memory, outside
+from sparsetc.support import Ints, among, cached_property, outside
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import on_gpu
 from sparsetc.tensor.coords import linear_key, of_modes
 from sparsetc.tensor.dtypes import accumulator, resolved
@@ -121,7 +122,7 @@ class Preparation:
         if backend.whole:
             nbytes = torch.get_num_threads() * dtype.itemsize * max([copied(p.program) for p in parts])
             what = f'panels of tables of "{self.problem.equation}"'
-            memory.check(what, nbytes, self.device, self.settings.memory_limit)
+            check_memory(what, nbytes, self.device, self.settings.memory_limit)
         executable = self._executable(plan, parts, second is not None)
         arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)
         shares = plan.shares
@@ -148,7 +149,7 @@ class Preparation:
         count = ends[-1] - first
         nbytes = 2 * count * self.output.width * accumulator(self.dtype).itemsize  # as they are stored, and in order
         what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{self.problem.equation}"'
-        memory.check(what, nbytes, self.device, self.settings.memory_limit)
+        check_memory(what, nbytes, self.device, self.settings.memory_limit)
         bound = [
             self.bound_part(part, old.packed, number, False, range(*span), ends[-1]) if adds else old
             for number, (part, old, adds, span) in enumerate(zip(chosen, parts, adding, pairwise(ends), strict=True))
@@ -311,7 +312,7 @@ class Preparation:
                 if 0 in table.stride():
                     what = f"a broadcast operand of shape {shape}, which kernels read whole,"
                     nbytes = table.nbytes
-                    memory.check(what, nbytes, table.device, self.settings.memory_limit)
+                    check_memory(what, nbytes, table.device, self.settings.memory_limit)
                 table = launch.contiguous(table)
             tables.append(table)
         return tables

@@ -18,7 +18,8 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.support import Ints, cached_property, memory, volume
+from sparsetc.support import Ints, cached_property, volume
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.dtypes import fitted, result_bytes
 from sparsetc.tensor.pattern import Pattern
@@ -101,7 +102,7 @@ class Request:
     def check_memory(self, elements: int, einsum: object) -> None:
         """Raise OutOfMemoryError if a result of so many elements passes the memory limit; it names the einsum."""
         x = self.sparse[0]
-        memory.check(
+        check_memory(
             f"the result of {einsum}",
             elements * result_bytes(x.dtype),
             x.device,

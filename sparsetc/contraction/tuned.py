@@ -35,7 +35,8 @@ from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import JOINS, PLANS
-from sparsetc.support import Cache, memory
+from sparsetc.support import Cache
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import bar, log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
@@ -130,7 +131,7 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
     """
     random, (dtype, shapes) = torch.Generator(made.device).manual_seed(0), made.operands_of_timing
     nbytes = 2 * sum(map(prod, shapes)) * dtype.itemsize
-    memory.check("operands for timing candidates (tune=)", nbytes, made.device, made.settings.memory_limit)
+    check_memory("operands for timing candidates (tune=)", nbytes, made.device, made.settings.memory_limit)
     operands = [torch.empty(shape, dtype=dtype, device=made.device) for shape in shapes]
     for one in operands:
         if dtype.is_complex or dtype.is_floating_point:

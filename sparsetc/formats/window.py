@@ -61,7 +61,8 @@ from sparsetc.planner import (
     windows_of,
 )
 from sparsetc.similarity.groups import Groups, group_rows
-from sparsetc.support import Cache, Ints, Names, memory, outside
+from sparsetc.support import Cache, Ints, Names, outside
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.coords import linear_key, narrow_runs, of_modes, ranked, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
@@ -478,7 +479,7 @@ def _requested(name: str, problem: Problem, **named: Any) -> Candidate:
         raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.einsum}"')
     most, least = problem.memory, min(value_bytes(problem, split) for split in candidates)
     instead = "leave more rows to runs by a higher threshold"
-    memory.check(f'tiles of plan "{name}"', least, problem.counts.coords.device, most, instead)
+    check_memory(f'tiles of plan "{name}"', least, problem.counts.coords.device, most, instead)
     return cheapest([split for split in candidates if value_bytes(problem, split) <= most], problem, in_order)
 
 

@@ -23,7 +23,7 @@ from sparsetc.options import Options
 from sparsetc.packing.base import VOLUME, sides_of, tile_populations
 from sparsetc.packing.partition import row_numbers, shares, shares_key
 from sparsetc.support import Cache, Ints, Names, cached_property, outside
-from sparsetc.support.memory import available_memory
+from sparsetc.support.checks import available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

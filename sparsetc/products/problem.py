@@ -27,7 +27,8 @@ from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.registry import JOINS
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Names, cached_property, memory
+from sparsetc.support import Names, cached_property
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator
 
 STORAGES = ("auto", "whole", "bitmap")
@@ -156,7 +157,7 @@ class JoinProblem:
 
     def require(self, nbytes: int, what: str) -> None:
         """Raise OutOfMemoryError if so many bytes do not fit; `what` is named in the message."""
-        memory.check(what, nbytes, self.device, self.limit)
+        check_memory(what, nbytes, self.device, self.limit)
 
     @property
     def chunk(self) -> int:

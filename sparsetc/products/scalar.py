@@ -39,7 +39,7 @@ from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.products.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support import cached_property
-from sparsetc.support.compiled import room
+from sparsetc.support.checks import room
 from sparsetc.support.entry import bar
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import accumulator, wide

@@ -16,7 +16,6 @@ from torch import Tensor
 from sparsetc.contraction.operands import check_operand
 from sparsetc.contraction.request import Result, check_form
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
-from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
@@ -26,8 +25,8 @@ from sparsetc.planner.registry import check_request
 from sparsetc.streaming import contents
 from sparsetc.streaming.budget import Budget, StreamOptions, named_device
 from sparsetc.streaming.compiler import Compiler
-from sparsetc.streaming.cutting import Source, cut, operand, source_of
-from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
+from sparsetc.streaming.cutting import Operand, cut, operand, taken_by
+from sparsetc.streaming.store import ChunkFile, ChunkMemory
 from sparsetc.streaming.stream import Stream
 from sparsetc.support import FilePath
 from sparsetc.support.entry import bar, entry_point
@@ -128,17 +127,16 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         where = target if settings.memory_limit is None else torch.device("cpu")
         if chosen.packed_on is not None:
             where = named_device(chosen.packed_on)
-        source = source_of(tensor, kept)
-        pinned, most = target.type == "cuda", (nbytes, rows)
+        source, take = taken_by(tensor, kept)
+        pinned = target.type == "cuda"
         store: ChunkMemory | ChunkFile
         with bar(source.nnz, f"packing {equation}", chosen.progress, "nonzeros") as at:
+            packed = partial(cut, source, take, compiler, (nbytes, rows), where, at)
             if chosen.file is None:
-                store = ChunkMemory(pinned)
-                stream_cut = cut(source, compiler, most, store, where, at)
+                store = ChunkMemory()
+                stream_cut = packed(store.buffers.append, pinned)
             else:
-                with replacing(chosen.file) as opened:
-                    writer = ChunkWriter(opened)
-                    contents.write(writer, recipe, compiler, cut(source, compiler, most, writer, where, at))
+                contents.write(chosen.file, recipe, compiler, packed)
                 store = ChunkFile(chosen.file, pinned, contents.parsed)
                 stream_cut = contents.read(store, compiler)
     again = None
@@ -192,7 +190,7 @@ def open_stream(path: FilePath, **options: Any) -> Stream:
         raise
 
 
-def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence[Any]) -> Bound:
+def _bound(equation: str, x: Operand, dense: Sequence[Any]) -> Bound:
     """Return the einsum of these operands, checked except for the devices of dense ones."""
     if x.dtype == torch.bool:
         raise DtypeError(

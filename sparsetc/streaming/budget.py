@@ -19,8 +19,7 @@ from sparsetc.options import Options, of_call
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.support import FilePath, outside
-from sparsetc.support.checks import refused
-from sparsetc.support.memory import as_bytes
+from sparsetc.support.checks import as_bytes, refused
 from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.sparse_tensor import SparseTensor
 

@@ -78,10 +78,18 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
     swapped = MIRRORED.get(name, f"r{name}")
 
     def called(x: Any, y: Any, alpha: Any = 1) -> Any:
-        y = y if alpha == 1 else y * alpha
+        y = y if type(alpha) is int and alpha == 1 else _times(alpha, y, x)
         return getattr(x, f"__{name}__")(y) if is_sparse(x) else getattr(y, f"__{swapped}__")(x)
 
     return called
+
+
+def _times(alpha: Any, y: Any, x: Any) -> Any:
+    """Return ``alpha * y`` in the dtype that torch adds it to x in. Raise `DtypeError` for an alpha that it refuses."""
+    like = (torch.zeros(1, dtype=one.dtype) if hasattr(one, "dtype") else torch.as_tensor(one) for one in (x, y))
+    dtype = attempted(torch.add, *like, alpha=alpha).dtype
+    y = y.to(dtype) if hasattr(y, "dtype") else y
+    return y * (bool(alpha) if dtype == torch.bool else alpha)
 
 
 def _of_tensors(function: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:

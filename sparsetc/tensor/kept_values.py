@@ -3,10 +3,10 @@
 In: a tensor of values, whoever wraps it: a SparseTensor, another one made anew, a layer's Parameter. Out: a bounded
 mapping that goes with the tensor, and is empty again once its values have changed.
 
-On a CPU anyone may write to the memory unseen, through ``.data`` or an ndarray, so the bits are compared with a copy,
-which takes a tenth of the time of packing. On a GPU that would take a launch and a wait, so torch's count of changes is
-believed. It does not count writes through ``.data``. Optimisers that write so do it after a gradient, and values that
-learn are taken for changed after each.
+On a CPU anyone may write to the memory unseen, through ``.data`` or an ndarray, so the bytes are compared with a copy,
+which takes less than a tenth of the time of packing. On a GPU that would take a launch and a wait, so torch's count of
+changes is believed. It does not count writes through ``.data``. Optimisers that write so do it after a gradient, and
+values that learn are taken for changed after each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -41,7 +40,7 @@ class _Seen:
     tensor: weakref.ref[Tensor]
     storage: weakref.ref[torch.UntypedStorage] | None
     changes: tuple[int, int] | None
-    copy: np.ndarray | None
+    copy: bytearray | None
     kept: Lru[Any, Any] = field(default_factory=lambda: Lru(KEPT))
 
     @classmethod
@@ -50,13 +49,13 @@ class _Seen:
         tensor = weakref.ref(values, lambda _: forget(key, None))
         if counted(values):
             return cls(tensor, weakref.ref(values.untyped_storage()), _changes(values), None)
-        return cls(tensor, None, None, _bits(values).copy())
+        return cls(tensor, None, None, bytearray(_bits(values)))
 
     def unchanged(self, values: Tensor) -> bool:
         if self.tensor() is not values:
             return False
         if self.copy is not None:
-            return not counted(values) and np.array_equal(self.copy, _bits(values))
+            return not counted(values) and self.copy == _bits(values)
         return self.storage() is values.untyped_storage() and self.changes == _changes(values)  # type: ignore[misc]
 
 
@@ -106,7 +105,10 @@ def _changes(values: Tensor) -> tuple[int, int]:
     return values._version, _others if values.requires_grad else 0
 
 
-def _bits(values: Tensor) -> np.ndarray:
-    """Return values on a CPU as an ndarray of integers, which tells NaN from NaN and 0 from -0; of the same memory."""
-    real = real_numbers(values)
-    return real.view(WORDS[real.element_size()]).numpy()
+def _bits(values: Tensor) -> memoryview:
+    """Return values on a CPU as bytes, which tell NaN from NaN and 0 from -0; of the same memory where it is in order.
+
+    Bytes are compared by the C library, in half the time that numpy takes.
+    """
+    real = real_numbers(values).contiguous()
+    return real.view(WORDS[real.element_size()]).numpy().data
