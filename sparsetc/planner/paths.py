@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
 from math import exp, inf, log, log1p
+from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -385,22 +386,8 @@ MOST_EXHAUSTIVE = 9
 """Operands up to which every order is tried: 3**9 splits."""
 
 
-@dataclass(frozen=True)
-class _Estimate:
-    """An operand, or a product of some, as it is expected to be; counts are logarithms, as sizes may pass any float.
-
-    Attributes:
-        tasks: of the contraction that makes it.
-        cost: the tasks, no logarithm, of all contractions that lead to it.
-        pairs: these contractions, in order.
-    """
-
-    members: Ints
-    letters: frozenset[str]
-    nonzeros: float
-    tasks: float = 0.0
-    cost: float = 0.0
-    pairs: tuple[tuple[Ints, Ints], ...] = ()
+Tree = Any
+"""The number of an operand, or a pair of trees that are contracted with one another."""
 
 
 def sparse_order(
@@ -411,41 +398,59 @@ def sparse_order(
     A task is a product of two nonzeros. The order is the best of all for few operands, chosen pair by pair for many.
     """
     letters, logs = [frozenset(t) for t in inputs], {c: log(max(1, n)) for c, n in sizes.items()}
-    terms = [_Estimate((n,), t, log(max(1, count))) for n, (t, count) in enumerate(zip(letters, nonzeros, strict=True))]
 
     @cache
-    def kept(members: Ints) -> frozenset[str]:
-        """Names of some operands that the output or another operand has too."""
-        read = frozenset(output).union(*[t for n, t in enumerate(letters) if n not in members])
-        return read & frozenset().union(*[letters[n] for n in members])
-
-    def contracted(a: _Estimate, b: _Estimate) -> _Estimate:
-        members = tuple(sorted(a.members + b.members))
-        tasks = a.nonzeros + b.nonzeros - sum(logs[c] for c in a.letters & b.letters)
-        span = sum(logs[c] for c in kept(members))
-        # positions * (1 - exp(-tasks / positions))
-        hits = span
-        if tasks - span < -30:
-            hits = tasks
-        elif tasks - span < 30:
-            hits += log1p(-exp(-exp(tasks - span)))
-        cost, pairs = a.cost + b.cost + exp(min(tasks, 700.0)), (*a.pairs, *b.pairs, (a.members, b.members))
-        return _Estimate(members, kept(members), max(0.0, hits), tasks, cost, pairs)
+    def members(tree: Tree) -> Ints:
+        return (tree,) if isinstance(tree, int) else tuple(sorted(members(tree[0]) + members(tree[1])))
 
     @cache
-    def best(members: Ints) -> _Estimate:
-        first, *rest = members
+    def kept(tree: Tree) -> frozenset[str]:
+        """Names of a tree's operands that the output or another operand has too."""
+        own = members(tree)
+        read = frozenset(output).union(*[t for n, t in enumerate(letters) if n not in own])
+        return read & frozenset().union(*[letters[n] for n in own])
+
+    # Counts are logarithms, as sizes may pass any float.
+    @cache
+    def tasks(tree: Tree) -> float:
+        a, b = tree
+        return found(a) + found(b) - sum(logs[c] for c in kept(a) & kept(b))
+
+    @cache
+    def found(tree: Tree) -> float:
+        """Nonzeros expected: positions * (1 - exp(-tasks / positions))."""
+        if isinstance(tree, int):
+            return log(max(1, nonzeros[tree]))
+        span = sum(logs[c] for c in kept(tree))
+        full = tasks(tree) - span
+        return max(0.0, span + (full if full < -30 else log1p(-exp(-exp(full))) if full < 30 else 0.0))
+
+    @cache
+    def cost(tree: Tree) -> float:
+        """The tasks, no logarithm, of all contractions."""
+        return 0.0 if isinstance(tree, int) else cost(tree[0]) + cost(tree[1]) + exp(min(tasks(tree), 700.0))
+
+    @cache
+    def best(first: int, *rest: int) -> Tree:
         if not rest:
-            return terms[first]
+            return first
         lefts = [(first, *some) for size in range(len(rest)) for some in combinations(rest, size)]
-        rights = [outside(rest, left) for left in lefts]
-        return min(map(contracted, map(best, lefts), map(best, rights)), key=lambda product: product.cost)
+        return min([(best(*left), best(*outside(rest, left))) for left in lefts], key=cost)
 
-    left, path = terms, list[Ints]()
-    pairs = iter(best(tuple(range(len(terms)))).pairs) if len(terms) <= MOST_EXHAUSTIVE else None
-    while len(left) > 1:
-        every = combinations(left, 2)
-        a, b = map(best, next(pairs)) if pairs else min(every, key=lambda pair: contracted(*pair).tasks)
-        path.append(tuple(sorted((left.index(a), left.index(b)))))
-        left = [*outside(left, (a, b)), contracted(a, b)]
+    trees: list[Tree] = [*range(len(letters))]
+    if len(trees) <= MOST_EXHAUSTIVE:
+        trees = [best(*trees)]
+    while len(trees) > 1:
+        pair = min(combinations(trees, 2), key=tasks)
+        trees = [*outside(trees, pair), pair]
+    left, path = [*range(len(letters))], list[Ints]()
+
+    def contract(tree: Tree) -> None:
+        if not isinstance(tree, int):
+            contract(tree[0])
+            contract(tree[1])
+            path.append(tuple(sorted(map(left.index, tree))))
+            left[:] = [*outside(left, tree), tree]
+
+    contract(trees[0])
     return path
