@@ -27,8 +27,7 @@ from math import gcd, prod
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.operands import Patterns
-from sparsetc.contraction.request import SPARE, Change, Put, Request, Rewrite, Take, is_sparse
+from sparsetc.contraction.request import SPARE, Change, Patterns, Put, Request, Rewrite, Take, is_sparse
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import requested

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.operands import check_operand
-from sparsetc.contraction.request import Result, check_form
+from sparsetc.contraction.request import Result, check_form, check_operand
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.einsum import Bound
