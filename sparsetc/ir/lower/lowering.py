@@ -179,7 +179,8 @@ class Lowering:
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, name: str) -> Value | Gather:
         """Return the statement that reads stored values, or gathers rows: one a lane if lanes determine them."""
-        level, axes, folded = self.inner.levels[name], *self.layout(name)
+        level = self.inner.levels[name]
+        axes, folded = self.layout(name, level)
         axes = (*self.view.beside[level], *axes)
         if name in self.inner.stored:
             return Value(Tile(name.lower(), axes, level, folded), name.lower())
@@ -187,23 +188,23 @@ class Lowering:
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
         return Gather(Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
-    def layout(self, name: str) -> tuple[Names, int]:
+    def layout(self, name: str, level: int) -> tuple[Names, int]:
         """Return the axes of a factor but the lanes, and how many make up the rows if it is loaded as a matrix.
 
         What the dot of which it is a side sums is behind the others.
         """
         over: Names = next((dot.over for dot in self.dots if name in [side.name for side in dot.parts]), ())
         if name in self.inner.stored:
-            axes = among(among(self.stored_order, self.inner.stored[name]), self.tile_sizes)
-            rows, columns = outside(axes, over), among(axes, over)
+            axes = [c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes]
+            rows, columns = [c for c in axes if c not in over], [c for c in axes if c in over]
             return (*rows, *columns), len(rows) if columns else 0
         o = self.operand[name]
-        axes = (*o.axes, *among(self.inner.along(o.rows), self.tile_sizes))
-        if over and len(axes) > 2 and {*over} < {*axes} == {*o.axes} and not self.view.beside[self.inner.levels[name]]:
+        along = [c for c in self.inner.along(o.rows) if c in self.tile_sizes] if self.inner.sides else ()
+        if over and len(o.axes) > 2 and {*over} < {*o.axes} and not along and not self.view.beside[level]:
             # What is summed beside the dot lies before what is kept.
-            rows = tuple(sorted(outside(axes, over), key=lambda c: c not in self.summed))
-            return (*rows, *among(axes, over)), len(rows)
-        return axes, 0
+            rows = sorted(outside(o.axes, over), key=lambda c: c not in self.summed)
+            return (*rows, *among(o.axes, over)), len(rows)
+        return (*o.axes, *along), 0
 
     # -- the order of a tile's positions ----------------------------------------------------------------------------
     @cached_property
@@ -431,10 +432,11 @@ class WholeLowering(Lowering):
         self.factors[s.out.name] = frozenset((name,))
         return s
 
-    def layout(self, name: str) -> tuple[Names, int]:
+    def layout(self, name: str, level: int) -> tuple[Names, int]:
         """Return the axes of stored values in order, or of rows along their coordinates; none is a matrix."""
         o = self.inner.operand.get(name)
-        return (*self.inner.along(o.rows), *o.axes) if o else self._stored(name), 0
+        along = self.inner.along(o.rows) if o and self.inner.sides else ()
+        return (*along, *o.axes) if o else self._stored(name), 0
 
     def _stored(self, name: str) -> Names:
         """Return the letters of stored values' positions, in the order of the sequence."""
