@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import cache
-from sparsetc.codegen.native import RANGES, ends, functions, in_threads
+from sparsetc.codegen.launch import RANGES, ends, functions, in_threads
 from sparsetc.codegen.numba import CALLS
 from sparsetc.codegen.numba_nests import pieces
 from sparsetc.codegen.triton import signature
