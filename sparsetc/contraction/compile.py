@@ -18,11 +18,10 @@ import torch
 
 from sparsetc.backends import NUMBA, TORCH
 from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, known, parsed
-from sparsetc.contraction.operands import Operands, check_operand, stand_in
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.path import Path
 from sparsetc.contraction.prepare import chosen_for, in_place, problem_of
-from sparsetc.contraction.request import Request, Rewrite, check_form, is_sparse
+from sparsetc.contraction.request import Operands, Request, Rewrite, check_form, check_operand, is_sparse, stand_in
 from sparsetc.contraction.rewrites import broadcast_dims, rewrites_of
 from sparsetc.contraction.step import Step
 from sparsetc.contraction.tuned import tune

@@ -25,7 +25,7 @@ from torch._C._dynamo import guards
 
 from sparsetc.codegen.launch import Values
 from sparsetc.codegen.split_float16 import verdicts_on
-from sparsetc.contraction.operands import Tensors
+from sparsetc.contraction.request import Tensors
 from sparsetc.contraction.rewrites import Pull
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import EXACT, INFINITE

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction
+from sparsetc.contraction.dense import einsum
 from sparsetc.contraction.guard import Guard, finite
-from sparsetc.contraction.operands import Patterns, Tensors, einsum
-from sparsetc.contraction.request import Request, known_result
+from sparsetc.contraction.request import Patterns, Request, Tensors, known_result
 from sparsetc.contraction.rewrites import without
 from sparsetc.errors import PlanError
 from sparsetc.explain import StepReport
@@ -76,7 +76,7 @@ def _contracted(
     packed: Values | None,
     given: Tensors,
 ) -> Tensor:
-    """Return what a contraction makes of operands whose patterns are its `own`, or None for those of the call."""
+    """Return a contraction's result of operands with its `own` patterns, or, for None, with those of the call."""
     e = made.bound.einsum
     values = [operands[n] for n in e.sparse]
     tables = [operands[n] for n in e.dense]

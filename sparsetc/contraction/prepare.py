@@ -19,8 +19,7 @@ from sparsetc.codegen import launch
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.numba import copied
 from sparsetc.codegen.programs import Programs, stored_dtype
-from sparsetc.contraction.operands import Tensors
-from sparsetc.contraction.request import Request
+from sparsetc.contraction.request import Request, Tensors
 from sparsetc.contraction.rewrites import rewrites_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import distinct

@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor
 
 from sparsetc.contraction import dense_modes
-from sparsetc.contraction.operands import Operands, Patterns, Tensors, einsum, repeated_dims
-from sparsetc.contraction.request import Change, Request, Rewrite, Take
+from sparsetc.contraction.dense import einsum
+from sparsetc.contraction.request import Change, Operands, Patterns, Request, Rewrite, Take, Tensors, repeated_dims
 from sparsetc.device.profile import profile_of
 from sparsetc.ir.equation.einsum import Bound, Einsum, dense_products, distinct
 from sparsetc.ir.plan import F16

@@ -28,9 +28,8 @@ from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
 from sparsetc.contraction.contraction import Contraction, compiled
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
-from sparsetc.contraction.operands import Patterns, Tensors, repeated_dims, stand_ins
 from sparsetc.contraction.prepare import Preparation, Prepared, in_place
-from sparsetc.contraction.request import Request, arranged
+from sparsetc.contraction.request import Patterns, Request, Tensors, arranged, repeated_dims, stand_ins
 from sparsetc.device.profile import gpu, has_halves
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place
+from sparsetc.contraction.request import Tensors
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing
 from sparsetc.errors import OutOfMemoryError, SparsetcError

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from sparsetc.errors import DeviceError
 from sparsetc.explain import TileReport
 from sparsetc.maps.body import RESULT, SIDES, Body, Walk, backward, forward
 from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
-from sparsetc.maps.native_walk import ENOUGH, MOST_WIDE, NativeWalk
+from sparsetc.maps.native_walk import ENOUGH, MOST_WIDE, native_walk
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
 from sparsetc.maps.row_tiles import RowEntries, RowTiles
 from sparsetc.maps.torch_walk import TorchWalk
@@ -132,7 +133,7 @@ class Kernels:
             self.tiles = [pairs.row_tiles(max(n - 1, 0), one, numbered) for n, one in enumerate(self.sides)]
         self.shape = result_shape(body, pairs, tensors)
         try:
-            self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
+            self.result, self.path = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
         except Untraced as error:
             self.refusal = str(error)
 
@@ -179,21 +180,22 @@ class Kernels:
         apart = not by_position and rows_whole(tensor) is not tensor
         return apart or len(_groups(tensor, own_modes)) > (own_modes if self.backend.gpu else 1)
 
-    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> Kernel:
-        """Return the kernel of a walk; inputs among the tensors have one mode of heads, or as many as `lead`."""
+    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> tuple[Kernel, Path | str]:
+        """Return the kernel of a walk, and its file; inputs have one mode of heads, or as many as `lead`."""
         kind = f"{self.name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
+        grouped, heads = self._grouped(tensors), self.heads
         if self.entries:
-            return NativeWalk(walk, self.entries[walk.mode], self._grouped(tensors), self.heads, self.cache_dir, kind)
-        if not self.backend.gpu:
-            kernel = TorchWalk(walk, self.tiles[number], self.heads, self.precision)
-            return lambda tensors: kernel(self._grouped(tensors))
+            return native_walk(walk, self.entries[walk.mode], grouped, heads, self.cache_dir, kind)
         tiles, sides = self.tiles[number], self.sides[number]
-        grouped = self._grouped(tensors)
-        return WalkKernel(walk, tiles, grouped, self.heads, sides, self.precision, self.cache_dir, kind)
+        if not self.backend.gpu:
+            walked = TorchWalk(walk, tiles, heads, self.precision)
+            return lambda tensors: walked(self._grouped(tensors)), ""
+        kernel = WalkKernel(walk, tiles, grouped, heads, sides, self.precision, self.cache_dir, kind)
+        return kernel, kernel.path
 
     def reports(self) -> tuple[TileReport, ...]:
         """Return what `explain` says of the tiles of each walk."""
-        kinds, path = ("result", "gradients of rows", "gradients of columns"), str(getattr(self.result, "path", ""))
+        kinds, path = ("result", "gradients of rows", "gradients of columns"), str(self.path)
         if self.entries:
             _, _, columns, _ = self.entries[0]
             return (TileReport(kinds[0], 1, 1, True, 0, len(columns), 1.0, path),)
@@ -274,7 +276,7 @@ class Kernels:
             walks[0] = walk_of(self.body, 0, (inputs[0], *names), of_lse)
         targets = [(name, name[len("grad_") :]) for walk in walks for name in walk.targets]
         whole = {**tensors, **{target: self.gradient_of(name, tensors[name]) for target, name in targets}}
-        return [self._kernel(n, walk, whole) for n, walk in enumerate(walks, 1) if walk.targets], targets
+        return [self._kernel(n, walk, whole)[0] for n, walk in enumerate(walks, 1) if walk.targets], targets
 
 
 def _groups(tensor: Tensor, own_modes: int) -> list[tuple[int, int]]:

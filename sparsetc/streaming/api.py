@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.operands import check_operand
-from sparsetc.contraction.request import Result, check_form
+from sparsetc.contraction.request import Result, check_form, check_operand
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.einsum import Bound
@@ -122,8 +121,16 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         else:
             compiler.copies = budget.copies(form.rows, nbytes)
         shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))
-        about = (bound.einsum.text, shapes, dtype_name(tensor.dtype), settings.effective_precision())
-        recipe = contents.Recipe(*about, compiler.backend.name, chosen.output, rows is not None, chosen.drop_zeros)
+        recipe = contents.Recipe(
+            bound.einsum.text,
+            shapes,
+            dtype_name(tensor.dtype),
+            settings.effective_precision(),
+            compiler.backend.name,
+            chosen.output,
+            rows is not None,
+            chosen.drop_zeros,
+        )
         where = target if settings.memory_limit is None else torch.device("cpu")
         if chosen.packed_on is not None:
             where = named_device(chosen.packed_on)

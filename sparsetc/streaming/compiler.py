@@ -19,9 +19,8 @@ from sparsetc.backends import Backend
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.compile import contraction
-from sparsetc.contraction.operands import stand_ins
 from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
-from sparsetc.contraction.request import Request
+from sparsetc.contraction.request import Request, stand_ins
 from sparsetc.contraction.rewrites import Pull, rewrites_of
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.equation.einsum import Bound

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.guard import finite
-from sparsetc.contraction.operands import dense_of_call
-from sparsetc.contraction.request import Result, arranged, is_sparse
+from sparsetc.contraction.request import Result, arranged, dense_of_call, is_sparse
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
 from sparsetc.ir.plan import Plan
 from sparsetc.streaming import contents
