@@ -26,7 +26,8 @@ from sparsetc.ir.plan import Plan, requested
 from sparsetc.join.join import Join, Roles, prepared
 from sparsetc.join.order import pattern_of
 from sparsetc.planner.candidate import Choice, ranked
-from sparsetc.planner.registry import JOINS, chosen
+from sparsetc.planner.registry import chosen
+from sparsetc.products import WAYS
 from sparsetc.products.hybrid import HybridPath
 from sparsetc.products.problem import JoinProblem, paired
 from sparsetc.products.scalar import EINSUMS, TaskSums
@@ -79,15 +80,22 @@ class Pair(Inspectable):
             roles,
         )
         dtype = self._like.dtype
-        wanted = paired(requested(settings.plan).of_step(0, 1), e.indices)
         self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
-        limit = settings.memory_on(self.device)
         self.problem = JoinProblem(
-            self.join, e, wanted, dtype, self.backend, settings, self.device, swapped, limit, request.unmet
+            join=self.join,
+            einsum=e,
+            wanted=paired(requested(settings.plan).of_step(0, 1), e.indices),
+            dtype=dtype,
+            backend=self.backend,
+            settings=settings,
+            device=self.device,
+            swapped=swapped,
+            limit=settings.memory_on(self.device),
+            unmet=request.unmet,
         )
         self.problem.check_least()
         self.empty = not self.join.tasks
-        self.take(chosen(wanted, self.problem, JOINS))
+        self.take(chosen(self.problem.wanted, self.problem, WAYS))
 
     def find_pattern(self, patterns: Patterns) -> None:
         """Find the pattern of the result from those of the operands.
@@ -105,7 +113,7 @@ class Pair(Inspectable):
 
     def take(self, choice: Choice, ready: Pair | None = None) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""
-        make = JOINS[choice.plan.name]
+        make = WAYS[choice.plan.name]
         self.choice: Choice = choice
         self.numeric = self.task_sums if make is TaskSums else make(self.problem, choice.plan)
         self.inner = (self.numeric,)
@@ -184,7 +192,7 @@ class Pair(Inspectable):
                 result = self._values(left, right) if self.join.tasks else left.new_zeros(0)
                 if result is not None:
                     return result
-            self.task_sums.tasks.nnz = self.nnz
+            self.task_sums.nnz = self.nnz
             return self.task_sums.product(letter, left, right)
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor | None:
@@ -216,7 +224,7 @@ class Pair(Inspectable):
     def reports(self) -> list[StepReport]:
         """Return the report of the contraction, for an explanation."""
         m, plan = self.join, self.plan
-        candidates = ranked([c for method in JOINS.values() for c in method.estimates(self.problem)])
+        candidates = ranked([c for method in WAYS.values() for c in method.estimates(self.problem)])
         terms = next((zip(c.terms, c.seconds or (), strict=False) for c in candidates if c.name == plan.name), ())
         split = HybridPath.split(self.problem) if plan.name == HybridPath.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch
