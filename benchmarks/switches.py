@@ -119,7 +119,7 @@ def sums_row(tensors: str, equation: str, x: stc.SparseTensor, y: stc.SparseTens
         assert error < ERROR["highest"], (tensors, equation, form, error)
         assert step.task_sums.of("z").ordered == (GPU and form == "ordered"), form  # torch's programs have one form
         us[form] = microseconds(lambda: step.numeric.run(*values))  # noqa: B023
-    tasks = step.task_sums.join_order.tasks
+    tasks = step.task_sums.tasks.join_order.tasks
     return {
         "switch": "sums",
         "tensors": tensors,

@@ -192,7 +192,7 @@ class Pair(Inspectable):
                 result = self._values(left, right) if self.join.tasks else left.new_zeros(0)
                 if result is not None:
                     return result
-            self.task_sums.nnz = self.nnz
+            self.task_sums.tasks.nnz = self.nnz
             return self.task_sums.product(letter, left, right)
 
     def _values(self, x: Tensor, y: Tensor) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Kernels of the symbolic phase: tasks mark a bit each, bits are counted, and say each task's entry of the result.
 
-In: pointers to the arrays of a `JoinOrder`, and of marks (`products.tasks`). Out: arrays of a `NonzeroPairList`, and
-places. The module is imported only where kernels run, for it imports triton.
+In: pointers to the arrays of a `JoinOrder`, and of marks (`Tasks`). Out: arrays of a `NonzeroPairList`, and places. The
+module is imported only where kernels run, for it imports triton.
 
 Lists that are kept have fewer than 2**31 tasks, and each matched entry has one, so tasks, entries, columns and counts
 take 32 bits; places, and words of marks, take 64.

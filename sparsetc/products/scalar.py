@@ -1,8 +1,8 @@
 """The scalar path: one multiplication a pair of nonzeros, added up by the result's entry.
 
-In: a `JoinProblem`. Out: the result's values, or the gradient of either operand's: sums over the same tasks. The list
-of tasks is a sparse operand of ones, ``T[p, q, z]``, so each sum is an einsum with one sparse operand, lowered and
-printed like any other::
+In: `Tasks`. Out: the result's values, or the gradient of either operand's: sums over the same tasks. The list of tasks
+is a sparse operand of ones, ``T[p, q, z]``, so each sum is an einsum with one sparse operand, lowered and printed like
+any other::
 
     result     pqz,p,q->z     chunks of tasks; z is added to by atomics, which coalesce, as z mostly rises with q
     back to x  pqz,q,z->p     runs of one p, summed in registers
@@ -15,9 +15,8 @@ address wait for one another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,25 +31,15 @@ from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Plan, Schedule, Storage
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.join import loops
-from sparsetc.join.order import TASK_BYTES, JoinOrder
-from sparsetc.packing.base import Packed, index_dtype, pack
+from sparsetc.join.order import TASK_BYTES
+from sparsetc.packing.base import Packed, pack
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
-from sparsetc.products.tasks import (
-    FRAME,
-    KEPT_BYTES,
-    ROW_WORDS,
-    NonzeroPairList,
-    by_groups,
-    by_marks,
-    groups,
-    keeps,
-    markable,
-)
+from sparsetc.products.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support import cached_property
-from sparsetc.support.compiled import native, room
+from sparsetc.support.compiled import room
 from sparsetc.support.entry import bar
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import accumulator, wide
@@ -81,15 +70,15 @@ def waits(sums: int, tasks: int) -> bool:
 class TaskSum:
     """The sum over tasks for one of x, y and the result (``letter`` p, q or z) of the product of the other two."""
 
-    def __init__(self, tasks: TaskSums, letter: str, backend: str | None = None) -> None:
+    def __init__(self, p: JoinProblem, tasks: Tasks, letter: str) -> None:
         """Take the sum; its program is generated when it is first asked for, since native loops do without.
 
         Args:
-            tasks: to sum over, whose pattern is known; operands are given in the dtype that sums are kept in.
+            p: the contraction that the tasks are of; operands are given in the dtype that its sums are kept in.
+            tasks: the tasks to sum over, whose pattern is known.
             letter: ``p``, ``q`` or ``z``, of the tensor that is summed for.
-            backend: of the program, in place of the problem's.
         """
-        p = self.problem = tasks.problem if backend is None else replace(tasks.problem, backend=backend)
+        self.problem = p
         self.tasks = tasks
         self.letter = letter
         self.dtype = accumulator(p.dtype)
@@ -128,7 +117,7 @@ class TaskSum:
             return sums
         out = left.new_zeros(self.rows)
         with bar(self.tasks.join_order.tasks, f"values of {self.problem.what}", unit="tasks") as at:
-            for one in self.tasks.lists():
+            for one in self.tasks:
                 for arrays in self._arrays(one):
                     # One addition an entry and list, and lists in order: ordered sums have the same bits each time.
                     self.executable.run(arrays, [None], factors, out, accumulate=True)
@@ -145,7 +134,7 @@ class TaskSum:
         out = room(x.device, x.dtype, self.rows)
         sums = torch.zeros(m.join.columns, dtype=wide(out.dtype), device=out.device)
         if listed:
-            (one,) = tasks.lists()
+            (one,) = tasks
             multiply(m.ends, m.first, m.row, one.z_word, x, y, sums, out)
         else:
             multiply(*tasks.by_row, tasks.found, x, y, sums, out)
@@ -189,7 +178,7 @@ class TaskSum:
         """The assembly of the kernel for a named target; needs no GPU."""
         if self.programs.backend == "triton":
             return self.programs.assembly(target, self._bind(self.tasks.none)[1].parts, self.dtype)
-        return TaskSum(self.tasks, self.letter, "triton").ptx(target)
+        return TaskSum(replace(self.problem, backend="triton"), self.tasks, self.letter).ptx(target)
 
 
 FEW_TASKS, FEW_NATIVE = 4, 8
@@ -198,14 +187,7 @@ nonzero on a CPU, where a native loop takes 4 ns a task."""
 
 
 class TaskSums(JoinPath):
-    """The three sums over all tasks of a join, each generated when first needed; those of the result are the path.
-
-    Tasks are one stored list if it fits in a share of the memory limit, else lists rebuilt at each use.
-
-    Attributes:
-        nnz: entries of the result, once its pattern is known.
-        found: the places that `places` found by a native loop, which has made no list; else None.
-    """
+    """The three sums over one set of tasks, each generated when first needed; those of the result are the path."""
 
     name = "scalar"
     launches = 4  # values gathered, the kernel, the result zeroed
@@ -236,16 +218,12 @@ class TaskSums(JoinPath):
         return [replace(candidate, plan=replace(candidate.plan, reason=f"at most {few} tasks a nonzero"))]
 
     def __init__(self, p: JoinProblem, plan: Plan | None = None) -> None:
-        self.problem, self.join_order = p, JoinOrder.of(p.join)
-        self.fits = keeps(p.join.tasks, p)
-        self.nnz = 0
-        self.found: Tensor | None = None
-        self._kept: NonzeroPairList | None = None
+        self.problem, self.tasks = p, Tasks(p)
         self._made: dict[str, TaskSum] = {}
 
     def product(self, letter: str, left: Tensor, right: Tensor) -> Tensor:
         """The sum over tasks for p, q or z of the other two, with x and y in the order of their `JoinOperand`s."""
-        m = self.join_order
+        m = self.tasks.join_order
         entries = {"p": m.x_entry, "q": m.y_entry, "z": None}
         factors = [picked(v, entries[c]) for c, v in zip(EINSUMS[letter], (left, right), strict=True)]
         sums = self.of(letter)(*factors)
@@ -255,7 +233,7 @@ class TaskSums(JoinPath):
     def of(self, letter: str) -> TaskSum:
         """The sum over tasks for p, q or z."""
         if letter not in self._made:
-            self._made[letter] = TaskSum(self, letter)
+            self._made[letter] = TaskSum(self.problem, self.tasks, letter)
         return self._made[letter]
 
     @property
@@ -266,8 +244,17 @@ class TaskSums(JoinPath):
     @property
     def sizes(self) -> Sizes:
         """The entries that meet any, and the coordinates of all."""
-        m = self.problem.join
+        m = self.tasks.join_order.join
         return (m.x_key.numel(), m.x.nbytes), (m.y_key.numel(), m.y.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the kept tasks."""
+        return self.tasks.nbytes
+
+    def places(self) -> Tensor:
+        """(nnz,) the distinct places of all tasks: expand, sort, compress."""
+        return self.tasks.places()
 
     def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
         """Multiply and add up, task by task."""
@@ -277,77 +264,10 @@ class TaskSums(JoinPath):
         """The assembly of the kernel."""
         return self.of("z").ptx(target)
 
-    # -- tasks --------------------------------------------------------------------------------------------------------
-    def places(self) -> Tensor:
-        """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
-        p, m, join = self.problem, self.join_order, self.problem.join
-        # Results are found row by row where they fit, and a row has few words of columns for each of its tasks.
-        few = join.rows * join.columns <= ROW_WORDS * join.tasks and 8 * join.most_results <= p.limit / 4
-        if self.fits and markable(p):
-            self._kept, places = by_marks(p, m)
-        elif self.fits and few and (find := self.native(loops.results)):
-            written = room(p.device, index_dtype(join.rows * join.columns), join.most_results)
-            places = self.found = written[: find(*self.by_row, written)]
-            p.check(places.numel())
-        else:
-            self._kept, places = by_groups(p, m, self.fits)
-        self.nnz = places.numel()
-        return places
 
-    def lists(self) -> Iterator[NonzeroPairList]:
-        """Return the list of all tasks, or lists of some, made one after the other."""
-        if self.fits:
-            if self._kept is None:
-                self._list()
-            assert self._kept is not None
-            yield self._kept
-            return
-        for tasks, slot, _ in groups(self.join_order, self.problem.chunk):
-            alone = NonzeroPairList.room(self.join_order, tasks.begin, tasks.end)
-            alone.take(tasks, slot)
-            yield replace(alone, nnz=self.nnz)
-
-    def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Return a loop over all tasks as machine code; None where the settings or their number rule that out."""
-        if self.problem.settings.effective_native(self.problem.device) == "none":
-            return None
-        return native(loop, self.problem.device, self.join_order.tasks)
-
-    @cached_property
-    def by_row(self) -> tuple[Tensor | int, ...]:
-        """Return what native loops over the tasks of each row read: see `loops.results`."""
-        m = self.join_order
-        return m.ends, m.first, m.row, m.column.to(index_dtype(m.join.columns)), m.join.columns
-
-    def _list(self) -> None:
-        """Make the list of tasks, of which another path, or a native loop, has found the places."""
-        if self.found is None:
-            self.places()
-        fill = self.native(loops.tasks)
-        if self.found is None or fill is None:
-            if self._kept is None:
-                self._kept, _ = by_groups(self.problem, self.join_order, True)
-            return
-        m, filled = self.join_order, NonzeroPairList.room(self.join_order, 0, self.join_order.tasks)
-        filled.y_shift[0:1] = m.first[0:1]
-        torch.sub(m.first[1:], m.ends[:-1], out=filled.y_shift[1:])
-        fill(*self.by_row, self.found, FRAME.bit_length() - 1, filled.x_base, filled.x_word, filled.z_word)
-        self._kept = replace(filled, nnz=self.nnz)
-
-    @property
-    def none(self) -> NonzeroPairList:
-        """A list of no tasks, by which programs are generated before there are any."""
-        return replace(NonzeroPairList.room(self.join_order, 0, 0), nnz=self.nnz)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the list, if it is kept."""
-        return self.join_order.tasks * KEPT_BYTES if self.fits else 0
-
-
-def _about(equation: str, tasks: TaskSums) -> Sequence[str]:
+def _about(equation: str, tasks: Tasks) -> Sequence[str]:
     """Return lines for a reader of the source about its tasks."""
-    roles = tasks.problem.join.roles
+    roles = tasks.join_order.join.roles
     return (
         equation,
         f"{roles}." if str(roles) else "No letters are left.",

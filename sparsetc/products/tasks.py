@@ -13,7 +13,7 @@ a word. That is 5 bytes a task, read in order.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -25,12 +25,13 @@ from sparsetc.ir.nest.coordinates import Consecutive, Field
 from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
+from sparsetc.join import loops
 from sparsetc.join.order import Expanded, JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
 from sparsetc.products.problem import JoinProblem
 from sparsetc.support import cached_property
-from sparsetc.support.compiled import room
+from sparsetc.support.compiled import native, room
 from sparsetc.support.entry import bar, on_gpu
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import INT32_MAX
@@ -256,53 +257,136 @@ def markable(p: JoinProblem) -> bool:
     return has_kernels and p.settings.effective_backend(p.device) == "triton"
 
 
-def by_groups(p: JoinProblem, m: JoinOrder, kept: bool) -> tuple[NonzeroPairList | None, Tensor]:
-    """Return the list of all tasks, if it is `kept`, and their distinct places, ascending, by operations of torch."""
-    done, nnz = [m.ends.new_zeros(0)], 0
-    filling = NonzeroPairList.room(m, 0, m.tasks) if kept else None
-    with bar(m.tasks, f"pattern of {p.what}", unit="tasks") as at:
-        for tasks, slot, fresh in groups(m, p.chunk):
-            done.append(fresh)
-            nnz += fresh.numel()
-            p.check(nnz, least=True)
-            if filling is not None:
-                filling.take(tasks, slot)
-            at(tasks.end)
-    return None if filling is None else replace(filling, nnz=nnz), torch.cat(done)
+class Tasks:
+    """All tasks of a join: one stored list if it fits in a share of the memory limit, else lists rebuilt at each use.
 
-
-def by_marks(p: JoinProblem, m: JoinOrder) -> tuple[NonzeroPairList, Tensor]:
-    """Return the list of all tasks, and their distinct places, ascending: a bit a place, set by each task adding to it.
-
-    There are four launches and a handful of calls of torch, where groups of tasks take some hundred, and one wait, for
-    the number of results. Two passes over the tasks read and write little more than the list itself: tasks come row by
-    row, so marks are near those set before; nothing is sorted.
+    Attributes:
+        nnz: number of entries of the result, once its pattern is known.
+        found: the places that `places` found by a native loop, which has made no list; else None.
     """
-    device, tasks, new = m.ends.device, m.tasks, m.ends.new_empty
-    columns, column = m.join.columns, m.column.to(torch.int32)
-    frames = torch.arange(0, tasks, FRAME, device=device)
-    x_base = torch.searchsorted(m.ends, frames, right=True, out_int32=True)
-    x_word, y_shift = new(tasks, dtype=torch.uint8), new(m.matched[0], dtype=torch.int32)
-    words = -(-m.join.rows * columns // WORD)
-    bits, upto = m.ends.new_zeros(words, dtype=torch.int32), new(words, dtype=torch.int32)
-    by_task = {"FRAME": FRAME, "BLOCK": BLOCK}
-    arrays = (m.ends, m.first, m.row, column, x_base, bits, x_word, y_shift)
-    _launch(device, "mark", tasks, *arrays, tasks, m.matched[0], columns, **by_task)
-    _launch(device, "count", words, bits, upto, words, BLOCK=BLOCK)
-    upto.cumsum_(0)
-    nnz = int(upto[-1])
-    p.check(nnz)
-    places, z_word = new(nnz), new(tasks, dtype=torch.int32)
-    _launch(device, "write_places", words, bits, upto, places, words, WORDS=WORDS)
-    arrays = (m.row, column, x_base, x_word, y_shift, bits, upto, z_word)
-    _launch(device, "write_results", tasks, *arrays, tasks, columns, **by_task)
-    return NonzeroPairList(m, nnz, 0, tasks, x_word, x_base, y_shift, z_word), places
 
+    def __init__(self, p: JoinProblem) -> None:
+        self.join_order, self.problem = JoinOrder.of(p.join), p
+        self.fits = keeps(p.join.tasks, p)
+        self.nnz = 0
+        self.found: Tensor | None = None
+        self._kept: NonzeroPairList | None = None
 
-def _launch(device: torch.device, name: str, size: int, *arguments: Any, **constants: int) -> None:
-    """Run a kernel on as many programs as `size` takes."""
-    from sparsetc.join import mark_kernels  # imports triton
+    def places(self) -> Tensor:
+        """(nnz,) the distinct places of all tasks, ascending; the list is filled on the way if it is kept."""
+        if self.fits and markable(self.problem):
+            return self._by_marks()
+        join = self.join_order.join
+        # Results are found row by row where they fit, and a row has few words of columns for each of its tasks.
+        few = join.rows * join.columns <= ROW_WORDS * join.tasks and 8 * join.most_results <= self.problem.limit / 4
+        if self.fits and few and (find := self.native(loops.results)):
+            places = room(self.problem.device, index_dtype(join.rows * join.columns), join.most_results)
+            self.nnz = find(*self.by_row, places)
+            self.problem.check(self.nnz)
+            self.found = places[: self.nnz]
+            return self.found
+        return self._by_groups()
 
-    programs = -(-size // constants.get("BLOCK", WORDS))
-    with on_gpu(device):
-        getattr(mark_kernels, name)[(programs,)](*arguments, **constants)
+    def _by_groups(self) -> Tensor:
+        """(nnz,) the places, as `places` finds them, by operations of torch."""
+        m, done = self.join_order, [self.join_order.ends.new_zeros(0)]
+        filling = NonzeroPairList.room(m, 0, m.tasks) if self.fits else None
+        self.nnz = 0
+        with bar(m.tasks, f"pattern of {self.problem.what}", unit="tasks") as at:
+            for tasks, slot, fresh in groups(m, self.problem.chunk):
+                done.append(fresh)
+                self.nnz += fresh.numel()
+                self.problem.check(self.nnz, least=True)
+                if filling is not None:
+                    filling.take(tasks, slot)
+                at(tasks.end)
+        self._kept = None if filling is None else replace(filling, nnz=self.nnz)
+        return torch.cat(done)
+
+    def __iter__(self) -> Iterator[NonzeroPairList]:
+        if self.fits:
+            if self._kept is None:
+                self._list()
+            assert self._kept is not None
+            yield self._kept
+            return
+        for tasks, slot, _ in groups(self.join_order, self.problem.chunk):
+            alone = NonzeroPairList.room(self.join_order, tasks.begin, tasks.end)
+            alone.take(tasks, slot)
+            yield replace(alone, nnz=self.nnz)
+
+    def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return a loop over all tasks as machine code; None where the settings or their number rule that out."""
+        if self.problem.settings.effective_native(self.problem.device) == "none":
+            return None
+        return native(loop, self.problem.device, self.join_order.tasks)
+
+    @cached_property
+    def by_row(self) -> tuple[Tensor | int, ...]:
+        """Return what native loops over the tasks of each row read: see `loops.results`."""
+        m = self.join_order
+        return m.ends, m.first, m.row, m.column.to(index_dtype(m.join.columns)), m.join.columns
+
+    def _list(self) -> None:
+        """Make the list of tasks, of which another path, or a native loop, has found the places."""
+        if self.found is None:
+            self.places()
+        fill = self.native(loops.tasks)
+        if self.found is None or fill is None:
+            if self._kept is None:
+                self._by_groups()
+            return
+        m, filled = self.join_order, NonzeroPairList.room(self.join_order, 0, self.join_order.tasks)
+        filled.y_shift[0:1] = m.first[0:1]
+        torch.sub(m.first[1:], m.ends[:-1], out=filled.y_shift[1:])
+        fill(*self.by_row, self.found, FRAME.bit_length() - 1, filled.x_base, filled.x_word, filled.z_word)
+        self._kept = replace(filled, nnz=self.nnz)
+
+    def _by_marks(self) -> Tensor:
+        """(nnz,) the places, as `places` finds them, by kernels: a bit a place, set by each task that adds to it.
+
+        There are four launches and a handful of calls of torch, where groups of tasks take some hundred, and one wait,
+        for the number of results. Two passes over the tasks read and write little more than the list itself: tasks come
+        row by row, so marks are near those set before; nothing is sorted.
+        """
+        m = self.join_order
+        tasks = self.join_order.tasks
+        new = self.join_order.ends.new_empty
+        columns, column = m.join.columns, m.column.to(torch.int32)
+        frames = torch.arange(0, tasks, FRAME, device=m.ends.device)
+        x_base = torch.searchsorted(m.ends, frames, right=True, out_int32=True)
+        x_word, y_shift = new(tasks, dtype=torch.uint8), new(m.matched[0], dtype=torch.int32)
+        words = -(-m.join.rows * columns // WORD)
+        bits, upto = m.ends.new_zeros(words, dtype=torch.int32), new(words, dtype=torch.int32)
+        by_task = {"FRAME": FRAME, "BLOCK": BLOCK}
+        arrays = (m.ends, m.first, m.row, column, x_base, bits, x_word, y_shift)
+        self._launch("mark", tasks, *arrays, tasks, m.matched[0], columns, **by_task)
+        self._launch("count", words, bits, upto, words, BLOCK=BLOCK)
+        upto.cumsum_(0)
+        self.nnz = int(upto[-1])
+        self.problem.check(self.nnz)
+        places, z_word = new(self.nnz), new(tasks, dtype=torch.int32)
+        self._launch("write_places", words, bits, upto, places, words, WORDS=WORDS)
+        arrays = (m.row, column, x_base, x_word, y_shift, bits, upto, z_word)
+        self._launch("write_results", tasks, *arrays, tasks, columns, **by_task)
+        self._kept = NonzeroPairList(m, self.nnz, 0, tasks, x_word, x_base, y_shift, z_word)
+        return places
+
+    def _launch(self, name: str, size: int, *arguments: Any, **constants: int) -> None:
+        """Run a kernel on as many programs as `size` takes, on the device that the tasks are on."""
+        from sparsetc.join import mark_kernels  # imports triton
+
+        device = self.join_order.ends.device
+        programs = -(-size // constants.get("BLOCK", WORDS))
+        with on_gpu(device):
+            getattr(mark_kernels, name)[(programs,)](*arguments, **constants)
+
+    @property
+    def none(self) -> NonzeroPairList:
+        """A list of no tasks, by which programs are generated before there are any."""
+        return replace(NonzeroPairList.room(self.join_order, 0, 0), nnz=self.nnz)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the list, if it is kept."""
+        return self.join_order.tasks * KEPT_BYTES if self.fits else 0

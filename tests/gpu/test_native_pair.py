@@ -12,7 +12,6 @@ from pair_cases import EQUATIONS, MIXED, SIZES, operands, small_blocks, structur
 
 import sparsetc as stc
 from sparsetc.codegen.split_float16 import TilePositions, split
-from sparsetc.products import scalar
 from sparsetc.products import tasks as task_lists
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -151,7 +150,7 @@ def test_deterministic_sums_repeat(dtype: torch.dtype) -> None:
     x, y = (o.cuda() for o in operands("ij,jk->ik", "dense", dtype, sizes={"i": 16, "j": 500, "k": 10}))
     for limit in (None, 300_000):
         kernel = stc.compile("ij,jk->ik", x, y, plan="scalar", deterministic=True, memory_limit=limit)
-        assert kernel.contraction.steps[0].task_sums.fits == (limit is None)
+        assert kernel.contraction.steps[0].task_sums.tasks.fits == (limit is None)
         found = []
         for _ in range(5):
             given = [o.values.clone().requires_grad_() for o in (x, y)]
@@ -226,9 +225,9 @@ def test_marks_and_groups_make_the_same_list(coords: torch.Tensor) -> None:
         assert task_lists.markable(step.problem)
     made = []
     for marked in (True, False):
-        with mock.patch.object(scalar, "markable", return_value=marked):
-            tasks = scalar.TaskSums(step.problem)
-            made.append((tasks.places(), *tasks.lists()))
+        with mock.patch.object(task_lists, "markable", return_value=marked):
+            tasks = task_lists.Tasks(step.problem)
+            made.append((tasks.places(), *tasks))
     (places, one), (expected, other) = made
     assert torch.equal(places, expected)
     for name in ("x_word", "x_base", "y_shift", "z_word"):

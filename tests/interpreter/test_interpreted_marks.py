@@ -14,11 +14,9 @@ from pair_cases import EQUATIONS, operands, pairs, structural
 
 import sparsetc as stc
 from sparsetc.contraction.pair import Pair
-from sparsetc.products import scalar
 from sparsetc.products import tasks as task_lists
 from sparsetc.products.problem import JoinProblem
-from sparsetc.products.scalar import TaskSums
-from sparsetc.products.tasks import NonzeroPairList, markable
+from sparsetc.products.tasks import NonzeroPairList, Tasks, markable
 
 
 def step_of(equation: str, given: list[Any], **settings: object) -> Pair:
@@ -28,14 +26,14 @@ def step_of(equation: str, given: list[Any], **settings: object) -> Pair:
 
 def made(step: Pair, marked: bool) -> tuple[torch.Tensor, NonzeroPairList]:
     """(places, list), by marks or by groups."""
-    with mock.patch.object(scalar, "markable", return_value=marked), poisoned():
-        tasks = TaskSums(step.problem)
+    with mock.patch.object(task_lists, "markable", return_value=marked), poisoned():
+        tasks = Tasks(step.problem)
         places = tasks.places()
-        (one,) = tasks.lists()
+        (one,) = tasks
         # A list made again, of a pattern that another path has found.
-        again = TaskSums(step.problem)
+        again = Tasks(step.problem)
         again.nnz = tasks.nnz
-        (other,) = again.lists()
+        (other,) = again
     assert one.nnz == tasks.nnz == places.numel()
     same(one, other)
     return places, one
@@ -50,9 +48,9 @@ def same(left: NonzeroPairList, right: NonzeroPairList) -> None:
 
 
 def check(step: Pair) -> None:
-    assert markable(step.problem) == (step.task_sums.join_order.tasks > 0)
+    assert markable(step.problem) == (step.task_sums.tasks.join_order.tasks > 0)
     places, one = made(step, False)
-    if step.task_sums.join_order.tasks:
+    if step.task_sums.tasks.join_order.tasks:
         found, other = made(step, True)
         assert found.dtype == places.dtype == torch.int64
         assert torch.equal(found, places)
@@ -98,7 +96,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
         coords = torch.unique(torch.cat([n - 1 - c if flipped else c for c in lines], 1), dim=1)
         x = stc.SparseTensor(coords, torch.ones(coords.shape[1]), (n, n))
         step = step_of("ij,jk->ik", [x, x])
-        assert step.task_sums.join_order.tasks > n * n
+        assert step.task_sums.tasks.join_order.tasks > n * n
         check(step)
 
 
@@ -114,16 +112,16 @@ def test_runs_longer_than_programs() -> None:
 def test_one_task_and_none() -> None:
     one = stc.SparseTensor(torch.tensor([[3], [5]]), torch.ones(1), (7, 7))
     step = step_of("ij,kj->ik", [one, one])
-    assert step.task_sums.join_order.tasks == 1
+    assert step.task_sums.tasks.join_order.tasks == 1
     check(step)
     none = step_of("ij,jk->ik", [one, one])
-    assert none.task_sums.join_order.tasks == 0
+    assert none.task_sums.tasks.join_order.tasks == 0
     check(none)
 
 
 def test_marks_are_for_places_that_are_few_a_task_and_fit() -> None:
     step = step_of("ij,jk->ik", operands("ij,jk->ik", "skewed"))
-    m, places = step.task_sums.join_order, step.join.rows * step.join.columns
+    m, places = step.task_sums.tasks.join_order, step.join.rows * step.join.columns
     with mock.patch.object(task_lists, "FEW", 0):
         for spread, wanted in [(places // m.tasks + 1, True), (0, False)]:
             with mock.patch.object(task_lists, "SPREAD", spread):
@@ -137,12 +135,12 @@ def test_marks_are_for_places_that_are_few_a_task_and_fit() -> None:
 def test_the_count_is_checked_before_places_are_made() -> None:
     x, y = operands("i,j->ij", "dense", sizes={"i": 10, "j": 1})
     step = step_of("i,j->ij", [x, y])
-    tasks, too_many = TaskSums(step.problem), stc.OutOfMemoryError("too many")
+    tasks, too_many = Tasks(step.problem), stc.OutOfMemoryError("too many")
     with (
-        mock.patch.object(task_lists, "_launch", wraps=task_lists._launch) as launch,
+        mock.patch.object(tasks, "_launch", wraps=tasks._launch) as launch,
         mock.patch.object(JoinProblem, "check", side_effect=too_many) as check,
         pytest.raises(stc.OutOfMemoryError),
     ):
         tasks.places()
     check.assert_called_once_with(10)
-    assert [call.args[1] for call in launch.call_args_list] == ["mark", "count"]
+    assert [call.args[0] for call in launch.call_args_list] == ["mark", "count"]

@@ -59,7 +59,7 @@ def test_long_runs_and_many_items(kept: bool, deterministic: bool) -> None:
     with small_chunks(1000, kept), chunks, items, cap:
         made = run("ij,jk->ik", given, deterministic=deterministic)
         (step,) = made.contraction.steps
-        assert step.task_sums.fits == kept
+        assert step.task_sums.tasks.fits == kept
         g = torch.Generator().manual_seed(0)
         upstream = torch.rand(made.nnz, generator=g, dtype=torch.float64)
         x, y = (o.to_dense() for o in given)
@@ -96,7 +96,7 @@ def test_few_sums_of_many_tasks_are_ordered() -> None:
         (step,) = made.contraction.steps
         kept = step.task_sums.of("z")._kept
         assert kept is not None
-        assert len(kept[1]) == -(-step.task_sums.join_order.tasks // 96)
+        assert len(kept[1]) == -(-step.task_sums.tasks.join_order.tasks // 96)
     with mock.patch.object(scalar, "MANY", 1000):
         assert "atomic" in run("ijk,ijk->", given).source
 

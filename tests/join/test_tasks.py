@@ -48,7 +48,7 @@ def by_hand(m: JoinOrder) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["one-mode", "two-modes", "outer", "inner", "batch", "elementwise", "vectors-outer"])
 def test_groups_make_every_task_once_and_find_every_place(name: str, marked: bool, chunk: int) -> None:
     step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
-    m, tasks = step.task_sums.join_order, by_hand(step.task_sums.join_order)
+    m, tasks = step.task_sums.tasks.join_order, by_hand(step.task_sums.tasks.join_order)
     places, slot = torch.unique(tasks[2], return_inverse=True)
     with marking(marked):
         made = list(groups(m, chunk))
@@ -63,7 +63,7 @@ def test_groups_make_every_task_once_and_find_every_place(name: str, marked: boo
 
 def test_spans_are_of_whole_rows() -> None:
     step = step_of("ijk,klm->ijlm", operands("ijk,klm->ijlm", "skewed"))
-    m = step.task_sums.join_order
+    m = step.task_sums.tasks.join_order
     found = list(spans(m, 10))
     assert (found[0][0], found[-1][1]) == (0, m.tasks)
     assert (found[0][2], found[-1][3]) == (0, m.join.rows)
@@ -86,9 +86,9 @@ def test_distinct(key: list[int], marked: bool) -> None:
 def test_a_list_stores_every_task(name: str, frame: int) -> None:
     with mock.patch.object(task_lists, "FRAME", frame):
         step = step_of(EQUATIONS[name], operands(EQUATIONS[name], "skewed"))
-        places = step.task_sums.places()
-        (one,) = step.task_sums.lists()
-        tasks = by_hand(step.task_sums.join_order)
+        places = step.task_sums.tasks.places()
+        (one,) = step.task_sums.tasks
+        tasks = by_hand(step.task_sums.tasks.join_order)
         tasks[2] = torch.searchsorted(places, tasks[2].contiguous())
         assert torch.equal(one.coordinates(), tasks)
         for packed in (one.chunks(), one.runs()):
@@ -113,8 +113,8 @@ def test_native_lists_are_the_same(name: str, dtype: torch.dtype, natively: Call
         step = step_of(EQUATIONS[name], given)
         kernel = stc.compile(EQUATIONS[name], *given, plan="scalar")
         results += [kernel().values, kernel().values]  # the second by a list, which the first call is without
-        places = step.task_sums.places().long()
-        lists.append([places, step._pattern.coords, *(one.coordinates() for one in step.task_sums.lists())])
+        places = step.task_sums.tasks.places().long()
+        lists.append([places, step._pattern.coords, *(one.coordinates() for one in step.task_sums.tasks)])
     assert all(map(torch.equal, *lists))
     assert torch.equal(results[0], results[1])
     assert_matches(kernel(), EQUATIONS[name], given)
@@ -127,7 +127,7 @@ def test_a_new_product_lists_no_tasks_and_makes_no_coordinates(natively: Callabl
     x = stc.SparseTensor.from_dense(dense)
     kernel = stc.compile("ij,jk->ik", x, x, plan="scalar")
     product = kernel()
-    assert kernel.step.task_sums._kept is None
+    assert kernel.step.task_sums.tasks._kept is None
     assert isinstance(product.pattern._coords, Later)
     assert product.nnz == int((dense @ dense > 0).sum())
     torch.testing.assert_close(product.to_dense(), dense @ dense)
@@ -149,7 +149,7 @@ def test_tile_programs_of_the_three_sums(letter: str, lanes: int, item: int) -> 
     equation = "ijk,klm->ijlm"
     with mock.patch.object(task_lists, "ITEM", item):
         step = step_of(equation, operands(equation, "skewed"))
-        (one,) = step.task_sums.lists()
+        (one,) = step.task_sums.tasks
         total = step.task_sums.of(letter)
         g = torch.Generator().manual_seed(0)
         sizes = dict(zip("pqz", one.shape, strict=True))
@@ -175,8 +175,8 @@ def test_lists_made_again_give_the_same(name: str, chunk: int, kept: bool) -> No
     with small_chunks(chunk, kept):
         kernel = check_pair(EQUATIONS[name], operands(EQUATIONS[name], "skewed", coalesce=False), plan="scalar")
         (step,) = kernel.contraction.steps
-        assert step.task_sums.fits == (kept or step.task_sums.join_order.tasks == 0)
-        assert step.task_sums.nbytes == (step.task_sums.join_order.tasks * 5 if kept else 0)
+        assert step.task_sums.tasks.fits == (kept or step.task_sums.tasks.join_order.tasks == 0)
+        assert step.task_sums.tasks.nbytes == (step.task_sums.tasks.join_order.tasks * 5 if kept else 0)
 
 
 @settings(max_examples=100)
@@ -209,7 +209,7 @@ def test_one_row_with_most_of_the_tasks() -> None:
             with small_chunks(chunk, kept):
                 kernel = stc.compile("ij,jk->ik", x, x, plan="scalar")
                 found = kernel()
-            assert kernel.contraction.steps[0].task_sums.join_order.tasks > n * n
+            assert kernel.contraction.steps[0].task_sums.tasks.join_order.tasks > n * n
             torch.testing.assert_close(found.to_dense(), x.to_dense() @ x.to_dense())
 
 
@@ -218,9 +218,9 @@ def test_a_limit_of_a_few_bytes_a_task_keeps_no_list() -> None:
     limit = 60 * 60 * 24
     kernel = stc.compile("ij,jk->ik", x, y, plan="scalar", memory_limit=limit)
     (step,) = kernel.contraction.steps
-    assert step.task_sums.join_order.tasks == 60 * 60 * 50
-    assert not step.task_sums.fits
-    assert len(list(step.task_sums.lists())) > 60
+    assert step.task_sums.tasks.join_order.tasks == 60 * 60 * 50
+    assert not step.task_sums.tasks.fits
+    assert len(list(step.task_sums.tasks)) > 60
     torch.testing.assert_close(kernel().to_dense(), x.to_dense() @ y.to_dense())
 
 

@@ -261,7 +261,7 @@ def test_memory_stays_below_the_limit_however_many_tasks() -> None:
     small = stc.SparseTensor(torch.stack([i, j]), torch.rand(n * width, dtype=torch.float64), (n, width))
     with stc.options(memory_limit=n * n * 24), Largest() as largest:
         kernel = stc.compile("ij,kj->ik", small, small, plan="scalar")
-        assert kernel.contraction.steps[0].task_sums.join_order.tasks == width * n * n
+        assert kernel.contraction.steps[0].task_sums.tasks.join_order.tasks == width * n * n
         found = kernel()
     assert largest.nbytes <= n * n * 24
     torch.testing.assert_close(found.values.view(n, n), small.to_dense() @ small.to_dense().T)
