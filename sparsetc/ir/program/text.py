@@ -100,8 +100,11 @@ def line(p: TileProgram, s: Statement) -> str:
         case Value():
             stored = p.stored(s.operand)
             tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
-            how, where = ("expand", tile) if stored.name else ("load", "X.values")
-            return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
+            if not stored.values.held:
+                return f"{s.out} = 1"
+            how = "expand" if stored.name and stored.values.bitmap else "load"
+            note = "  # high and low parts" if stored.values.halves else ""
+            return f"{s.out} = {how} {tile if stored.name else 'X.values'}{note}"
         case Scale():
             most = f"{s.operand.upper()}.most[item_{s.operand}]" if s.out.axes else p.largest(s)
             if s.rows:
