@@ -4,7 +4,7 @@ In: a kernel of a generated module, or one by hand, and its grid. Out: a functio
 never waits and can be captured in a CUDA graph; or assembly for a named target, which needs no GPU.
 
 In: the text of native loops, then tensors of storages. Out: `Call`. numba compiles a function when it first runs on
-arguments of some types, and keeps it beside the sources (`support.compiled`). Functions hold no lock of Python, so that
+arguments of some types, and keeps it beside the sources (`support.files`). Functions hold no lock of Python, so that
 threads of Python share a part: its items are cut into ranges that hold about as many nonzeros each. numba's own threads
 are not used: its OpenMP layer changes how many threads torch has for good and ends forked children, and its other layer
 ends a process in which three threads call at once.
@@ -38,8 +38,8 @@ from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.ir.program.tile import Product, TileProgram
 from sparsetc.packing.base import Packed
 from sparsetc.support import Ints, at_fork
-from sparsetc.support.compiled import Kept
 from sparsetc.support.entry import bar, log_since, on_gpu
+from sparsetc.support.files import Kept
 from sparsetc.tensor.dtypes import WORDS
 
 FUSED = {"enable_fp_fusion": True}

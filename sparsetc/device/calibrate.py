@@ -27,7 +27,7 @@ from sparsetc.errors import DeviceError
 from sparsetc.explain import aligned
 from sparsetc.ir.plan import DOTS, F16X3
 from sparsetc.options import PRECISIONS
-from sparsetc.support import memory
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import matmul_precision
 
 ROW = 32
@@ -262,7 +262,7 @@ def measure(sizes: ProbeSizes | None = None) -> DeviceProfile:
         raise DeviceError("calibrate times compiled kernels; unset TRITON_INTERPRET and start again")
     sizes = sizes or ProbeSizes()
     device = torch.device("cuda", torch.cuda.current_device())
-    memory.check("calibrating", sizes.nbytes, device)
+    check_memory("calibrating", sizes.nbytes, device)
     machine = machine_of(device)
     timed = chain(probes(device, sizes, machine), torch_probes(device, sizes))
     rate = {name: work / _seconds(launches) for name, work, launches in timed}
