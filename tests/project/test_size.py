@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 400_200, size.COMPILER: 297_264, size.FILES: 229, size.CLASSES: 280, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 399_839, size.COMPILER: 297_243, size.FILES: 229, size.CLASSES: 279, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
