@@ -19,15 +19,15 @@ from torch import Tensor
 
 from sparsetc.contraction.compile import contraction
 from sparsetc.contraction.kernel import SAVED, Kernel, saved_settings
-from sparsetc.contraction.operands import stand_ins
+from sparsetc.contraction.request import stand_ins
 from sparsetc.errors import FormatError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import RECORDS
 from sparsetc.options import Options, current, with_settings
-from sparsetc.support import Ints, NamedInts, Names, memory
-from sparsetc.support.checks import fits, from_state, misfit, quoted
+from sparsetc.support import Ints, NamedInts, Names
+from sparsetc.support.checks import check_memory, fits, from_state, misfit, quoted
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
 from sparsetc.tensor.inputs import as_coords, as_values
@@ -75,7 +75,7 @@ def tensor(pattern: Pattern, values: Tensor) -> SparseTensor:
         raise FormatError(f"a saved SparseTensor has blocks of {sides}, and values {tuple(data.shape)}; it is damaged")
     nbytes = data.nbytes
     if nbytes > data.untyped_storage().nbytes():
-        memory.check("the values of a saved SparseTensor, which a file has once for many,", nbytes, data.device)
+        check_memory("the values of a saved SparseTensor, which a file has once for many,", nbytes, data.device)
     return SparseTensor._make(pattern, data)
 
 

@@ -27,8 +27,7 @@ from math import gcd, prod
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.operands import Patterns
-from sparsetc.contraction.request import SPARE, Change, Put, Request, Rewrite, Take, is_sparse
+from sparsetc.contraction.request import SPARE, Change, Patterns, Put, Request, Rewrite, Take, is_sparse
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import requested
@@ -378,7 +377,7 @@ COLUMNS = 1024
 def parts(r: Request) -> Rewrite | None:
     """Cut long blocks, along the letters they sum, into parts, each an entry of its own; tables are unchanged."""
     e, sizes = r.bound.einsum, r.bound.by_index
-    if len(e.sparse) > 1 or len(e.dense) != 2 or r.settings.effective_backend(r.sparse[0].device) != "triton":
+    if len(e.sparse) > 1 or len(e.dense) != 2 or r.settings.effective_backend(r.sparse[0].device).whole:
         return None
     (x,), (position,) = r.sparse, e.sparse
     coordinates = e.inputs[position]

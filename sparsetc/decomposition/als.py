@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.kernels import mode_kernels
 from sparsetc.errors import DecompositionError, DeviceError, FormatError, ShapeError
-from sparsetc.support import memory
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.elementwise import is_strided, where_holds
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -166,7 +166,7 @@ class Observed(Equations):
     def __init__(self, x: SparseTensor, factors: Sequence[Tensor], free: Sequence[int], **settings: Any) -> None:
         rows, rank = max(x.shape[m] for m in free), factors[0].shape[1]
         nbytes = 3 * rows * rank * rank * x.dtype.itemsize
-        memory.check(f"a {rank} x {rank} matrix for each of {rows:,} rows", nbytes, x.device)
+        check_memory(f"a {rank} x {rank} matrix for each of {rows:,} rows", nbytes, x.device)
         super().__init__(x, factors, free, **settings)
         self._left, self._right = torch.triu_indices(rank, rank, device=x.device)
         ones = x.with_values(torch.ones_like(x.values))

@@ -23,7 +23,8 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io.memory import check
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.parse import parse
-from sparsetc.support import Cache, Ints, later, memory
+from sparsetc.support import Cache, Ints, later
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.checksum import bits
@@ -114,7 +115,7 @@ class Sharded:
         local = self.as_whole(range(self.local.sparse_order))
         row = 8 * local.sparse_order + local.dtype.itemsize * prod(local.values.shape[1:])
         what = f"the whole of {self!r}"
-        agreed(self.ranks, "gather", lambda: memory.check(what, 2 * row * self.nnz, local.device))
+        agreed(self.ranks, "gather", lambda: check_memory(what, 2 * row * self.nnz, local.device))
         coords = self.ranks.gathered(local.coords.T.contiguous(), self.cut.nnz)
         values = self.ranks.gathered(local.values.detach(), self.cut.nnz)
         return SparseTensor(coords.T.contiguous(), values, self.shape, check=False)

@@ -28,7 +28,7 @@ from sparsetc.io.atomic import replacing
 from sparsetc.io.packed import Batch
 from sparsetc.options import current, options
 from sparsetc.support import FilePath, Ints, required
-from sparsetc.support.memory import as_bytes, available_memory, check
+from sparsetc.support.checks import as_bytes, available_memory, check_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import INTEGERS, SUMMED_IN, halves, joined, summed_rows, wide
 from sparsetc.tensor.pattern import Labels
@@ -137,7 +137,7 @@ def _limit(source: str, limit: Any) -> int:
     limit, least = current().memory_limit if limit is None else as_bytes(limit), FIXED + THREAD
     if limit is None:
         return max(available_memory(memory.CPU) // SHARE, least)
-    check(f"{source}: packing", least, memory.CPU, limit)
+    check_memory(f"{source}: packing", least, memory.CPU, limit)
     return limit
 
 

@@ -28,7 +28,7 @@ from sparsetc.io import lines, loops, memory, numbers, packed
 from sparsetc.io.atomic import replacing
 from sparsetc.io.lines import LineReader
 from sparsetc.support import FilePath, Ints
-from sparsetc.support.compiled import native
+from sparsetc.support.files import native
 from sparsetc.tensor.coords import INT32_MAX
 from sparsetc.tensor.dtypes import NAMED
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.operands import check_operand
-from sparsetc.contraction.request import Result, check_form
+from sparsetc.contraction.request import Result, check_form, check_operand
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.einsum import Bound
@@ -127,7 +126,7 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
             shapes,
             dtype_name(tensor.dtype),
             settings.effective_precision(),
-            compiler.backend,
+            compiler.backend.name,
             chosen.output,
             rows is not None,
             chosen.drop_zeros,
@@ -187,8 +186,8 @@ def open_stream(path: FilePath, **options: Any) -> Stream:
     file = ChunkFile(path, target.type == "cuda", contents.parsed)
     try:
         recipe, compiler = contents.einsum(file, settings, target)
-        if compiler.backend != recipe.backend:
-            raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
+        if compiler.backend.name != recipe.backend:
+            raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend.name}")
         _check_order(settings, compiler)
         stream_cut = contents.read(file, compiler)
         budget = Budget.of(compiler, settings.memory_on(target), chosen.stream_count(target), recipe.drop_zeros)

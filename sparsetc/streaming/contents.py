@@ -205,7 +205,7 @@ def _lowered(variant: Variant, compiler: Compiler) -> Variant:
 
 def _reads(compiler: Compiler, program: TileProgram, part: StoredPart) -> bool:
     """True if a part has the arrays that its program reads, in number and types."""
-    words = {"I32", "I64"} if compiler.backend == "torch" else {"I32", "I64", "U8", "I16", "U16"}
+    words = {"I32", "I64", "U8", "I16", "U16"} if compiler.backend.narrow else {"I32", "I64"}
     kinds = [{NAMES[WORDS[program.view.values.word]]} if name == "bits" else words for name in _index(program)]
     kinds.append({NAMES[stored_dtype(program, compiler.dtype, compiler.backend)]})
     fits = len(kinds) == len(part.arrays) and all(

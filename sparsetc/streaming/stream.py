@@ -17,8 +17,7 @@ from torch import Tensor
 
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.guard import finite
-from sparsetc.contraction.operands import dense_of_call
-from sparsetc.contraction.request import Result, arranged, is_sparse
+from sparsetc.contraction.request import Result, arranged, dense_of_call, is_sparse
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
 from sparsetc.ir.plan import Plan
 from sparsetc.streaming import contents
@@ -206,7 +205,7 @@ class Stream:
         with without_autocast(device):
             _, pulled = compiler.pull([None], whole, packed=True)
             tables = [t.detach() for t in compiler.template.tables(pulled)]
-            if compiler.backend == "torch":
+            if compiler.backend.widens:
                 tables = [t.to(accumulator(compiler.dtype)) for t in tables]
         return tables, whole
 
@@ -215,7 +214,7 @@ class Stream:
         engine, settings = self._engine, self.compiler.settings
         if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
-        exact = in_order(settings.deterministic and self.compiler.backend == "torch")
+        exact = in_order(settings.deterministic and not self.compiler.backend.atomics)
         shown = bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
         start = time.perf_counter()
         with without_autocast(self.device), exact, shown as at:

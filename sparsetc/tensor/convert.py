@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, FormatError, ShapeError
-from sparsetc.support import memory, required
+from sparsetc.support import required
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import Attributes, Sparse
@@ -42,7 +43,7 @@ def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     if not x.is_coalesced:
         scratch += coalescing_bytes(x.pattern.shape, x.nnz, values)
     what = f"a dense tensor of shape {x.shape} and {x.dtype}"
-    memory.check(what, math.prod(whole) * x.dtype.itemsize + scratch, x.device, memory_limit)
+    check_memory(what, math.prod(whole) * x.dtype.itemsize + scratch, x.device, memory_limit)
     if 0 in x.shape:
         return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
     return laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
@@ -94,7 +95,7 @@ def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple
         raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
     if not is_coo:
         pointers = 8 * (1 + x.shape[int(layout in (torch.sparse_csc, torch.sparse_bsc))])
-        memory.check(
+        check_memory(
             f"the pointers of {layout} of shape {x.shape}", pointers, x.device, instead="take torch.sparse_coo"
         )
         x = x.coalesce()
@@ -265,7 +266,7 @@ def from_dense(cls: type[Sparse], tensor: Any, *, mask: Any = None, blocksize: S
     blocks = None if blocksize is None else checked(blocksize, strided.shape)
     if blocks is not None:
         nbytes = math.prod(blocks.grid) * math.prod(blocks.sides) * strided.itemsize if blocks.ragged else 0
-        memory.check(f"a tensor {tuple(strided.shape)} padded to blocks of {blocks.sides}", nbytes, strided.device)
+        check_memory(f"a tensor {tuple(strided.shape)} padded to blocks of {blocks.sides}", nbytes, strided.device)
         strided = blocks.cut_out(strided if mask is None else strided.masked_fill(chosen == 0, 0))
     with lasting():
         taken = chosen.detach() != 0
@@ -359,7 +360,7 @@ def expand_dense(x: Sparse) -> Sparse:
         return x
     nbytes = 8 * x.order * x.values.numel()
     nbytes += 0 if x.values.is_contiguous() else x.values.nbytes
-    memory.check(f"the coordinates of {x.values.numel():,} entries of dense modes", nbytes, x.device)
+    check_memory(f"the coordinates of {x.values.numel():,} entries of dense modes", nbytes, x.device)
     return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.reshape(-1))
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.support import Ints
-from sparsetc.support.compiled import native
 from sparsetc.support.entry import lacks_memory
+from sparsetc.support.files import native
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.attributes import is_sparse

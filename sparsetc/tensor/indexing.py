@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
 from sparsetc.support import later
-from sparsetc.support.compiled import native, room
+from sparsetc.support.checks import room
 from sparsetc.support.entry import entry_point
+from sparsetc.support.files import native
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.inputs import as_tensor

@@ -167,7 +167,7 @@ def read_together(shape: Any, coords: Any, values: Any) -> Unsorted | None:
         four = *sizes, *[1] * (READ_TOGETHER - len(sizes))
         launch([coords.contiguous(), word, *coords.shape, *four, values.contiguous(), own, copy])
         entries = readings.put(key, Reading((own,), _versions([coords]), own, sizes, None), memory)
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream(device).synchronize()
         if outside[0]:
             outside[0] = 0
             readings.pop(key)

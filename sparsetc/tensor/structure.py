@@ -17,7 +17,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from sparsetc.errors import CoordinateError, DtypeError, ShapeError
-from sparsetc.support import Ints, memory, outside, volume
+from sparsetc.support import Ints, outside, volume
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor import convert
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import IN_PLACE, Attributes, Sparse, untyped
@@ -184,7 +185,7 @@ class Structure(Attributes):
             raise ShapeError(f"a tensor of shape {x.shape} cannot be expanded to {tuple(wanted)}")
         times = prod(new for n, new in zip(shape, wanted, strict=True) if n == 1 and new != -1)
         nbytes = times * x._values.numel() * (32 + 8 * len(wanted) + x.dtype.itemsize)
-        memory.check(f"the entries of shape {x.shape} at all positions of {tuple(wanted)}", nbytes, x.device)
+        check_memory(f"the entries of shape {x.shape} at all positions of {tuple(wanted)}", nbytes, x.device)
         x = x.reshape(shape) if len(shape) > x.ndim else x
         for mode, (size, new) in enumerate(zip(shape, wanted, strict=True)):
             if new not in (-1, size):
