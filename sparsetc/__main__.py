@@ -25,7 +25,7 @@ from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import printable
 from sparsetc.explain import aligned
-from sparsetc.options import BACKENDS
+from sparsetc.options import NAMED_BACKENDS
 from sparsetc.planner.problem import Counts
 from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import NAMED, dtype_name
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--plan", default="auto", help="a plan's name (default: auto)")
     explain.add_argument("--precision", choices=("highest", "high", "medium"))
-    explain.add_argument("--backend", choices=BACKENDS, help="triton needs no GPU here")
+    explain.add_argument("--backend", choices=NAMED_BACKENDS, help="triton needs no GPU here")
     explain.add_argument("--source", action="store_true", help="print the generated program too")
 
     info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")

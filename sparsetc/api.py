@@ -20,10 +20,9 @@ from sparsetc.codegen import cache
 from sparsetc.contraction.compile import Workload, compiled_together, contraction, kept_together
 from sparsetc.contraction.contraction import Contraction, compiled, kept, parsed, wrap
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.contraction.operands import Operands, as_operand, promoted
 from sparsetc.contraction.passing import passing
 from sparsetc.contraction.reduced import reduced
-from sparsetc.contraction.request import Result
+from sparsetc.contraction.request import Operands, Result, as_operand, promoted
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation, MapExplanation, explained
 from sparsetc.ir.equation.parse import parse_arguments

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.api import compile, einsum
-from sparsetc.contraction.operands import as_operand, check_operand
+from sparsetc.contraction.request import as_operand, check_operand
 from sparsetc.errors import DtypeError, FormatError, ShapeError
 from sparsetc.options import Settings
 from sparsetc.support.entry import warn

@@ -144,7 +144,7 @@ def _report(task: Task, reason: str, kernels: Kernels | None) -> MapReport:
         name,
         "in steps" if reason else "in one kernel",
         reason,
-        "numba" if kernels is not None and kernels.loops else options.effective_backend(pairs.device),
+        "numba" if kernels is not None and kernels.loops else options.effective_backend(pairs.device).name,
         device_name(pairs.device),
         pairs.shape,
         pairs.patterns,

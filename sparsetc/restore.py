@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparsetc.contraction.compile import contraction
 from sparsetc.contraction.kernel import SAVED, Kernel, saved_settings
-from sparsetc.contraction.operands import stand_ins
+from sparsetc.contraction.request import stand_ins
 from sparsetc.errors import FormatError
 from sparsetc.ir.contraction_tree import Tree, parse_tree
 from sparsetc.ir.equation.einsum import Bound, Einsum

@@ -23,7 +23,7 @@ from sparsetc import masks
 from sparsetc.contraction.library import _constant as constant
 from sparsetc.contraction.library import _setting as setting
 from sparsetc.contraction.library import _transforms as transforms
-from sparsetc.contraction.operands import promoted
+from sparsetc.contraction.request import promoted
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs, pairs_of, parts_of, within_sequences

@@ -37,6 +37,7 @@ from sparsetc.ir.program import (
     names,
 )
 from sparsetc.ir.program.text import Lines
+from sparsetc.ir.program.tile import flow
 from sparsetc.support import Names
 from sparsetc.tensor.dtypes import LONG
 
@@ -126,8 +127,8 @@ class NumbaPrinter(Writer, Lines):
         self.readers = defaultdict[str, list[Statement]](list)
         statements = [s for s, _ in program.statements]
         for s in statements:
-            for tile in inputs_of(s):
-                self.readers[tile.name].append(s)
+            for name in flow(s)[1]:
+                self.readers[name].append(s)
         tiles = [s.out for s in statements if isinstance(s, Zero | Product)]
         layouts = []
         for self.as_output in (True, False):
@@ -334,7 +335,7 @@ class NumbaPrinter(Writer, Lines):
             return
         reader, *others = self.readers[s.out.name]
         summed = {a for t in s.inputs for a in t.within} - {*s.out.within}
-        at_once = isinstance(reader, Add) or (not summed and level_of(reader) == level_of(s))
+        at_once = isinstance(reader, Add) or (not summed and flow(reader)[2] == flow(s)[2])
         if not others and at_once and not self.rearranged(s.out):
             self.factors[s.out.name] = factors
         else:
@@ -368,21 +369,6 @@ class NumbaPrinter(Writer, Lines):
     ) -> None:
         vector = self.vector if self.stores_vectors or out.name != self.p.output else ""
         Nest(self, self.p, vector, out, sign, kept).write(factors, conditions)
-
-
-def inputs_of(s: Statement) -> tuple[Tile, ...]:
-    """The tiles that a statement reads."""
-    match s:
-        case Product():
-            return s.inputs
-        case Add():
-            return (s.source,)
-    return ()
-
-
-def level_of(s: Statement) -> int:
-    """Return the level of a statement that reads tiles."""
-    return s.key.level if isinstance(s, Add) else max(t.level for t in inputs_of(s))
 
 
 STATEMENTS: dict[type[Statement], Callable[[NumbaPrinter, Any], None]] = {

@@ -35,9 +35,9 @@ from sparsetc.ir.program import (
     Tile,
     TileProgram,
     Value,
+    arguments,
     comments,
     names,
-    tables,
 )
 from sparsetc.ir.program.text import Lines
 from sparsetc.support import Names, among
@@ -357,8 +357,8 @@ def function(p: TileProgram, integers: bool) -> list[str]:
     for s, _ in p.statements:
         if type(s) in STATEMENTS:
             STATEMENTS[type(s)](printer, s)
-    arguments = ["chunks", *p.arrays, *[t.own for o in p.operands for t in tables(o)], p.output]
-    head = [f"def part_{p.number}({', '.join(arguments)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
+    names_read = ["chunks", *p.arrays, *arguments(p.operands), p.output]
+    head = [f"def part_{p.number}({', '.join(names_read)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
     return [*comments(p), *head, *printer.out]
 
 

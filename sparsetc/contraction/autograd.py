@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,21 +24,26 @@ from sparsetc.tensor.pattern import followed, transforming
 Tensors = Sequence[Tensor]
 
 
-class Multilinear(Protocol):
-    """A compiled function of tensors, linear in each of them."""
+class Multilinear:
+    """A compiled function of tensors, linear in each of them.
 
-    def rows(self, tensors: Tensors) -> Tensor:
-        """The result, outside autograd."""
+    Attributes:
+        rows: the result of tensors, outside autograd.
+        gradients: which are wanted, the tensors and the result's gradient -> the gradient for each tensor where it is
+            wanted, differentiable. What a tensor holds is not read for its own gradient.
+    """
+
+    def __init__(
+        self,
+        rows: Callable[[Tensors], Tensor],
+        gradients: Callable[[Sequence[bool], Tensors, Tensor], list[Tensor | None]],
+    ) -> None:
+        self.rows = rows
+        self.gradients = gradients
 
     def of_any(self) -> Multilinear:
         """The function with nothing prepared for the tensors that it is first called with."""
         return self
-
-    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
-        """The gradient for each tensor where it is wanted, given the result's; differentiable.
-
-        What a tensor holds is not read for its own gradient.
-        """
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
         """Compute a differentiable batch of results, given the batch dimension of each tensor; return it with its own.

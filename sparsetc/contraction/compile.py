@@ -14,21 +14,26 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import torch
+
+from sparsetc.backends import NUMBA, TORCH
 from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, known, parsed
-from sparsetc.contraction.operands import Operands, check_operand, stand_in
 from sparsetc.contraction.pair import Pair
-from sparsetc.contraction.path import Path, in_steps
+from sparsetc.contraction.path import Path
 from sparsetc.contraction.prepare import chosen_for, in_place, problem_of
-from sparsetc.contraction.request import Request, Rewrite, check_form, is_sparse
-from sparsetc.contraction.rewrites import rewrites_of
+from sparsetc.contraction.request import Operands, Request, Rewrite, check_form, check_operand, is_sparse, stand_in
+from sparsetc.contraction.rewrites import broadcast_dims, rewrites_of
 from sparsetc.contraction.step import Step
 from sparsetc.contraction.tuned import tune
-from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.plan import AUTO, DENSE, ONE_PASS, STEPS, requested
+from sparsetc.device.profile import profile_of
+from sparsetc.errors import PlanError
+from sparsetc.ir.equation.einsum import Bound, Einsum, written
+from sparsetc.ir.plan import AUTO, DENSE, ONE_PASS, STEPS, Plan, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
-from sparsetc.planner.paths import checked_order
-from sparsetc.planner.registry import PLANS, by_nonzeros
+from sparsetc.planner.paths import Edge, Search, checked_order
+from sparsetc.planner.problem import Counts
+from sparsetc.planner.registry import PLANS, by_nonzeros, choose
 from sparsetc.planner.workload import choose_together
 from sparsetc.products.problem import paired
 from sparsetc.support.entry import bar, log_since
@@ -82,34 +87,113 @@ Contraction.compile = contraction
 
 def _innermost(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
     """Compile what an einsum runs. Return it, the rewrites around it, and the einsum that they lead to."""
-    wanted, chained = requested(request.settings.plan), len(request.operands) > 2
-    order = request.settings.path or wanted.path
-    if choice is None and (chained or order or wanted == STEPS):
-        # Several operands by their entries take a path of what rewrites lead to, below.
-        path = None if chained and len(request.sparse) > 1 and by_nonzeros(wanted) else in_steps(request)
-        if path is None and len(request.sparse) > 2 and request.dense_modes and not by_nonzeros(wanted):
-            path = Path(request, expanded=False)
-        if isinstance(path, Path):
+    wanted, several, count = requested(request.settings.plan), len(request.sparse) > 1, len(request.operands)
+    order, nonzeros = request.settings.path or wanted.path, several and by_nonzeros(wanted)
+    # Several operands by their entries take a path of what rewrites lead to, below.
+    if choice is None and not (nonzeros and count > 2):
+        path = None
+        if order:
+            path = Path(request, several and (nonzeros or not request.dense_modes), checked_order(order, count))
+        elif count > 2 or wanted == STEPS:
+            choice = _steps_or_pass(request, wanted)
+            if choice is not None and choice.plan.path:
+                path = Path(request, False, choice.plan.path, choice.plan.reason)
+            elif len(request.sparse) > 2 and request.dense_modes:
+                path = Path(request, expanded=False)
+        if path is not None:
             return path, [], request
-        choice = path
-    if choice is None and request.dense_modes and len(request.sparse) == 1 and wanted in (AUTO, ONE_PASS):
+    if choice is None and request.dense_modes and not several and wanted in (AUTO, ONE_PASS):
         choice = chosen_for(request, partial(_as_dense, request))
         if choice.plan.is_request:
-            return _innermost(replace(request, settings=replace(request.settings, plan=choice.plan)), None)
+            request, choice = replace(request, settings=replace(request.settings, plan=choice.plan)), None
     rewrites, inner = rewrites_of(request)
-    if len(inner.sparse) == 1:
-        step = Step(inner, choice)
-        if request.settings.timed:
-            tune(step)
-        return step, rewrites, inner
-    paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
-    if len(inner.operands) == 2:
-        pair = Pair(inner)
-        if request.settings.timed:
-            tune(pair)
-        pair.find_pattern([x.pattern for x in inner.sparse])
-        return pair, rewrites, inner
-    return Path(inner, True, checked_order(order, len(inner.operands)) if order else None), rewrites, inner
+    if 1 < len(inner.sparse) < len(inner.operands) or len(inner.sparse) > 2:
+        paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
+        return Path(inner, True, checked_order(order, len(inner.operands)) if order else None), rewrites, inner
+    leaf = Step(inner, choice) if len(inner.sparse) == 1 else Pair(inner)
+    if request.settings.timed:
+        tune(leaf)
+    if isinstance(leaf, Pair):
+        leaf.find_pattern([x.pattern for x in inner.sparse])
+    return leaf, rewrites, inner
+
+
+def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
+    """Return steps, if asked for or expected to be faster than one pass, as a plan of no parts but a path.
+
+    Otherwise return the plan of the pass where it had to be chosen to be compared with, and None where it was not.
+    Steps and a pass of torch programs are priced by the same rates; on a GPU, and with native loops, a pass has the
+    price of its plan.
+
+    Raises:
+        PlanError: steps of an einsum that cannot take any.
+    """
+    bound, settings, asked = request.bound, request.settings, wanted == STEPS
+    fault = _fault(request, asked) if asked or wanted == AUTO else "another plan is asked for"
+    if fault and not asked:
+        return None
+    if fault:
+        raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": {fault}')
+    (x,) = request.sparse
+    device, pattern = x.device, x.pattern
+    backend = settings.effective_backend(device)
+    if not backend.whole and not asked and x.dense_order:
+        return None
+    if settings.effective_native(device) != "none":
+        backend = NUMBA
+
+    def steps(one_pass: Choice | None = None) -> Choice | None:
+        search = Search(
+            bound,
+            sparse_order=x.sparse_order,
+            fibers=Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache).distinct,
+            nnz=pattern.nnz,
+            constants=profile_of(device, settings, backend.name).constants,
+            itemsize=x.dtype.itemsize,
+            limit=settings.memory_on(device),
+            sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
+        )
+        one, planned = (sum(one_pass.seconds), partial(_seconds_of_pass, request)) if one_pass else (None, None)
+        picked = search.picked(asked, one, planned)
+        return picked and Choice(replace(STEPS, reason=picked[0], path=picked[1]))
+
+    if not (backend is TORCH or asked or x.dense_order):
+        return chosen_for(request, steps)
+    choice = steps()
+    if asked and choice is None:
+        raise PlanError(f'plan {STEPS.name!r} does not apply to "{bound.einsum.text}": no steps fit the memory limit')
+    return choice
+
+
+def _seconds_of_pass(request: Request, edge: Edge) -> float:
+    """Return the seconds of a first pass over the nonzeros as a plan of its own."""
+    (x,), e, after = request.sparse, request.bound.einsum, edge.after
+    inputs = e.inputs[e.sparse[0]], *(term.letters for term in edge.taken)
+    output = e.output if after is None else (*after.sparse, *sorted(after.dense))
+    bound = Bound.of(Einsum(inputs, output, (0,), written(inputs, output)), request.bound.by_index)
+    dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]
+    form = request.form if after is None else "sparse" if after.sparse else "dense"
+    settings = replace(request.settings, plan=ONE_PASS)
+    return sum(choose(ONE_PASS, problem_of(Request(bound, [x, *dense], settings, form))).seconds)
+
+
+def _fault(request: Request, asked: bool) -> str:
+    """Say why an einsum is not contracted in steps, if it is not."""
+    bound, (x, *others) = request.bound, request.sparse
+    e = bound.einsum
+    if others:
+        return "it has several sparse operands, whose steps are sought in any case"
+    if len(e.dense) < 2:
+        return "it has fewer than two dense operands"
+    if len(e.sparse_indices) < x.order or x.blocksize or not x.is_coalesced:
+        return "its sparse operand has a repeated letter, blocks or duplicates"
+    if any(broadcast_dims(bound, request.operands, False).values()):
+        return "a dense operand broadcasts"
+    if 0 in (x.nnz, *(n for _, n in bound.sizes)):
+        return "there is nothing to sum"
+    if not asked and x.dtype not in (torch.float32, torch.float64):
+        return "only floats are searched"
+    return ""
 
 
 def _as_dense(request: Request, choice: Choice) -> Choice | None:

@@ -23,9 +23,18 @@ from torch.profiler import record_function
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, apply
 from sparsetc.contraction.guard import KINDS, Way, check_sums, looked_at, sums_of_integers, way_of
-from sparsetc.contraction.operands import Operands, Patterns, Tensors, dense_of_call, repeated_dims, stand_ins
 from sparsetc.contraction.prepare import in_place
-from sparsetc.contraction.request import Request, Result, Rewrite
+from sparsetc.contraction.request import (
+    Operands,
+    Patterns,
+    Request,
+    Result,
+    Rewrite,
+    Tensors,
+    dense_of_call,
+    repeated_dims,
+    stand_ins,
+)
 from sparsetc.contraction.rewrites import Pull, put_back
 from sparsetc.device.profile import of_backend
 from sparsetc.errors import TransformError

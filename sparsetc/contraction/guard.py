@@ -25,7 +25,7 @@ from torch._C._dynamo import guards
 
 from sparsetc.codegen.launch import Values
 from sparsetc.codegen.split_float16 import verdicts_on
-from sparsetc.contraction.operands import Tensors
+from sparsetc.contraction.request import Tensors
 from sparsetc.contraction.rewrites import Pull
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import EXACT, INFINITE
@@ -192,7 +192,7 @@ def way_of(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any],
     backend, views = executable.programs.backend, list[Any]()
     for read, whole in zip((rows, *tables), (result, *[tensors[n] for n in sources]), strict=True):
         alike = read.shape == whole.shape and read.stride() == whole.stride()
-        in_order = alike or backend != "numba" or (read.is_contiguous() and whole.is_contiguous())
+        in_order = alike or not backend.loops or (read.is_contiguous() and whole.is_contiguous())
         same = read.untyped_storage()._cdata == whole.untyped_storage()._cdata and read.numel() == whole.numel()
         if not same or read.storage_offset() != whole.storage_offset() or not in_order:
             return None
@@ -200,7 +200,7 @@ def way_of(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any],
     as_rows, *as_tables = views
     index = zeroed if zeroed is not None and zeroed.numel() else None
     guard, make = innermost.guard, room_of(result, innermost.device)
-    if backend != "torch":  # given addresses
+    if backend.addressed:
         as_rows, as_tables = None if index is None else as_rows, []
     _, call, _ = executable.bind(innermost.arrays, (), tensors)
     zeroes = zeroed is None and executable.zeroes

@@ -20,8 +20,7 @@ from torch.compiler import is_compiling
 
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.contraction import Contraction, wrap
-from sparsetc.contraction.operands import stand_ins
-from sparsetc.contraction.request import Result
+from sparsetc.contraction.request import Result, stand_ins
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError

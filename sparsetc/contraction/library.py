@@ -26,8 +26,7 @@ from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, following, in_batches, one_by_one
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
 from sparsetc.contraction.kernel import RESULT, SAVED, Kernel, NewValues, operators, saved_settings
-from sparsetc.contraction.operands import Tensors, converted, placed, promoted
-from sparsetc.contraction.request import Result
+from sparsetc.contraction.request import Result, Tensors, converted, placed, promoted
 from sparsetc.errors import FormatError, ShapeError, TransformError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.ir.equation.parse import parse_arguments

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from sparsetc.contraction.autograd import Multilinear, apply
 from sparsetc.contraction.guard import finite
-from sparsetc.contraction.operands import Patterns, Tensors
-from sparsetc.contraction.request import Request, known_result
+from sparsetc.contraction.request import Patterns, Request, Tensors, known_result
 from sparsetc.errors import PlanError
 from sparsetc.explain import PairReport, StepReport, in_microseconds
 from sparsetc.ir.nest.values import EXACT, INFINITE
@@ -80,11 +79,12 @@ class Pair(Inspectable):
             roles,
         )
         dtype = self._like.dtype
-        wanted = paired(requested(settings.plan).of_step(0, 1))
-        self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
+        wanted = paired(requested(settings.plan).of_step(0, 1), e.indices)
+        backend = settings.effective_backend(self.device, dtype)
+        self.backend = backend.name
         limit = settings.memory_on(self.device)
         self.problem = JoinProblem(
-            self.join, e, wanted, dtype, self.backend, settings, self.device, swapped, limit, request.unmet
+            self.join, e, wanted, dtype, backend, settings, self.device, swapped, limit, request.unmet
         )
         self.problem.check_least()
         self.empty = not self.join.tasks
@@ -154,12 +154,28 @@ class Pair(Inspectable):
         left, right = (v.to(self._like.dtype) for v in values)
         x, y = (right, left) if self.problem.swapped else (left, right)
         m, deterministic = self.join, self.settings.deterministic
-        result = apply(TaskProduct(self, "z"), (m.x.values(x, deterministic), m.y.values(y, deterministic)))
+        result = apply(self.product_of("z"), (m.x.values(x, deterministic), m.y.values(y, deterministic)))
         result = picked(result, self._order)
         result = fitted(result.to(self._like.dtype), self.dtype, f'the result of "{self.bound.einsum.text}"')
         if not self.bound.einsum.output:
             return result.sum(dtype=result.dtype)  # of one entry, or none
         return result if self.sparse else SparseTensor._make(self._pattern, result).to_dense(self.settings.memory_limit)
+
+    def product_of(self, letter: str) -> Multilinear:
+        """Return `product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
+        return Multilinear(lambda tensors: self.product(letter, *tensors), partial(self._gradients, letter))
+
+    def _gradients(
+        self, letter: str, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor
+    ) -> list[Tensor | None]:
+        """The gradient for each of both factors where it is wanted: the factor and the result change places."""
+        factors = EINSUMS[letter]
+
+        def gradient(n: int) -> Tensor:
+            by_letter = {letter: upstream.contiguous(), factors[1 - n]: torch.conj_physical(tensors[1 - n])}
+            return apply(self.product_of(factors[n]), [by_letter[c] for c in EINSUMS[factors[n]]])
+
+        return [gradient(n) if w else None for n, w in enumerate(wanted)]
 
     def product(self, letter: str, left: Tensor, right: Tensor) -> Tensor:
         """The sum over tasks for p of x, q of y or z of the result, the `letter`, of the product of the other two."""
@@ -224,26 +240,3 @@ class Pair(Inspectable):
             shares=tuple(zip(filled, (split.pairs, split.tasks), strict=True)) if split else (),
         )
         return [report]
-
-
-@dataclass(frozen=True)
-class TaskProduct(Multilinear):
-    """`Pair.product` as a function of two tensors: an einsum over tasks, as its gradients are in other roles."""
-
-    pair: Pair
-    letter: str
-
-    def rows(self, tensors: Tensors) -> Tensor:
-        """The sums over tasks, (entries,) of the tensor that is summed for."""
-        return self.pair.product(self.letter, *tensors)
-
-    def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
-        """The gradient for each of both factors where it is wanted."""
-        return [self.gradient(n, tensors, upstream) if w else None for n, w in enumerate(wanted)]
-
-    def gradient(self, n: int, tensors: Tensors, upstream: Tensor) -> Tensor:
-        """The einsum in which the operand and the result change places."""
-        factors = EINSUMS[self.letter]
-        tensors_by_letter = {self.letter: upstream.contiguous(), factors[1 - n]: torch.conj_physical(tensors[1 - n])}
-        left, right = EINSUMS[factors[n]]
-        return apply(TaskProduct(self.pair, factors[n]), (tensors_by_letter[left], tensors_by_letter[right]))

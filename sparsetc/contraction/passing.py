@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from sparsetc.contraction.entries import EntryRows, _rows, sums
-from sparsetc.contraction.operands import Operands, Tensors
-from sparsetc.contraction.request import is_sparse
+from sparsetc.contraction.request import Operands, Tensors, is_sparse
 from sparsetc.errors import EquationError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.equation.parse import parse

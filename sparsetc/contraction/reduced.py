@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sparsetc.contraction.contraction import parsed
-from sparsetc.contraction.operands import Operands
-from sparsetc.contraction.request import Request, Result, check_form, narrowed
+from sparsetc.contraction.request import Operands, Request, Result, check_form, narrowed
 from sparsetc.errors import EquationError
 from sparsetc.options import of_call
 from sparsetc.support import among, outside

@@ -1,20 +1,24 @@
-"""The records of rules: an einsum that is to be compiled, its rewrite as another one, and its result.
+"""An einsum that is to be compiled and its operands, as rules take them: its rewrite as another one, and its result.
 
-In: a `Bound` einsum, operands, options. Out: `Request`, and `Rewrite`, which a rule makes of it; `Output`, a dense
-tensor, or values on a pattern that is known once the sparse operand is: shapes, pattern, the row each nonzero adds to.
+In: a `Bound` einsum, options, and operands, to compile it for or of a call. Out: `Request`, and `Rewrite`, which a rule
+makes of it; `Output`, a dense tensor, or values on a pattern that is known once the sparse operand is: shapes, pattern,
+the row each nonzero adds to; operands as tensors of one dtype and device, or an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparsetc.contraction.operands import Operands, Patterns, Tensors
-from sparsetc.errors import PlanError
+from sparsetc.contraction.autograd import Tensors
+from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.planner.problem import Counts, Problem
@@ -22,9 +26,13 @@ from sparsetc.support import Ints, cached_property, volume
 from sparsetc.support.checks import check_memory
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.dtypes import fitted, result_bytes
+from sparsetc.tensor.inputs import CONVERT, as_dense
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
+Operand = TypeVar("Operand", Tensor, SparseTensor, Tensor | SparseTensor)
+Operands = Sequence[SparseTensor | Tensor]
+Patterns = Sequence[Pattern]
 KEEP_SPARSE = "keep more modes sparse in the output"
 """Advice where a dense result passes the memory limit."""
 SPARE = 2
@@ -144,9 +152,8 @@ class Request:
         rows, sparse = self.output.rows, self.output.sparse
         pattern, settings = x.pattern, self.settings
         self.check_memory(rows * self.output.width, self.bound.einsum.text or self.bound)
-        backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
         counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
-        return Problem.of(self.bound, rows, sparse, x, counts, backend, settings)
+        return Problem.of(self.bound, rows, sparse, x, counts, settings)
 
     @property
     def as_it_is(self) -> list[Take]:
@@ -282,3 +289,152 @@ def narrowed(result: Result, dtype: torch.dtype, what: str) -> Result:
     if isinstance(result, SparseTensor):
         return result.with_values(fitted(result.values, dtype, what))
     return fitted(result, dtype, what)
+
+
+# -- operands ---------------------------------------------------------------------------------------------------------
+def repeated_dims(operand: Tensor) -> Ints:
+    """Return the dimensions along which a tensor repeats one slice (stride 0); none if it requires a gradient.
+
+    The gradient of an expanded tensor has an element for each of its own, which that of one slice has not.
+    """
+    strides = operand.stride()
+    if 0 not in strides or operand.requires_grad:
+        return ()
+    return tuple(n for n, (size, stride) in enumerate(zip(operand.shape, strides, strict=True)) if size > 1 > stride)
+
+
+def promoted(operands: Sequence[Operand]) -> Sequence[Operand]:
+    """Convert operands to one dtype under autocast: the widest float among them, as torch promotes.
+
+    Autocast makes layers give narrower floats than the tensors that a caller keeps. Outside of autocast nothing is
+    converted unasked.
+    """
+    if not (torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(operands[0].device.type)):
+        return operands
+    floats = {o.dtype for o in operands if o.dtype.is_floating_point}
+    if len(floats) < 2:
+        return operands
+    return converted(operands, reduce(torch.promote_types, floats), operands[0].device)  # type: ignore[return-value]
+
+
+def converted(operands: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Sequence[Any]:
+    """Operands of a compiled kernel, floats brought to its dtype where autocast is on."""
+    if not dtype.is_floating_point or not torch.is_autocast_enabled(device.type):
+        return operands
+    both = Tensor, SparseTensor
+    return [o.to(dtype) if isinstance(o, both) and o.dtype.is_floating_point else o for o in operands]
+
+
+def dense_of_call(written: Bound, dense: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensors:
+    """Return the dense operands of a call as tensors of the kernel's dtype; convert ndarrays and autocast's floats.
+
+    Raises:
+        ShapeError, DtypeError, DeviceError: the einsum was not compiled for them.
+    """
+    text = written.einsum.text
+    positions = written.einsum.dense
+    shapes = written.dense_shapes
+    if len(dense) == len(shapes):
+        for operand, shape in zip(dense, shapes, strict=True):
+            if not (
+                type(operand) is Tensor
+                and operand.dtype is dtype
+                and operand.layout is torch.strided
+                and not operand.is_nested
+                and operand.shape == shape
+                and operand.device == device
+            ):
+                break
+        else:  # nothing need be done to them, or said, as of most
+            return dense
+    if len(dense) != len(positions):
+        raise ShapeError(f'"{text}" takes {len(positions)} dense operands, found {len(dense)}')
+    operands = [as_dense(operand, f"operand {p + 1}") for operand, p in zip(dense, positions, strict=True)]
+    tensors = converted(operands, dtype, device)
+    for operand, position in zip(tensors, positions, strict=True):
+        if not isinstance(operand, Tensor):
+            raise DtypeError(f"operand {position + 1} must be a torch tensor, found {type(operand).__name__}")
+        if operand.layout != torch.strided:
+            raise DtypeError(f"operand {position + 1} must be dense, as it was compiled; found {operand.layout}")
+        check_operand(operand, position, dtype, device)
+        expected = written.shape(position)
+        broadcasts = operand.ndim == len(expected) and all(
+            f in (1, n) for f, n in zip(operand.shape, expected, strict=True)
+        )
+        if not broadcasts:
+            raise ShapeError(
+                f'operand {position + 1} of "{text}": the kernel was compiled for shape '
+                f"{tuple(expected)}, found {tuple(operand.shape)}; compile again for other sizes"
+            )
+    return tensors
+
+
+def stand_in(operand: Operand) -> Operand:
+    """A tensor to compile for in place of an operand: its shape and repeated dimensions, and memory that holds nothing.
+
+    What is compiled outlives the call, and an operand that a transform of `torch.func` wraps has no memory to look at.
+    """
+    if isinstance(operand, SparseTensor):
+        return SparseTensor._make(operand._pattern, stand_in(operand._values))
+    repeated = repeated_dims(operand)
+    strides = [int(n not in repeated) for n in range(operand.ndim)]  # elements overlap, since nobody reads them
+    return torch.empty_strided(operand.shape, strides, dtype=operand.dtype, device=operand.device)
+
+
+def stand_ins(bound: Bound, sparse: Sequence[SparseTensor]) -> list[SparseTensor | Tensor]:
+    """Return operands to compile an einsum for: these sparse ones, and dense ones without memory."""
+    like = torch.empty((), dtype=sparse[0].dtype, device=sparse[0].device)
+    sparse_operands = iter(sparse)
+    return [
+        next(sparse_operands) if p in bound.einsum.sparse else like.expand(bound.shape(p))
+        for p in range(len(bound.einsum.inputs))
+    ]
+
+
+def as_operand(operand: Any, what: str) -> Any:
+    """A SparseTensor of anything sparse, a tensor of an ndarray; all else as it is. Raises as `as_dense`."""
+    if type(operand) is Tensor and operand.layout is torch.strided and not operand.is_nested:
+        return operand
+    if isinstance(operand, SparseTensor):
+        return operand
+    dense = as_dense(operand, what)
+    sparse = SparseTensor.coerce(dense)
+    return dense if sparse is None else sparse
+
+
+def check_operand(
+    operand: SparseTensor | Tensor,
+    position: int | str,
+    dtype: torch.dtype,
+    device: torch.device,
+    other: str = "the sparse operand",
+) -> None:
+    """Raise unless an operand, at a position or of a name, has the dtype and the device that another one has."""
+    what = position if isinstance(position, str) else f"operand {position + 1}"
+    if operand.dtype != dtype:
+        raise DtypeError(f"{what} has dtype {operand.dtype}, {other} has {dtype}; convert one of them: {CONVERT}")
+    if operand.device != device:
+        raise DeviceError(f"{what} is on {operand.device}, {other} is on {device}; move one of them with .to()")
+
+
+_programs: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Patterns of coordinates that programs hold, which are checked once: a check takes as long as a short product."""
+NODES = 16
+"""Patterns kept for one tensor of coordinates: its nodes of other dtypes and dense modes. Not measured."""
+
+
+def placed(values: Tensor, coords: Tensor, shape: tuple[Any, ...], in_blocks: bool, coalesced: bool) -> SparseTensor:
+    """Return the tensor of a program's values and coordinates; a pattern is found again if torch counts no changes."""
+    patterns = _programs.setdefault(coords, {})
+    changes = None if coords.is_inference() else coords._version
+    key = changes, shape, values.shape, values.dtype, in_blocks, coalesced
+    pattern = patterns.get(key)
+    if pattern is not None and values.device == pattern.device:
+        return SparseTensor._make(pattern, values)
+    make = SparseTensor.from_blocks if in_blocks else SparseTensor
+    made = make(coords, values, shape, coalesce=coalesced)
+    if made._values is values:  # and not in another order
+        if len(patterns) >= NODES:
+            patterns.clear()
+        patterns[key] = made._pattern
+    return made

@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor
 
 from sparsetc.contraction import dense_modes
-from sparsetc.contraction.operands import Operands, Patterns, Tensors, einsum, repeated_dims
-from sparsetc.contraction.request import Change, Request, Rewrite, Take
+from sparsetc.contraction.dense import einsum
+from sparsetc.contraction.request import Change, Operands, Patterns, Request, Rewrite, Take, Tensors, repeated_dims
 from sparsetc.device.profile import profile_of
 from sparsetc.ir.equation.einsum import Bound, Einsum, dense_products, distinct
 from sparsetc.ir.plan import F16
@@ -161,7 +161,7 @@ def _worth(r: Request, rows: int, summed: int) -> float:
     """
     like, exact = r.like, r.settings.effective_precision() == "highest"
     unit = F16 if like.dtype.itemsize < 4 else "ieee" if exact or like.dtype.itemsize > 4 else "tf32"
-    rules = profile_of(like.device, r.settings, r.settings.effective_backend(like.device)).rules
+    rules = profile_of(like.device, r.settings, r.settings.effective_backend(like.device).name).rules
     least, by_rows = rules["sampled_blocks"][unit]
     worth = next(worth for least_rows, worth in reversed(by_rows) if least_rows <= rows)
     return float(worth * summed / (summed + least))

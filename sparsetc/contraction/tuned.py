@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.operands import Tensors
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.prepare import in_place
+from sparsetc.contraction.request import Tensors
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing
 from sparsetc.errors import OutOfMemoryError, SparsetcError
@@ -67,7 +67,7 @@ def tune(made: Step | Pair) -> None:
     request = requested(made.settings.plan)
     request = AUTO if request == ONE_PASS else request
     interpreted = made.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1"
-    if made.empty or not request.is_request or request.options or (made.backend == "triton" and interpreted):
+    if made.empty or not request.is_request or request.options or (made.problem.backend.gpu and interpreted):
         return
     with in_place(made.settings, made.device), lasting():
         candidates = _considered(made, request.name)
@@ -156,8 +156,8 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
     if mode == "calls" and alone and isinstance(made, Step):
         made.trials = Trials(made, close, known, candidates) if len(close) > 1 else None
-    elif isinstance(made, Step) and (made.backend == "triton" or made.device.type == "cpu"):
-        threads = 0 if made.backend == "triton" else torch.get_num_threads()
+    elif isinstance(made, Step) and (made.problem.backend.gpu or made.device.type == "cpu"):
+        threads = 0 if made.problem.backend.gpu else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
     known.add(search.trials)
     about = len(trials), made.equation, trials[0].candidate.name, 1e6 * trials[0].timing.median

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.operands import check_operand
+from sparsetc.contraction.request import check_operand
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
 from sparsetc.support import Ints, outside
 from sparsetc.tensor import tables

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsetc.contraction.compile import kept_together
 from sparsetc.contraction.contraction import compiled
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.contraction.operands import Operands
+from sparsetc.contraction.request import Operands
 from sparsetc.ops.arguments import equation, letters_of
 from sparsetc.options import of_call
 from sparsetc.tensor.sparse_tensor import SparseTensor

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from sparsetc.api import compile as compile_local
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.contraction.operands import check_operand
+from sparsetc.contraction.request import check_operand
 from sparsetc.distributed.cut import Cut, ranks_of
 from sparsetc.distributed.ranks import Ranks, agreed, alike, on_all
 from sparsetc.distributed.shard import Sharded

@@ -54,6 +54,7 @@ from sparsetc.planner import (
     different,
     fit,
     in_order,
+    of_blocks,
     padded_axes,
     programs_of,
     register_format,
@@ -327,7 +328,7 @@ def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Par
         if tau:  # 1-SA leaves fewer windows with rows of several groups
             weight = filled * (surely * windows.weight)[:, None]
             longest = (weight * surely[:, None]).sum(2) / weight.sum(2).clip(1)
-        turns = np.minimum(longest, _most_tiles(problem, programs[:, None], count)).clip(1) - 1
+        turns = np.minimum(longest, _most_tiles(problem, sides.prod(1)[:, None], programs[:, None], count)).clip(1) - 1
         least = rates.least(problem, best, count, left, turns, launched=True)
     bounds = dict[Part, float]()
     for seconds, part in zip(least.tolist(), parts, strict=True):
@@ -340,7 +341,7 @@ def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Par
     """Ways to run each shape of tile of a similarity that makes matrix products: parts, programs, rates."""
     tiles = []
     for part in tilings(problem, [tau], {}):
-        if problem.backend != "triton" or _multiplies(problem, part):
+        if _multiplies(problem, part):
             volume = part.storage.param("height") * part.storage.param("width")
             tiles.append((part, Statistics(1, 1, volume, 1, problem.itemsize, chain=1)))
     rates, owner = Rates.of(problem, tiles)
@@ -372,7 +373,7 @@ def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> 
 
 def splits(problem: Problem, name: str, part: Part, threshold: int | None = None) -> Iterator[Candidate]:
     """Yield candidates of windows of one kind, for each fill above which a group's rows become windows."""
-    if problem.backend == "triton" and not _multiplies(problem, part):
+    if problem.backend.tensor_cores and not _multiplies(problem, part):
         return
 
     counts = problem.counts
@@ -428,9 +429,7 @@ def _parts(
     """
     count, nnz = int(tiles.sum()), int(nonzeros.sum())
     longest = int(tiles.max()) if count else 0
-    most = int(_most_tiles(problem, programs_of(problem, part.schedule), np.array(count)))
-    if problem.backend != "triton":
-        most = max(1, problem.rules["item_nnz"][1] // volume)
+    most = int(_most_tiles(problem, volume, programs_of(problem, part.schedule), np.array(count)))
     cuts = longest > most and not problem.deterministic
     for each in (0, most) if cuts else (0,):  # tiles of an item; 0 for as many as a group has
         items = int((-(-tiles // each)).sum()) if each else tiles.numel()
@@ -439,9 +438,11 @@ def _parts(
         yield replace(part, storage=storage, nnz=nnz), expected
 
 
-def _most_tiles(problem: Problem, programs: int | Numbers, tiles: Numbers) -> Numbers:
+def _most_tiles(problem: Problem, volume: int | Numbers, programs: int | Numbers, tiles: Numbers) -> Numbers:
     """Return the most tiles of a work item where windows are cut so that there are enough programs."""
-    return np.maximum(problem.rules["least_tiles"], -(-tiles * programs // problem.rules["window_programs"]))
+    rules = problem.rules
+    least = np.maximum(rules["least_tiles"], rules["tile_item_nnz"] // volume)
+    return np.maximum(least, -(-tiles * programs // rules["window_programs"]))
 
 
 def _beside_runs(problem: Problem, name: str, windows: Part, expected: Statistics, least: int) -> Candidate:
@@ -456,11 +457,10 @@ def _beside_runs(problem: Problem, name: str, windows: Part, expected: Statistic
     return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
 
 
+@of_blocks
 def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Schedule:
     """Return the schedule of a part of windows with this many elements of the dense axes a program."""
     padded = padded_axes(problem)
-    if problem.backend != "triton":
-        return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
     blocks = fit({c: max(MIN_DOT, min(n, columns)) for c, n in padded.items()}, list(padded), columns)
     return Schedule(warps, tuple(blocks.items()), True, precision)
 

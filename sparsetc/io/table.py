@@ -18,7 +18,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,19 +97,9 @@ class ParsedPart:
         return sum(c.nbytes for c in self.coords) + sum(real.nbytes for real in self.reals)
 
 
-class LineFault(NamedTuple):
-    """The fault of a line of a block.
-
-    Attributes:
-        line: how many lines are before it.
-        field: how many fields of the line are before the one at fault; None where the line is.
-    """
-
-    line: int
-    field: int | None
-    reason: str
-
-
+Fault = tuple[int, int | None, str]
+"""The fault of a line of a block: how many lines are before it; how many fields of the line are before the one at
+fault, None where the line is; and what is wrong."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
 _DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
 
@@ -163,20 +153,17 @@ def parts(reader: LineReader, layout: TableLayout) -> Iterator[ParsedPart]:
         part, fault = _parse(block, layout)
         if part.rows:
             yield part
-        reader.line += fault.line if fault else part.lines
+        number, field, reason = fault or (part.lines, None, "")
+        reader.line += number
         reader.numbers += part.rows * layout.fields
         if fault:
-            line = block.split(b"\n")[fault.line]
-            what = ""
-            token = ""
-            if fault.field is not None:
-                token = line.split()[fault.field].decode("latin-1")
+            line = block.split(b"\n")[number]
+            if field is not None:
+                token = line.split()[field].decode("latin-1")
                 token = repr(token if len(token) <= 30 else token[:27] + "...")
-                what = f"the value {token}"
-                if fault.field < layout.order:
-                    what = f"coordinate {token} of mode {fault.field}"
-            hint = FROM_0 if token == "'0'" else ""
-            raise reader.fault(f"{what} {fault.reason}{hint}".strip(), reader.line, line)
+                what = f"coordinate {token} of mode {field}" if field < layout.order else f"the value {token}"
+                reason = f"{what} {reason}{FROM_0 if token == repr('0') else ''}"
+            raise reader.fault(reason, reader.line, line)
 
 
 def stated_dtype(reader: LineReader) -> torch.dtype | None:
@@ -224,7 +211,7 @@ def _parse_natively(block: bytes, layout: TableLayout) -> ParsedPart | None:
     return ParsedPart([row[:rows] for row in coords], columns, rows, single, lines)
 
 
-def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, LineFault | None]:
+def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, Fault | None]:
     """The columns of a block up to its first line that cannot be read, and why not."""
     if part := _parse_natively(block, layout):
         return part, None
@@ -232,12 +219,12 @@ def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, LineFault | N
     counts = [len(line.split()) for line in lines]
     control = _CONTROL.search(block)
     end = len(lines) if control is None else block.count(b"\n", 0, control.start())
-    fault = None if control is None else LineFault(end, None, "a control character")
+    fault: Fault | None = None if control is None else (end, None, "a control character")
     wrong = next((number for number, count in enumerate(counts[:end]) if count not in (0, layout.fields)), None)
     if wrong is not None:
         values = ("no value", "a value", "2 values")[layout.reals]
         expected = f"expected {layout.fields} fields, {layout.order} coordinates and {values}"
-        end, fault = wrong, LineFault(wrong, None, f"{expected}, found {counts[wrong]}")
+        end, fault = wrong, (wrong, None, f"{expected}, found {counts[wrong]}")
     tokens, columns = b"\n".join(lines[:end]).split(), list[Tensor]()
     single = True
     for field in range(layout.fields):
@@ -249,7 +236,7 @@ def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, LineFault | N
             single &= short
         columns.append(column)
         if reason:
-            fault = LineFault([number for number, count in enumerate(counts) if count][len(column)], field, reason)
+            fault = [number for number, count in enumerate(counts) if count][len(column)], field, reason
             del tokens[len(column) * layout.fields :]
     rows = len(tokens) // layout.fields
     coords = [column[:rows].numpy() for column in columns[: layout.order]]

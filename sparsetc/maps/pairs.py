@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetc import masks
-from sparsetc.contraction.operands import as_operand
+from sparsetc.contraction.request import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError, TransformError
 from sparsetc.maps import mask_tiles
 from sparsetc.maps.kernel import Sides

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from sparsetc.backends import TRITON
 from sparsetc.codegen.triton import signature
 from sparsetc.codegen.triton_values import COUNT, POPC
 from sparsetc.ir.program.text import Lines
@@ -474,14 +475,8 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printer:
         printer.finish()
     body, printer.out = printer.out, []
     printer.arguments = argument_names(walk, body)
-    lines = [
-        f'"""{header(walk, layout, name, "triton")}"""',
-        "",
-        "import triton",
-        "import triton.language as tl",
-        "",
-        "",
-    ]
+    comment = header(walk, layout, name, TRITON)
+    lines = [f'"""{comment}"""', "", "import triton", "import triton.language as tl", "", ""]
     if layout.part and walk.by_entry:
         lines += [*(POPC if layout.ptx else COUNT).splitlines(), "", ""]
     if printer.read_in_place:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsetc import masks
 from sparsetc.contraction.kernel import SAVED
-from sparsetc.contraction.operands import placed
+from sparsetc.contraction.request import placed
 from sparsetc.errors import FormatError
 from sparsetc.maps.body import SIDES, Body
 from sparsetc.maps.elementwise import INPUT, TEXT, Elementwise, Ref

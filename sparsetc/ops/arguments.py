@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sparsetc.api import OPERATIONS, sharded_of
-from sparsetc.contraction.operands import as_operand, check_operand
-from sparsetc.contraction.request import Result
+from sparsetc.contraction.request import Result, as_operand, check_operand
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.support import outside
 from sparsetc.tensor.inputs import check_plain, not_sparse

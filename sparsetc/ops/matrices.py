@@ -14,8 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.api import einsum, register_op
-from sparsetc.contraction.operands import as_operand, check_operand
-from sparsetc.contraction.request import Result, narrowed
+from sparsetc.contraction.request import Result, as_operand, check_operand, narrowed
 from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
 from sparsetc.ops.arguments import checked_table, equation, found_shape, letters_of, matrix_of, place_of, sparse_of
 from sparsetc.options import Auto, ToDense, ToSparse

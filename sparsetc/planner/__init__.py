@@ -6,4 +6,13 @@ from sparsetc.planner.candidate import Best, Candidate, blocked, items_of, max_i
 from sparsetc.planner.pricing import ROUNDING, cheapest, costs, describe, in_order, natively, price, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import PLANS, Method, add_plans, register_format
-from sparsetc.planner.schedule import deepened, dot_axes, fit, of_entries, padded_axes, programs_of, schedule_of
+from sparsetc.planner.schedule import (
+    deepened,
+    dot_axes,
+    fit,
+    of_blocks,
+    of_entries,
+    padded_axes,
+    programs_of,
+    schedule_of,
+)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from sparsetc.backends import Backend
 from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Einsum
@@ -132,7 +133,7 @@ class JoinProblem:
     einsum: Einsum
     wanted: Plan
     dtype: torch.dtype
-    backend: str
+    backend: Backend
     settings: Options
     device: torch.device
     swapped: bool
@@ -194,7 +195,7 @@ class JoinProblem:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The profile of the device, or of the GPU that Triton programs of operands on a CPU are made for."""
-        return profile_of(self.device, self.settings, self.backend)
+        return profile_of(self.device, self.settings, self.backend.name)
 
     @cached_property
     def blocking(self) -> Blocking:

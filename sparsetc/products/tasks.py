@@ -255,7 +255,7 @@ def markable(p: JoinProblem) -> bool:
         return False
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     has_kernels = p.device.type == "cuda" or interpreted
-    return has_kernels and p.settings.effective_backend(p.device) == "triton"
+    return has_kernels and p.settings.effective_backend(p.device).gpu
 
 
 class Tasks:

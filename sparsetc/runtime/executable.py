@@ -194,7 +194,7 @@ class Executable:
         native loops.
         """
         zeroed = arrays.zeroed
-        if self.programs.backend != "numba" or arrays.second is not None:
+        if not self.programs.backend.loops or arrays.second is not None:
             return None
         _, call, _ = self.bind(arrays, values, ())
         stored: Any = [None if one is None else one.numpy() for one in each(values)]

@@ -101,7 +101,7 @@ def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple
         x = x.coalesce()
     if blocks is not None:
         if blocksize is not None and not any(o % n for o, n in zip(blocks.sides, blocksize, strict=True)):
-            return _compressed_blocks(x, layout, blocksize)
+            return _compressed_blocks(x, blocks, layout, (blocksize[0], blocksize[1]))
         x = expand_dense(x)
     coo = torch.sparse_coo_tensor(
         x.coords, x.values, x.shape, device=x.device, is_coalesced=x.is_coalesced or None, check_invariants=False
@@ -109,10 +109,10 @@ def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple
     return coo if is_coo else coo.to_sparse(layout=layout, blocksize=blocksize)
 
 
-def _compressed_blocks(x: Attributes, layout: torch.layout, blocksize: tuple[int, int]) -> Tensor:
+def _compressed_blocks(x: Attributes, blocks: Blocks, layout: torch.layout, blocksize: tuple[int, int]) -> Tensor:
     """Return a BSR or BSC tensor, with blocks cut to this size, which must divide the shape."""
-    pattern, cut = x.pattern.cut(tuple(blocksize))
-    values, outer = cut.values(x.values), 0 if layout == torch.sparse_bsr else 1
+    pattern, source = x.pattern.cut(blocksize)
+    values, outer = blocks.cut_values(x.values, blocksize, source), 0 if layout == torch.sparse_bsr else 1
     if outer:
         pattern, order = pattern.permuted((1, 0))
         values = crd.picked(values, order)
@@ -187,8 +187,7 @@ def from_torch(cls: type[Sparse], tensor: Tensor) -> Sparse:
     if tensor.sparse_dim() == 0:
         raise FormatError("a tensor with no sparse mode is not sparse; use its values")
     shape, indices = tuple(tensor.shape), tensor._indices()
-    memory = [indices.untyped_storage()]
-    coordinates = reading(torch.sparse_coo, shape, [indices], memory, lambda own: own[0].contiguous())
+    coordinates = reading(torch.sparse_coo, shape, [indices], lambda own: own[0].contiguous())
     if tensor.requires_grad:  # autograd follows values(), which only a coalesced tensor has
         return cls._make(coordinates.pattern, tensor.coalesce().values())
     return cls._make(coordinates.pattern, coordinates.values(tensor._values()))
@@ -208,10 +207,8 @@ def _from_compressed(cls: type[Sparse], tensor: Tensor) -> Sparse:
         sides = tuple(values.shape[batch + 1 : batch + 3])
         blocks = Blocks((*[1] * batch, *sides), shape[: batch + 2])
         values = values.reshape(*values.shape[: batch + 1], *[1] * batch, *values.shape[batch + 1 :])
-
-    memory = [outer.untyped_storage(), inner.untyped_storage()]
     coords_of = partial(_compressed_coordinates, by_rows=by_rows)
-    coordinates = reading((tensor.layout, blocks), shape, [outer, inner], memory, coords_of, blocks)
+    coordinates = reading((tensor.layout, blocks), shape, [outer, inner], coords_of, blocks)
     return cls._make(coordinates.pattern, coordinates.values(values.flatten(0, batch)))
 
 
@@ -296,7 +293,7 @@ def from_scipy(cls: type[Sparse], matrix: Any) -> Sparse:
         return _compressed_coordinates(own, by_rows=matrix.format != "csc")
 
     indices = [as_tensor(a, "an index array") for a in memory]
-    coordinates = reading((matrix.format, blocks), shape, indices, memory, coords_of, blocks)
+    coordinates = reading((matrix.format, blocks), shape, indices, coords_of, blocks, memory)
     values = values[: coordinates.coords.shape[1]]  # of compressed rows there may be room for more
     return cls._make(coordinates.pattern, coordinates.values(values))
 
@@ -353,9 +350,11 @@ def expand_dense(x: Sparse) -> Sparse:
         >>> stc.eye(2).with_values(torch.ones(2, 3)).expand_dense().nnz
         6
     """
-    if x.blocksize:
-        pattern, cut = x._pattern.cut((1,) * x.sparse_order)
-        values = cut.values(x._values)
+    blocks = x._pattern.blocks
+    if blocks is not None:
+        ones = (1,) * x.sparse_order
+        pattern, source = x._pattern.cut(ones)
+        values = blocks.cut_values(x._values, ones, source)
         return expand_dense(type(x)._make(pattern, values.reshape(pattern.nnz, *values.shape[1 + x.sparse_order :])))
     if not x.dense_order:
         return x

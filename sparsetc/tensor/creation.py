@@ -20,8 +20,8 @@ from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import check_dtype, multiplied
 from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.elementwise import holding, where_holds
-from sparsetc.tensor.parts import flat
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.structure import flat
 
 PERMUTED = 1 << 22
 """Positions up to which random ones are the first of a permutation of all."""

@@ -7,7 +7,7 @@ method or `einsum` gives; or an error that says what to do instead.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from string import ascii_letters
 from typing import Any
@@ -28,49 +28,46 @@ POSITIONAL = ("condition", "input", "tensors", "other", "mat1", "mat2", "vec", "
 """Arguments of torch's functions that are as often named, in order."""
 
 
-class Functions:
-    """Handle functions of torch and numpy that are called with a `SparseTensor`."""
+def of_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Call an operator or a function of torch's with a SparseTensor among the arguments."""
+    # functions of torch's written in Python hand on what they were not given as None or False
+    refused = {"out", "rounding_mode", "inplace", "dtype"}
+    kwargs = {
+        name: value
+        for name, value in (kwargs or {}).items()
+        if value is not None and (value is not False or name not in refused)
+    }
+    kwargs.pop("_stacklevel", None)
+    args = (*args, *[kwargs.pop(one) for one in POSITIONAL if one in kwargs])
+    name = getattr(function, "__name__", str(function))
+    if "axis" in kwargs and name not in METHODS:
+        kwargs["dim"] = kwargs.pop("axis")
+    implementation = FUNCTIONS.get(name)
+    if implementation is None:
+        if name.endswith("_") and not name.startswith("_"):
+            raise DtypeError(IN_PLACE.format(name))
+        raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
+    if found := kwargs.keys() & (refused - {"dtype"} if name in TYPED else refused):
+        raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(found)}=")
+    if torch.compiler.is_compiling() and implementation is FUNCTIONS["matmul"] and not is_sparse(args[0]):
+        raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
+    return implementation(*args, **kwargs)
 
-    __slots__ = ()
 
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Operators of torch and some of its functions, with a SparseTensor among the arguments."""
-        # functions of torch's written in Python hand on what they were not given as None or False
-        refused = {"out", "rounding_mode", "inplace", "dtype"}
-        kwargs = {
-            name: value
-            for name, value in (kwargs or {}).items()
-            if value is not None and (value is not False or name not in refused)
-        }
-        kwargs.pop("_stacklevel", None)
-        args = (*args, *[kwargs.pop(one) for one in POSITIONAL if one in kwargs])
-        name = getattr(function, "__name__", str(function))
-        if "axis" in kwargs and name not in METHODS:
-            kwargs["dim"] = kwargs.pop("axis")
-        implementation = FUNCTIONS.get(name)
-        if implementation is None:
-            if name.endswith("_") and not name.startswith("_"):
-                raise DtypeError(IN_PLACE.format(name))
-            raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
-        if found := kwargs.keys() & (refused - {"dtype"} if name in TYPED else refused):
-            raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(found)}=")
-        if torch.compiler.is_compiling() and implementation is FUNCTIONS["matmul"] and not is_sparse(args[0]):
-            raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
-        return implementation(*args, **kwargs)
+def of_ufunc(x: Any, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a ufunc of numpy's with a SparseTensor among the arguments."""
+    if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
+        return UFUNCS[ufunc.__name__](*(as_dense(a, f"numpy's {ufunc.__name__}: an operand") for a in args))
+    raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
-        if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
-            return UFUNCS[ufunc.__name__](*(as_dense(a, f"numpy's {ufunc.__name__}: an operand") for a in args))
-        raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of numpy that is no ufunc; others are refused: they might take our attributes for numpy's."""
-        name = function.__name__
-        if function not in (getattr(np, name, None), np.linalg.norm) or name not in ARRAY_FUNCTIONS:
-            raise DtypeError(f"numpy's {name} takes no SparseTensor: call .to_dense().numpy(), or compute with .values")
-        args = [as_dense(operand, f"numpy's {name}: an operand") for operand in args]
-        return (ARRAY_FUNCTIONS[name] or function._implementation)(*args, **kwargs)
+def of_numpy(x: Any, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of numpy that is no ufunc; others are refused: they might take our attributes for numpy's."""
+    name = function.__name__
+    if function not in (getattr(np, name, None), np.linalg.norm) or name not in ARRAY_FUNCTIONS:
+        raise DtypeError(f"numpy's {name} takes no SparseTensor: call .to_dense().numpy(), or compute with .values")
+    args = [as_dense(operand, f"numpy's {name}: an operand") for operand in args]
+    return (ARRAY_FUNCTIONS[name] or function._implementation)(*args, **kwargs)
 
 
 def _operator(name: str) -> Callable[[Any, Any], Any]:
@@ -78,10 +75,18 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
     swapped = MIRRORED.get(name, f"r{name}")
 
     def called(x: Any, y: Any, alpha: Any = 1) -> Any:
-        y = y if alpha == 1 else y * alpha
+        y = y if type(alpha) is int and alpha == 1 else _times(alpha, y, x)
         return getattr(x, f"__{name}__")(y) if is_sparse(x) else getattr(y, f"__{swapped}__")(x)
 
     return called
+
+
+def _times(alpha: Any, y: Any, x: Any) -> Any:
+    """Return ``alpha * y`` in the dtype that torch adds it to x in. Raise `DtypeError` for an alpha that it refuses."""
+    like = (torch.zeros(1, dtype=one.dtype) if hasattr(one, "dtype") else torch.as_tensor(one) for one in (x, y))
+    dtype = attempted(torch.add, *like, alpha=alpha).dtype
+    y = y.to(dtype) if hasattr(y, "dtype") else y
+    return y * (bool(alpha) if dtype == torch.bool else alpha)
 
 
 def _of_tensors(function: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -341,14 +346,16 @@ ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
 """Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
 for _name in ("softmax", "log_softmax"):
     FUNCTIONS[_name].__doc__ = f"Return `sparsetc.{_name}` along a mode: absent elements have no share."
-for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names
-    if hasattr(Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
-        _call.__doc__ = (
-            _call.__doc__
-            or f"Return ``torch.{_name}`` of this tensor, as of a dense one: positions without an entry are 0."
-        )
-        setattr(Functions, _name, property(_call) if _name in ("real", "imag") else _call)
-Functions.where = lambda x, condition, y=0: FUNCTIONS["where"](condition, x, y)  # type: ignore[attr-defined]
-Functions.where.__doc__ = "Return this tensor's elements where ``condition`` holds, and those of ``y`` elsewhere."  # type: ignore[attr-defined]
+
+
+def methods() -> Iterator[tuple[str, Any]]:
+    """Yield the methods and properties of a SparseTensor that are functions of torch's, by torch's names."""
+    for name, call in FUNCTIONS.items():
+        if hasattr(Tensor, name) and name not in ("where", *METHODS) and not name.startswith("_"):
+            usual = f"Return ``torch.{name}`` of this tensor, as of a dense one: positions without an entry are 0."
+            call.__doc__ = call.__doc__ or usual
+            yield name, property(call) if name in ("real", "imag") else call
+
+
 if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here
     sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"

@@ -25,7 +25,7 @@ from sparsetc.errors import ShapeError, printable
 from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.blocks import BlockCut, Blocks
+from sparsetc.tensor.blocks import Blocks
 from sparsetc.tensor.picture import FIRST, SIDE, as_html, as_text, binned
 
 LONGEST = 40
@@ -351,12 +351,12 @@ class Pattern:
         return Pattern(crd.with_dense_modes(self.coords, sizes), self._shape + sizes, self._coalesced)
 
     @once
-    def cut(self, sides: Ints) -> tuple[Pattern, BlockCut]:
-        """The coordinates of blocks cut into smaller ones, as entries, and how values follow; made once."""
+    def cut(self, sides: Ints) -> tuple[Pattern, Tensor | None]:
+        """The coordinates of blocks cut into smaller ones, as entries, and the source of `Blocks.cut`; made once."""
         assert self._blocks is not None
-        cut = BlockCut.of(self._blocks, self.coords, self._coalesced, sides)
+        coords, source = self._blocks.cut(self.coords, self._coalesced, sides)
         labels = self.labels if set(sides) == {1} else None
-        return Pattern(cut.coords, cut.blocks.grid, self._coalesced, labels=labels), cut
+        return Pattern(coords, Blocks(sides, self._blocks.shape).grid, self._coalesced, labels=labels), source
 
     def divided(self, sides: Ints) -> Pattern:
         """Return the pattern with each mode that has a side split in two: blocks, and positions within; made once."""

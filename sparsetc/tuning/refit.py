@@ -150,7 +150,7 @@ def price_of(line: Line) -> Price:
     facts |= {"precisions": tuple(facts["precisions"]), "deterministic": False}
     problem = Problem(bound=bound, dtype=dtype, counts=counts, memory_limit=None, **facts)
     candidate = candidate_of(line)
-    about = candidate.plan, tuple(costs(candidate, problem)), candidate.expected, problem.backend
+    about = candidate.plan, tuple(costs(candidate, problem)), candidate.expected
     if not 0 < sum(seconds_of(*about, default_gpu())) < inf:
         raise ValueError("sizes that no plan has")
     return lambda profile: sum(seconds_of(*about, profile))

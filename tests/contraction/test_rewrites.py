@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sparsetc as stc
-from sparsetc.contraction.operands import einsum
+from sparsetc.contraction.dense import einsum
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import Pull, rewrites_of
 from sparsetc.ir.equation.parse import parse

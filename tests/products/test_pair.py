@@ -424,8 +424,8 @@ def test_a_path_takes_the_sparser_side_first() -> None:
         return stc.SparseTensor(coords, torch.rand(nnz, generator=g), (rows, columns))
 
     a, b, c = sparse(200, 200, 5000), sparse(200, 200, 5000), sparse(200, 200, 10)
-    assert stc.compile("ij,jk,kl->il", a, b, c).contraction.innermost.links[0].places == (1, 2)
-    assert stc.compile("ij,jk,kl->il", c, a, b).contraction.innermost.links[0].places == (0, 1)
+    assert stc.compile("ij,jk,kl->il", a, b, c).contraction.innermost.order[0] == (1, 2)
+    assert stc.compile("ij,jk,kl->il", c, a, b).contraction.innermost.order[0] == (0, 1)
 
 
 def test_ten_operands_by_the_greedy_path() -> None:

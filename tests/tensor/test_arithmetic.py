@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -467,6 +468,24 @@ def test_arguments_by_torchs_names() -> None:
     for name, (ours, expected) in found.items():
         ours = ours.to_dense() if isinstance(ours, stc.SparseTensor) else ours
         torch.testing.assert_close(ours, expected, msg=name)
+
+
+@pytest.mark.parametrize("alpha", [2, 0, True, 2.0, 0.5, 1j], ids=str)
+@pytest.mark.parametrize("function", [torch.add, torch.sub])
+def test_alpha_as_torch_has_it(function: Callable[..., Any], alpha: Any) -> None:
+    values = [
+        dense(2).to(dtype) for dtype in (torch.bool, torch.int8, torch.int64, torch.float16, F64, torch.complex64)
+    ]
+    for x, y in itertools.product(values, values):
+        if function is torch.sub and torch.bool in (x.dtype, y.dtype):  # of which we take some that torch does not
+            continue
+        try:
+            expected = function(x, y, alpha=alpha)
+        except RuntimeError:
+            with pytest.raises(stc.DtypeError):
+                function(sparse(x), sparse(y), alpha=alpha)
+        else:
+            torch.testing.assert_close(function(sparse(x), sparse(y), alpha=alpha).to_dense(), expected)
 
 
 def test_comparisons_sum_duplicates_first() -> None:

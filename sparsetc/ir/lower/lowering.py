@@ -25,7 +25,6 @@ from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.lower.inner import Inner, X, verify_tree
 from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop, home
-from sparsetc.ir.nest.coordinates import with_inputs
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import (
     LANES,
@@ -238,8 +237,10 @@ class Lowering:
     def _wanted(self) -> set[str]:
         """Return the letters whose coordinates are addressed, directly or through another coordinate."""
         letters = self.inner.letters
-        addressed = {mode for mode, letter in enumerate(letters) if letter in self._addressed}
-        return {letters[mode] for mode in with_inputs(addressed, self.view.coordinates)}
+        wanted = {*self._addressed}
+        for mode, coordinate in reversed([*self.view.coordinates.items()]):
+            wanted |= {letters[m] for m in coordinate.modes if letters[mode] in wanted}
+        return wanted
 
     # -- the order of a tile's positions ----------------------------------------------------------------------------
     @cached_property

@@ -19,15 +19,15 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from sparsetc.errors import FormatError
-from sparsetc.support import Names, cached_property
+from sparsetc.support import cached_property
 
 AXIS_LEVEL = {"item": 0, "fiber": 1, "tile": 1, "nonzero": 2, "lane": 2}
 """Axes with positions, and the level at which each is known: lanes stand side by side in a step of nonzeros."""
@@ -113,17 +113,20 @@ class Expression:
     @cached_property
     def modes(self) -> frozenset[int]:
         """Modes whose coordinates are read."""
-        return frozenset([node.mode for node in self.nodes if isinstance(node, Coordinate)])
+        return self._read("coordinate")
 
     @cached_property
     def sides(self) -> frozenset[int]:
         """Modes along whose sides positions are read."""
-        return frozenset([node.mode for node in self.nodes if isinstance(node, Along)])
+        return self._read("along")
 
     @cached_property
     def axes(self) -> frozenset[str]:
         """Axes whose positions are read."""
-        return frozenset([node.axis for node in self.nodes if isinstance(node, Position)])
+        return self._read("position")
+
+    def _read(self, kind: str) -> frozenset[Any]:
+        return frozenset([node.of for node in self.nodes if isinstance(node, Variable) and node.kind == kind])
 
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
@@ -137,33 +140,22 @@ class Expression:
 
 
 @dataclass(frozen=True)
-class Position(Expression):
-    """The position along an axis: ``item``, ``fiber``, ``tile``, ``nonzero`` or ``lane``."""
+class Variable(Expression):
+    """Positions along an axis or along a mode's side of a tile, or the coordinate of a mode that was read before."""
 
-    axis: str
-
-    def evaluate(self, reader: Any) -> Any:
-        return reader.position(self.axis)
-
-
-@dataclass(frozen=True)
-class Along(Expression):
-    """The positions along a mode's side of a tile, from 0 on."""
-
-    mode: int
+    kind: Literal["position", "along", "coordinate"]
+    of: str | int
 
     def evaluate(self, reader: Any) -> Any:
-        return reader.along(self.mode)
+        return getattr(reader, self.kind)(self.of)
 
 
-@dataclass(frozen=True)
-class Coordinate(Expression):
-    """The coordinate of a mode that was read before; in tiles, the tile's coordinate."""
-
-    mode: int
-
-    def evaluate(self, reader: Any) -> Any:
-        return reader.coordinate(self.mode)
+Position = partial(Variable, "position")
+"""The position along an axis: ``item``, ``fiber``, ``tile``, ``nonzero`` or ``lane``."""
+Along = partial(Variable, "along")
+"""The positions along a mode's side of a tile, from 0 on."""
+Coordinate = partial(Variable, "coordinate")
+"""The coordinate of a mode that was read before; in tiles, the tile's coordinate."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +179,9 @@ class Lookup(Expression):
     def every(self) -> int:
         """Return how many neighbouring positions read one element: 1 for a word, 0 if not a position alone decides."""
         match self.where:
-            case Position(axis) if axis != "lane":
+            case Variable("position", axis) if axis != "lane":
                 return 1
-            case Formula(">>", Position(axis), Constant(bits)) if axis != "lane":
+            case Formula(">>", Variable("position", axis), Constant(bits)) if axis != "lane":
                 return 1 << bits
         return 0
 
@@ -197,7 +189,7 @@ class Lookup(Expression):
     def each(self) -> int:
         """Elements of each position's own, where the array is a list along a side for each; else 0."""
         match self.where:
-            case Formula("+", Formula("*", Position(_), Constant(side)), Along(_)):
+            case Formula("+", Formula("*", Variable("position"), Constant(side)), Variable("along")):
                 return side
         return 0
 
@@ -207,7 +199,10 @@ class Lookup(Expression):
             (axis,) = self.axes
             positions = counts[axis]
             return positions * self.each if self.each else -(-positions // self.every)
-        return shape[self.where.mode] if isinstance(self.where, Coordinate) else None
+        match self.where:
+            case Variable("coordinate", int(mode)):
+                return shape[mode]
+        return None
 
     def evaluate(self, reader: Reader) -> Any:
         return reader.lookup(self.array, self.where.evaluate(reader))
@@ -349,7 +344,7 @@ class ModeCoordinate:
 
     mode: int
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         """The coordinate, where the position of its level is `at`."""
         raise NotImplementedError
 
@@ -376,7 +371,7 @@ class Field(ModeCoordinate):
     top: bool
     frame: int = 0
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         bits = Bits(Lookup(self.array, at), self.shift, self.bits, self.top)
         number = Formula(">>", at, Constant(self.frame.bit_length() - 1))
         return Formula("+", bits, Lookup(f"{self.array}_base", number)) if self.frame else bits
@@ -397,7 +392,7 @@ class Computed(ModeCoordinate):
 
     formula: str | Expression
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         return self.formula if isinstance(self.formula, Expression) else parsed(self.formula, at)
 
 
@@ -415,7 +410,7 @@ class Consecutive(ModeCoordinate):
     array: str
     by: int
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         return Formula("+", at, Lookup(self.array, Coordinate(self.by)))
 
     def check(self, leaf: bool) -> None:
@@ -443,42 +438,9 @@ class Listed(ModeCoordinate):
     side: int
     along: int | None = None
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         place = Along(self.mode if self.along is None else self.along)
         return Lookup(self.array, Formula("+", Formula("*", at, Constant(self.side)), place))
-
-
-def expressions(axes: Names, levels: Iterable[Iterable[ModeCoordinate]]) -> dict[int, Expression]:
-    """Return the coordinate of each mode, in reading order, given the axes that number the positions of each level."""
-    read = zip(axes, levels, strict=True)
-    return {c.mode: c.expression(Position(axis)) for axis, coordinates in read for c in coordinates}
-
-
-def with_inputs(modes: set[int], coordinates: Mapping[int, Expression]) -> set[int]:
-    """Return modes and those that their coordinates are read from, given the coordinates in reading order."""
-    for mode, coordinate in reversed([*coordinates.items()]):
-        modes |= coordinate.modes if mode in modes else set()
-    return modes
-
-
-def lookups(levels: Iterable[Iterable[Expression]]) -> list[tuple[Lookup, ...]]:
-    """Return the array lookups of the coordinates of each level."""
-    return [tuple([lookup for value in level for lookup in value.lookups]) for level in levels]
-
-
-def words_of(levels: Iterable[Iterable[Lookup]], read: Iterable[Expression]) -> list[list[tuple[int, bool]]]:
-    """Return, for each array of words of each level, the bits in use, and True if words are offsets from bases.
-
-    Words that are read whole have 31.
-    """
-    bits, framed = dict[str, int](), set[str]()
-    for value in read:
-        for field in value.fields:
-            array = field.word.array
-            bits[array] = max(bits.get(array, 0), field.shift + field.width)
-            framed |= {array for lookup in value.lookups if lookup.every > 1}
-    words = [dict.fromkeys([w.array for w in level if w.every == 1]) for level in levels]
-    return [[(bits.get(array) or 31, array in framed) for array in each] for each in words]
 
 
 def word_bits(coordinates: Iterable[ModeCoordinate | Expression], name: str) -> int:

@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import TypeVar
 
 from sparsetc.errors import FormatError
@@ -50,9 +51,8 @@ from sparsetc.ir.nest.coordinates import (
     Formula,
     Lookup,
     ModeCoordinate,
-    expressions,
-    lookups,
-    words_of,
+    Position,
+    word_bits,
 )
 from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
 from sparsetc.support import Ints, Names, cached_property
@@ -133,7 +133,8 @@ class Nest:
     @cached_property
     def coordinates(self) -> dict[int, Expression]:
         """The coordinate of each mode, in reading order."""
-        return expressions(self.positions, self.levels)
+        read = zip(self.positions, self.levels, strict=True)
+        return {c.mode: c.expression(Position(axis)) for axis, coordinates in read for c in coordinates}
 
     @cached_property
     def along(self) -> dict[int, Expression]:
@@ -201,17 +202,19 @@ class Nest:
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
         """Return, for each level, the array lookups of its coordinates."""
-        return tuple(lookups([[self.coordinates[c.mode] for c in level] for level in self.levels]))
+        read = [[self.coordinates[c.mode].lookups for c in level] for level in self.levels]
+        return tuple([tuple(chain(*each)) for each in read])
 
     @cached_property
     def word_bytes(self) -> list[list[int]]:
         """Bytes of a word of each array of words, by level."""
-        words = words_of(self.lookups, self.coordinates.values())
-        return [[self._word_bytes(n, level, framed) for n, framed in each] for level, each in enumerate(words)]
+        words = [dict.fromkeys([word.array for word in each if word.every == 1]) for each in self.lookups]
+        return [[self._word_bytes(name, level) for name in each] for level, each in enumerate(words)]
 
-    def _word_bytes(self, bits: int, level: int, framed: bool) -> int:
-        """Bytes of words with so many bits in use."""
-        if bits <= 8 and framed:
+    def _word_bytes(self, name: str, level: int) -> int:
+        read = [value for value in self.coordinates.values() if name in [f.word.array for f in value.fields]]
+        bits = word_bits(read, name) or 31
+        if bits <= 8 and any(lookup.every > 1 for value in read for lookup in value.lookups):  # offsets from a base
             return 1
         if bits <= 16 and level == LEAF and self.narrow:
             return 2
