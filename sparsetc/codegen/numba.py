@@ -126,9 +126,10 @@ class NumbaPrinter(Writer, Lines):
         self.pieces = dict[Names, list[tuple[str, str]]]()
         self.readers = defaultdict[str, list[Statement]](list)
         statements = [s for s, _ in program.statements]
-        for s in statements:
-            for name in flow(s)[1]:
-                self.readers[name].append(s)
+        for s in program.each(Product):
+            for tile in s.inputs:
+                self.readers[tile.name].append(s)
+        self.readers[program.result.source.name].append(program.result)
         tiles = [s.out for s in statements if isinstance(s, Zero | Product)]
         layouts = []
         for self.as_output in (True, False):

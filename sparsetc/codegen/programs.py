@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.backends import NUMBA, TORCH, Backend
-from sparsetc.codegen import cache, native, split_float16
+from sparsetc.codegen import cache, split_float16
 from sparsetc.codegen import numba as numba_source
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.launch import (
@@ -32,7 +32,9 @@ from sparsetc.codegen.launch import (
     PartArrays,
     Values,
     assembled,
+    bind_native,
     each,
+    functions,
     is_interpreted,
     launch_of,
     triton_type,
@@ -41,7 +43,6 @@ from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.values import TYPES
-from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.ir.program import (
     HALVES,
     LANES,
@@ -110,7 +111,7 @@ class Programs:
         self.source = self.text_for(self.machine)
         self.module, self.path = cache.load(self.source, cache_dir, self.name)
         if self.backend.loops:
-            self.native = native.functions(self.module, names, self.source, self.path.parent)
+            self.native = functions(self.module, names, self.source, self.path.parent)
 
     def text_for(self, machine: str) -> str:
         """Return the module that runs on a machine."""
@@ -140,11 +141,11 @@ class Programs:
                 'numbers: take precision="high" or "highest" here, and operands of another type than bfloat16, or '
                 "compile for a GPU without TRITON_INTERPRET"
             )
-        parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
-        alone = not triton and all(few(*part, self.backend.loops) for part in parts)
-        threads = max(p.schedule.threads for p, _ in parts) or int(alone)
         if self.backend.loops:
-            return native.bind(self.native, self.programs, arrays, known or arrays, threads or MOST_THREADS)
+            return bind_native(self.native, self.programs, arrays, known or arrays)
+        parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
+        alone = not triton and all(few(*part) for part in parts)
+        threads = max(p.schedule.threads for p, _ in parts) or int(alone)
         for name, group in self.kernels:
             launch, (arguments, places) = getattr(self.module, name), self._arguments(group, arrays)
             numbers = [every.index(table) for table in tables_of([self.programs[n] for n in group])]

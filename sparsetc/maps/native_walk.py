@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparsetc.backends import NUMBA
 from sparsetc.codegen import cache
-from sparsetc.codegen.native import RANGES, ends, functions, in_threads
+from sparsetc.codegen.launch import RANGES, ends, functions, in_threads
 from sparsetc.codegen.numba import CALLS
 from sparsetc.codegen.numba_nests import pieces
 from sparsetc.codegen.triton import signature

@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -27,7 +27,7 @@ from itertools import repeat
 from typing import Any, Literal, Protocol
 
 from sparsetc.errors import FormatError
-from sparsetc.support import cached_property
+from sparsetc.support import Names, cached_property
 
 AXIS_LEVEL = {"item": 0, "fiber": 1, "tile": 1, "nonzero": 2, "lane": 2}
 """Axes with positions, and the level at which each is known: lanes stand side by side in a step of nonzeros."""
@@ -441,6 +441,34 @@ class Listed(ModeCoordinate):
     def expression(self, at: Variable) -> Expression:
         place = Along(self.mode if self.along is None else self.along)
         return Lookup(self.array, Formula("+", Formula("*", at, Constant(self.side)), place))
+
+
+def expressions(axes: Names, levels: Iterable[Iterable[ModeCoordinate]]) -> dict[int, Expression]:
+    """Return the coordinate of each mode, in reading order, given the axes that number the positions of each level."""
+    read = zip(axes, levels, strict=True)
+    return {c.mode: c.expression(Position(axis)) for axis, coordinates in read for c in coordinates}
+
+
+def with_inputs(modes: set[int], coordinates: Mapping[int, Expression]) -> set[int]:
+    """Return modes and those that their coordinates are read from, given the coordinates in reading order."""
+    for mode, coordinate in reversed([*coordinates.items()]):
+        modes |= coordinate.modes if mode in modes else set()
+    return modes
+
+
+def lookups(levels: Iterable[Iterable[Expression]]) -> list[tuple[Lookup, ...]]:
+    """Return the array lookups of the coordinates of each level."""
+    return [tuple([lookup for value in level for lookup in value.lookups]) for level in levels]
+
+
+def words_of(levels: Iterable[Iterable[Lookup]], read: Iterable[Expression]) -> list[list[tuple[int, bool]]]:
+    """Return, for each array of words of each level, the bits in use, and True if words are offsets from bases.
+
+    Words that are read whole have 31.
+    """
+    framed = {f.word.array for value in read for f in value.fields if any(w.every > 1 for w in value.lookups)}
+    words = [dict.fromkeys([w.array for w in level if w.every == 1]) for level in levels]
+    return [[(word_bits(read, array) or 31, array in framed) for array in each] for each in words]
 
 
 def word_bits(coordinates: Iterable[ModeCoordinate | Expression], name: str) -> int:

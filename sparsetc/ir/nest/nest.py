@@ -38,7 +38,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from typing import TypeVar
 
 from sparsetc.errors import FormatError
@@ -51,8 +50,9 @@ from sparsetc.ir.nest.coordinates import (
     Formula,
     Lookup,
     ModeCoordinate,
-    Position,
-    word_bits,
+    expressions,
+    lookups,
+    words_of,
 )
 from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
 from sparsetc.support import Ints, Names, cached_property
@@ -133,8 +133,7 @@ class Nest:
     @cached_property
     def coordinates(self) -> dict[int, Expression]:
         """The coordinate of each mode, in reading order."""
-        read = zip(self.positions, self.levels, strict=True)
-        return {c.mode: c.expression(Position(axis)) for axis, coordinates in read for c in coordinates}
+        return expressions(self.positions, self.levels)
 
     @cached_property
     def along(self) -> dict[int, Expression]:
@@ -202,19 +201,17 @@ class Nest:
     @cached_property
     def lookups(self) -> tuple[tuple[Lookup, ...], ...]:
         """Return, for each level, the array lookups of its coordinates."""
-        read = [[self.coordinates[c.mode].lookups for c in level] for level in self.levels]
-        return tuple([tuple(chain(*each)) for each in read])
+        return tuple(lookups([[self.coordinates[c.mode] for c in level] for level in self.levels]))
 
     @cached_property
     def word_bytes(self) -> list[list[int]]:
         """Bytes of a word of each array of words, by level."""
-        words = [dict.fromkeys([word.array for word in each if word.every == 1]) for each in self.lookups]
-        return [[self._word_bytes(name, level) for name in each] for level, each in enumerate(words)]
+        words = words_of(self.lookups, self.coordinates.values())
+        return [[self._word_bytes(n, level, framed) for n, framed in each] for level, each in enumerate(words)]
 
-    def _word_bytes(self, name: str, level: int) -> int:
-        read = [value for value in self.coordinates.values() if name in [f.word.array for f in value.fields]]
-        bits = word_bits(read, name) or 31
-        if bits <= 8 and any(lookup.every > 1 for value in read for lookup in value.lookups):  # offsets from a base
+    def _word_bytes(self, bits: int, level: int, framed: bool) -> int:
+        """Bytes of words with so many bits in use."""
+        if bits <= 8 and framed:
             return 1
         if bits <= 16 and level == LEAF and self.narrow:
             return 2
