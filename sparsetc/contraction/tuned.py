@@ -37,7 +37,7 @@ from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.products import WAYS
 from sparsetc.support import Cache
-from sparsetc.support.checks import check_memory
+from sparsetc.support.checks import check_memory, state_of
 from sparsetc.support.entry import bar, log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
@@ -194,10 +194,9 @@ def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
     changes: dict[str, str] = {}
     for old, new in zip(base.plan.parts, plan.parts, strict=True):
         for before, after in (old.storage, new.storage), (old.schedule, new.schedule):
-            for name, value in after.state.items():
-                if (
-                    name not in ("tree", "tile_sizes", "tile_loops", "ruled") and value != before.state[name]
-                ):  # those follow
+            for name, value in state_of(after).items():
+                follows = name in ("tree", "tile_sizes", "tile_loops", "ruled")
+                if not follows and value != getattr(before, name):
                     changes.setdefault(name, "".join(str(value).split()))
     name = ", ".join([base.name, *(f"{name}={value}" for name, value in changes.items())])
     return price(Candidate(plan, base.expected, name), problem)
