@@ -56,7 +56,6 @@ from sparsetc.planner import (
     blocked,
     items_of,
     max_item_nnz_of,
-    of_blocks,
     of_entries,
     register_format,
     repeats,
@@ -287,7 +286,6 @@ def rows(problem: Problem, name: str = "rows") -> Candidate:
     return single(name, storage, schedule, expected)
 
 
-@of_blocks
 def _for_rows(problem: Problem, schedule: Schedule) -> Schedule:
     """Return the schedule for rows of this average length: warps, unrolling, masked unrolling, and registers.
 
@@ -298,6 +296,8 @@ def _for_rows(problem: Problem, schedule: Schedule) -> Schedule:
     and 2,175 (`rows_stored.json`). Where a lane reads several operands, rows are of 5 nonzeros or more, or programs are
     few, 4 warps won by up to 2 (H100, 33,317 rows of 2.2 nonzeros, 16 columns: 17.5 us with 2 warps, 12.8 with 4).
     """
+    if problem.backend.whole:
+        return schedule
     steps = 1 << max(1, -(-problem.nnz // max(1, problem.counts.distinct(problem.kept))) - 1).bit_length()
     e = problem.einsum
     gathered = sum(any(c in e.sparse_indices for c in table) for table in e.tables)

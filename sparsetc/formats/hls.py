@@ -66,7 +66,7 @@ from sparsetc.planner import (
     dot_axes,
     fit,
     least_seconds,
-    of_blocks,
+    of_whole_axes,
     padded_axes,
     price,
     rates_of,
@@ -220,13 +220,14 @@ def one_launch(problem: Problem) -> bool:
     return short and few if problem.precision == "tf32x3" else short or few
 
 
-@of_blocks
 def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     """Ranks and columns that fill a program's registers, and warps to share them; one warp beside scalar programs.
 
     On an H200 (`benchmarks/results/tile_schedules.json`) tf32 was fastest by few warps, which take the instructions of
     one warp; of tf32x3, which needs three, a group of four warps was.
     """
+    if whole_axes := of_whole_axes(problem):
+        return whole_axes
     padded, rules = padded_axes(problem), problem.rules
     side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
     operands = named_operands(problem.bound)[1]

@@ -54,7 +54,7 @@ from sparsetc.planner import (
     fit,
     in_order,
     least_seconds,
-    of_blocks,
+    of_whole_axes,
     padded_axes,
     programs_of,
     rates_of,
@@ -458,9 +458,10 @@ def _beside_runs(problem: Problem, name: str, windows: Part, expected: Statistic
     return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
 
 
-@of_blocks
 def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Schedule:
     """Return the schedule of a part of windows with this many elements of the dense axes a program."""
+    if whole_axes := of_whole_axes(problem):
+        return whole_axes
     padded = padded_axes(problem)
     blocks = fit({c: max(MIN_DOT, min(n, columns)) for c, n in padded.items()}, list(padded), columns)
     return Schedule(warps, tuple(blocks.items()), True, precision)

@@ -65,14 +65,15 @@ class Task(NamedTuple):
     @property
     def backend(self) -> Backend:
         """Triton; or on a CPU torch, or numba for loops where tiles are no use."""
-        options, device = self.options, self.pairs.device
-        return options.effective_backend(device) if options.effective_native(device) == "none" else NUMBA
+        backend = self.options.effective_backend(self.pairs.device)
+        loops = backend.whole and self.options.effective_native(self.pairs.device) != "none"
+        return NUMBA if loops else backend
 
     def kernels(self, tensors: Tensors) -> Kernels:
         """Return the kernels for tensors of these sizes, strides and types, compiled once."""
         options = self.options
         layout = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-        how = self.backend, options.effective_precision(), options.cache_dir
+        how = self.backend.name, options.effective_precision(), options.cache_dir
         key = "maps", self.body, self.pairs.fastest, layout, *how
         return self.pairs.kept(key, lambda: Kernels(self, tensors))
 

@@ -44,7 +44,7 @@ class Method:
         shared: True where nonzeros are divided and stored alike for every einsum, so that one packed copy serves them
             all.
         make: the function that a format offers or a user registered.
-        kernels: True where ``"auto"`` considers the method for Triton's kernels alone.
+        kernels: True where ``"auto"`` considers the method for kernels alone, not for programs that take whole axes.
     """
 
     name: str

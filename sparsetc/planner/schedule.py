@@ -6,11 +6,10 @@ the pattern of the sparse operand; and the sizes that packing a part by it is ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, wraps
+from functools import lru_cache
 from math import expm1, prod
-from typing import Concatenate, ParamSpec
 
 from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.plan import F16X3, Schedule, Storage
@@ -19,7 +18,6 @@ from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.problem import Problem
 from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
 
-P = ParamSpec("P")
 MOST_WHOLE = 4096
 """Most positions of summed axes for one program, if sums must have an order."""
 
@@ -29,19 +27,13 @@ def padded_axes(problem: Problem) -> dict[str, int]:
     return {c: 1 << max(problem.bound.by_index[c] - 1, 0).bit_length() for c in problem.einsum.axes}
 
 
-def of_blocks(make: Callable[Concatenate[Problem, P], Schedule]) -> Callable[Concatenate[Problem, P], Schedule]:
-    """Decorate a function that divides dense axes into blocks, and steps among lanes, where programs have these."""
-
-    @wraps(make)
-    def schedule(problem: Problem, *args: P.args, **named: P.kwargs) -> Schedule:
-        if problem.backend.whole:
-            return Schedule(blocks=tuple(padded_axes(problem).items()), precision=problem.precision)
-        return make(problem, *args, **named)
-
-    return schedule
+def of_whole_axes(problem: Problem) -> Schedule | None:
+    """Return the schedule of programs that take whole axes, in which nothing is left to choose; None for others."""
+    if not problem.backend.whole:
+        return None
+    return Schedule(blocks=tuple(padded_axes(problem).items()), precision=problem.precision)
 
 
-@of_blocks
 def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Collection[int] = ()) -> Schedule:
     """Return the schedule of a part in blocks of fibers or in runs; its lanes are the fibers that a block should have.
 
@@ -51,6 +43,8 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         rows: each lane adds to an output row of its own.
         shared: modes whose coordinates a run shares, so that their operands are multiplied once a run, after dots.
     """
+    if whole_axes := of_whole_axes(problem):
+        return whole_axes
     bound = problem.bound
     padded = padded_axes(problem)
     rules = problem.rules
