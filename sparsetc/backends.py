@@ -1,4 +1,4 @@
-"""What the programs of each backend can do: the facts by which the compiler decides, in place of a backend's name.
+"""Backends: the facts about generated programs by which the compiler decides, in place of a backend's name.
 
 A new backend is an entry here, a printer in `codegen/`, and a profile of what it runs on (`device/profile.py`).
 """
