@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 400_717, size.COMPILER: 297_103, size.FILES: 230, size.CLASSES: 292, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 400_657, size.COMPILER: 297_043, size.FILES: 230, size.CLASSES: 290, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 
