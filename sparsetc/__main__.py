@@ -25,9 +25,9 @@ from sparsetc.device import calibrate
 from sparsetc.device.profile import default_gpu
 from sparsetc.errors import printable
 from sparsetc.explain import aligned
-from sparsetc.options import BACKENDS
+from sparsetc.options import NAMED_BACKENDS
 from sparsetc.planner.problem import Counts
-from sparsetc.support import memory
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import NAMED, dtype_name
 from sparsetc.tuning import command as tune
 
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--plan", default="auto", help="a plan's name (default: auto)")
     explain.add_argument("--precision", choices=("highest", "high", "medium"))
-    explain.add_argument("--backend", choices=BACKENDS, help="triton needs no GPU here")
+    explain.add_argument("--backend", choices=NAMED_BACKENDS, help="triton needs no GPU here")
     explain.add_argument("--source", action="store_true", help="print the generated program too")
 
     info = commands.add_parser("info", help="print order, sizes, nonzeros and fibers of a tensor from a file")
@@ -154,7 +154,7 @@ def _operands(equation: str, x: stc.SparseTensor, rank: int) -> list[torch.Tenso
     nbytes = x.dtype.itemsize * sum(map(prod, shapes))
     written = " and ".join(" x ".join(map(str, shape)) or "1" for shape in shapes)
     instead = "give a smaller --rank, or contract fewer large modes"
-    memory.check(f"dense operands of {written}", nbytes, x.device, instead=instead)
+    check_memory(f"dense operands of {written}", nbytes, x.device, instead=instead)
     return [torch.zeros(shape, dtype=x.dtype, device=x.device) for shape in shapes]
 
 

@@ -21,20 +21,17 @@ from sparsetc.contraction.compile import Workload, compiled_together, contractio
 from sparsetc.contraction.contraction import Contraction, compiled, kept, parsed, wrap
 from sparsetc.contraction.kernel import Kernel
 from sparsetc.contraction.passing import passing
-from sparsetc.contraction.request import Operands, Request, Result, as_operand, check_form, narrowed, promoted
+from sparsetc.contraction.reduced import reduced
+from sparsetc.contraction.request import Operands, Result, as_operand, promoted
 from sparsetc.errors import DeviceError, DistributedError, DtypeError, EquationError, PlanError
 from sparsetc.explain import Explanation, MapExplanation, explained
 from sparsetc.ir.equation.parse import parse_arguments
 from sparsetc.options import Auto, Form, Reduction, Settings, ToDense, ToSparse, of_call
 from sparsetc.packing.base import Packed
 from sparsetc.planner.report import SymbolicCost
-from sparsetc.support import among, later, outside
+from sparsetc.support import later
 from sparsetc.support.checks import check_free, check_identifier
 from sparsetc.support.entry import entry_point, traced_by_modes
-from sparsetc.tensor.arithmetic import Arithmetic
-from sparsetc.tensor.convert import laid_out
-from sparsetc.tensor.dtypes import accumulator, multiplied
-from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
 from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.pattern import Pattern, clear_patterns, used
 from sparsetc.tensor.readings import readings
@@ -98,7 +95,7 @@ def einsum(
     if reduce != "sum":
         if sharded_of(args) is not None:
             raise DistributedError(f"reduce={reduce!r:.80} is for tensors of one process; take it of x.gather()")
-        result = _reduced(args, reduce, output, settings)
+        result = reduced(*_prepared(args), reduce, output, settings)
         return result.drop() if drop_zeros and isinstance(result, SparseTensor) else result
     if torch.compiler.is_compiling() or traced_by_modes():
         return _traced_einsum(_einsum, args, output, drop_zeros, settings)  # type: ignore[no-any-return]
@@ -171,10 +168,6 @@ def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **setti
     text, operands = _prepared(args)
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     return Kernel(contraction(parsed(text, operands), operands, of_call(settings), output), sparse, drop_zeros)
-
-
-Arithmetic._einsum_of = einsum  # by which @ multiplies
-Arithmetic._compile_of = compile
 
 
 @entry_point
@@ -328,65 +321,6 @@ def _prepared(args: tuple[Any, ...]) -> tuple[str, Operands]:
     return text, promoted(operands)
 
 
-REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
-
-
-def _reduced(args: tuple[Any, ...], reduce: str, output: str, settings: Mapping[str, Any]) -> Result:
-    """The result of an einsum, reduced over the modes of its sparse operand that it does not keep.
-
-    A dense mean is a sum of a kernel's, divided. The other products are those of an einsum that keeps all modes, a row
-    of dense letters an entry; rows of one result are reduced. Where no entry goes, a dense result is 0, and 1 of
-    products, as PyTorch Geometric's are.
-
-    Raises:
-        EquationError: another number of sparse operands than one, a letter twice in it, or another `reduce`.
-        PlanError, OutOfMemoryError: as of a sum.
-        DtypeError: a mean of integers, the order of complex numbers, or an integer that does not fit.
-    """
-    if reduce not in REDUCTIONS:
-        raise EquationError(f"reduce must be one of {', '.join(REDUCTIONS)}, found {reduce!r:.80}")
-    text, operands = _prepared(args)
-    bound = parsed(text, operands)
-    e = bound.einsum
-    own = e.inputs[e.sparse[0]]
-    if len(e.sparse) != 1 or len({*own}) < len(own):
-        raise EquationError(f'reduce="{reduce}" takes one sparse operand, each letter once in it; "{text}" has others')
-    x = operands[e.sparse[0]]
-    assert isinstance(x, SparseTensor)
-    check_reduction(reduce, x.dtype)
-    check_form(output, e)
-    divided = reduce == "mean" and output == "dense"  # what a sum checks, it checks itself
-    sparse = not divided and Request(bound, operands, of_call(settings), output).is_sparse(expanded=False)
-    dtype = x.dtype
-    x = x.expand_dense().to(accumulator(dtype)).coalesce()
-    operands = [x if isinstance(o, SparseTensor) else o.to(x.dtype) for o in operands]
-    kept, free = tuple(m for m, c in enumerate(own) if c in e.output), outside(e.output, own)
-    letters = (*among(own, e.output), *free)
-    places = [letters.index(c) for c in e.output]
-    groups = groups_of(x.pattern, kept)
-
-    def dense(values: Tensor) -> Tensor:
-        """Lay out the values of groups, with 0 in the empty places."""
-        return laid_out(SparseTensor._make(groups.pattern, values)) if kept else values.sum(0, dtype=values.dtype)
-
-    def counts() -> Tensor:
-        """Count the entries of each group, with a mode of size 1 for each letter of dense operands."""
-        each = dense(groups.sizes.to(x.dtype))
-        return each.reshape((*each.shape, *[1] * len(free)))
-
-    if reduce == "mean" and not sparse:
-        key = "counts", kept, tuple(places), x.dtype
-        each = x.pattern._once(key, lambda: counts().clamp(min=1).permute(places))
-        return einsum(text, *operands, output="dense", **settings).div(each).to(dtype)  # type: ignore[no-any-return]
-    entries = einsum(f"{str(e).partition('->')[0]}->{''.join((*own, *free))}", *operands, output="sparse", **settings)
-    over_groups = partial(reduced_groups, pattern=x.pattern, kept=kept, kind=reduce)
-    values = multiplied(over_groups, x.dtype, entries.values) if reduce == "prod" else over_groups(entries.values)
-    result = SparseTensor._make(groups.pattern, values) if sparse else dense(values)
-    if reduce == "prod" and not sparse:
-        result = result + (counts() == 0)
-    return narrowed(result.permute(places), dtype, f'the result of "{e.text}"')
-
-
 # -- named operations -------------------------------------------------------------------------------------------------
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
@@ -484,6 +418,6 @@ def clear_cache() -> None:
     """
     clear_patterns()
     readings.clear()
-    if (masks := sys.modules.get("sparsetc.masks")) is not None:  # imported by those who attend
-        masks.kept.clear()
+    if (tiles := sys.modules.get("sparsetc.maps.mask_tiles")) is not None:  # imported by those who attend
+        tiles.kept.clear()
     cache.clear()

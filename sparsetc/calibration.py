@@ -22,7 +22,7 @@ from sparsetc.device.profile import DeviceProfile
 from sparsetc.errors import PlanError
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.planner.report import statistics_of
-from sparsetc.support.compiled import has_numba
+from sparsetc.support.files import has_numba
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TENSORS = ((2000, 3000, 4000), (20_000, 30_000, 40_000), (10_000, 10_000), (200_000, 200_000))

@@ -1,17 +1,14 @@
 """Masks of attention: rules for the keys of each query, combined by ``&``, ``|`` and ``~``, without n x n memory.
 
 In: positions. Out: a `Mask`, which `attention` takes for any number of queries and keys. A mask knows of a rectangle of
-pairs whether some or all of them meet, so a kernel's tiles are found by halving squares that are mixed. The time that
-this takes grows with the border of a mask, and not with its pairs.
+pairs whether some or all of them meet, so a kernel's tiles are found without looking at all pairs (`maps.mask_tiles`).
 
     causal() & sliding_window(256) | global_tokens(64)
 """
 
 from __future__ import annotations
 
-import itertools
 import operator
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,9 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsetc.errors import FormatError, ShapeError
-from sparsetc.support import Cache, cached_property
-from sparsetc.support.entry import entry_point
-from sparsetc.tensor.pattern import Pattern, lasting
+from sparsetc.support import cached_property
+from sparsetc.tensor.pattern import lasting, registered
 
 __all__ = [
     "Mask",
@@ -41,31 +37,11 @@ __all__ = [
 
 FAR = 1 << 62
 """Farther than any two positions are apart."""
-SQUARES = 1 << 16
-"""Squares of tiles that a search begins with: as many at once take a GPU no longer than a few."""
 SIDE = 32
 """Rows and columns of the blocks that a boolean tensor is looked at in."""
-AT_ONCE = 2048
-"""Tiles whose pairs are looked at together."""
-KEPT = 256
-"""Tiles, entries and kernels that are kept. Not measured: a few masks of a model, in both orders of their modes."""
-
-Tiles = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""Rows and columns of full tiles; rows, columns and words of bits of partial ones."""
-
 
 Rectangle = tuple[Tensor, Tensor, Tensor, Tensor]
 """First and last queries i0 and i1, first and last keys j0 and j1, both ends included; of many rectangles at once."""
-
-
-_numbers = itertools.count()
-_all: weakref.WeakValueDictionary[int, Mask] = weakref.WeakValueDictionary()
-"""All masks by number."""
-
-
-def numbered(number: int) -> Mask | None:
-    """Return the live mask of a number."""
-    return _all.get(number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +68,10 @@ class Mask:
     at: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
     some: Callable[[Rectangle], Tensor] = field(repr=False)
     full: Callable[[Rectangle], Tensor] = field(repr=False)
-    number: int = field(default_factory=_numbers.__next__, init=False, repr=False)
+    number: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _all[self.number] = self
+        object.__setattr__(self, "number", registered(self))
 
     @cached_property
     def _hash(self) -> int:
@@ -412,95 +388,3 @@ def _again(*made: Any) -> Mask:
 
 for _maker in (causal, sliding_window, everything, prefix, global_tokens, dilated):
     vars(_maker)["_dynamo_marked_constant"] = True  # a graph that makes a mask has it as it is
-
-
-# -- tiles and entries ------------------------------------------------------------------------------------------------
-
-kept = Cache(KEPT)
-"""Results made of masks; a mask is found again by an equal one."""
-
-
-def tiles_of(mask: Mask, shape: tuple[int, int], height: int, width: int, device: torch.device) -> Tiles:
-    """Return the tiles that a mask meets, of `height` queries by `width` keys, 64 at most."""
-    size = 1
-    while -(-shape[0] // (size * height)) * -(-shape[1] // (size * width)) > SQUARES:
-        size *= 2
-    squares = [
-        torch.arange(-(-n // (size * side)), device=device) for n, side in zip(shape, (height, width), strict=True)
-    ]
-    row, column = torch.cartesian_prod(*squares).T
-    whole: list[Tensor] = []
-    while True:
-        i0, j0 = row * size * height, column * size * width
-        i1, j1 = i0 + size * height - 1, j0 + size * width - 1
-        rectangle = i0, i1.clamp(max=shape[0] - 1), j0, j1.clamp(max=shape[1] - 1)
-        full = mask.full(rectangle) & (i1 < shape[0]) & (j1 < shape[1])
-        mixed = mask.some(rectangle) & ~full
-        whole_row, whole_column = _only(full, row, column)
-        whole.append(_divided(whole_row, whole_column, size))
-        row, column = _only(mixed, row, column)
-        if size == 1:
-            break
-        size //= 2
-        row, column = _divided(row, column, 2)
-        row, column = _only((row * size * height < shape[0]) & (column * size * width < shape[1]), row, column)
-    bits = _words(mask, row, column, shape, height, width)
-    some, all_ones = (bits != 0).any(1), (bits == (-1 if width == 64 else (1 << width) - 1)).all(1)
-    full_row, full_column = torch.cat([*whole, torch.stack(_only(all_ones, row, column))], 1)
-    part_row, part_column, part_bits = _only(some & ~all_ones, row, column, bits)
-    return (full_row, full_column), (part_row, part_column, part_bits)
-
-
-def _only(kept: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """Return the elements of tensors, or rows, where `kept` is True, for which a GPU is waited for once."""
-    at = kept.nonzero().squeeze(1)
-    return [tensor[at] for tensor in tensors]
-
-
-def _divided(row: Tensor, column: Tensor, times: int) -> Tensor:
-    """Return (2, n) rows and columns of squares cut into ``times ** 2`` each."""
-    if times == 1:
-        return torch.stack((row, column))
-    each = torch.arange(times, device=row.device)
-    rows = (row[:, None, None] * times + each[None, :, None]).expand(-1, times, times)
-    columns = (column[:, None, None] * times + each[None, None, :]).expand(-1, times, times)
-    return torch.stack((rows.flatten(), columns.flatten()))
-
-
-def _words(mask: Mask, row: Tensor, column: Tensor, shape: tuple[int, int], height: int, width: int) -> Tensor:
-    """Return (tiles, height) words, whose bit c says whether the row meets the tile's column c."""
-    device = row.device
-    words = [torch.zeros((0, height), dtype=torch.int64, device=device)]
-    within, across = torch.arange(height, device=device), torch.arange(width, device=device)
-    for rows, columns in zip(row.split(AT_ONCE), column.split(AT_ONCE), strict=True):
-        i = ((rows * height)[:, None] + within)[:, :, None]
-        j = ((columns * width)[:, None] + across)[:, None, :]
-        i, j = torch.broadcast_tensors(i, j)
-        meets = mask.at(i.clamp(max=shape[0] - 1), j.clamp(max=shape[1] - 1)) & (i < shape[0]) & (j < shape[1])
-        words.append((meets.long() << across).sum(-1))
-    return torch.cat(words)
-
-
-def turned_tiles(tiles: Tiles) -> Tiles:
-    """Return the tiles of the transposed mask; tiles must be square."""
-    (row, column), (part_row, part_column, bits) = tiles
-    across = torch.arange(bits.shape[1], device=bits.device)
-    words = [((word[:, :, None] >> across & 1) << across[:, None]).sum(1) for word in bits.split(AT_ONCE)]
-    return (column, row), (part_column, part_row, torch.cat(words))
-
-
-@entry_point
-def pattern_of(mask: Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
-    """Return the entries of a mask, made once for each shape; an entry takes 16 bytes."""
-
-    def made() -> Pattern:
-        with lasting():
-            (row, column), (part_row, part_column, bits) = tiles_of(mask, shape, 64, 64, device)
-            across = torch.arange(64, device=device)
-            words = torch.cat((torch.full((len(row), 64), -1, device=device), bits))
-            tile, i, j = (((words[:, :, None] >> across) & 1) != 0).nonzero().T
-            place = torch.cat((row, part_row))[tile] * 64 + i, torch.cat((column, part_column))[tile] * 64 + j
-            keys = torch.sort(place[0] * shape[1] + place[1]).values
-            return Pattern(torch.stack((keys // shape[1], keys % shape[1])), shape, True)
-
-    return kept.once(("pattern", mask, shape, device), made)  # type: ignore[no-any-return]

@@ -15,7 +15,6 @@ from torch import Tensor
 from sparsetc.api import einsum
 from sparsetc.options import Settings, current
 from sparsetc.support import Lru, cached_property
-from sparsetc.support.compiled import has_numba
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.duplicates import Merge, coalesced
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -169,7 +168,7 @@ def _reduced(edges: Edges, reduce: str, sources: Tensor, weights: list[Tensor]) 
     features = sources if heads else sources.flatten(1)
     graph = SparseTensor._make(pattern, values)
     equation = f"ij{heads},j{heads}r->i{heads}r"
-    loops = sources.device.type == "cpu" and has_numba() and current().named_backend == "auto"
+    loops = current().effective_native(sources.device) == "price"
     # Edges that came again come often, so native loops are worth the second that they compile in, once for a machine.
     settings: Settings = {"backend": "numba"} if loops else {}
     sums = einsum(equation, graph, features, output="dense", reduce=REDUCES[reduce], **settings)

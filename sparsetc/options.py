@@ -15,20 +15,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias
 
 import torch
-from typing_extensions import Unpack
+from typing_extensions import ReadOnly, Required, TypedDict, Unpack
 
+from sparsetc.backends import BACKENDS, TORCH, TRITON, Backend
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
 from sparsetc.ir.plan import Plan, requested
-from sparsetc.support import FilePath, memory
-from sparsetc.support.checks import refused
-from sparsetc.support.compiled import has_numba
-from sparsetc.support.memory import as_bytes, available_memory
+from sparsetc.support import FilePath
+from sparsetc.support.checks import as_bytes, available_memory, refused
+from sparsetc.support.files import has_numba
 
 PRECISIONS = ("highest", "high", "medium")
-BACKENDS = ("auto", "triton", "torch", "numba")
+NAMED_BACKENDS = ("auto", *BACKENDS)
 TUNINGS = ("model", "now", "calls")
 MOST_SECONDS = 1e6
 
@@ -55,22 +55,19 @@ class Settings(TypedDict, total=False):
     gather: bool
 
 
-class EinsumSettings(Settings, total=False):
+class Auto(Settings, total=False):
     """Types of the settings of functions that pass them to `einsum`."""
 
     drop_zeros: bool
+    output: ReadOnly[Form]
 
 
-class Auto(EinsumSettings, total=False):
-    output: Form
+class ToDense(Auto):
+    output: Required[ReadOnly[Literal["dense"]]]
 
 
-class ToDense(EinsumSettings):
-    output: Literal["dense"]
-
-
-class ToSparse(EinsumSettings):
-    output: Literal["sparse"]
+class ToSparse(Auto):
+    output: Required[ReadOnly[Literal["sparse"]]]
 
 
 @dataclass(frozen=True)
@@ -101,18 +98,18 @@ class Options:
     def named_backend(self) -> str:
         """The backend that was named, here or by ``SPARSETC_BACKEND``, or ``auto``."""
         named = self.backend or os.environ.get("SPARSETC_BACKEND") or "auto"
-        if named not in BACKENDS:
-            raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {named!r}")
+        if named not in NAMED_BACKENDS:
+            raise PlanError(f"backend must be one of {', '.join(NAMED_BACKENDS)}, found {named!r}")
         return named
 
-    def effective_backend(self, device: torch.device) -> str:
-        """``triton`` on a GPU, the programs of ``torch`` elsewhere, unless one was named.
+    def effective_backend(self, device: torch.device, dtype: torch.dtype | None = None) -> Backend:
+        """Triton on a GPU, torch elsewhere, unless one was named; torch for a dtype that the other does not multiply.
 
-        Those of ``numba`` are programs of torch, of which some are printed as native loops.
+        Programs of ``numba`` are those of torch, of which some are printed as native loops.
         """
-        usual = "torch" if device.type == "cpu" else "triton"
-        named = self.named_backend
-        return {"auto": usual, "numba": "torch"}.get(named, named)
+        usual = TORCH if device.type == "cpu" else TRITON
+        backend = {"auto": usual, "numba": TORCH}.get(self.named_backend) or BACKENDS[self.named_backend]
+        return TORCH if dtype is not None and dtype.is_complex and not backend.complex else backend
 
     def effective_native(self, device: torch.device) -> str:
         """Return the torch programs to run as native loops: ``none``, ``price`` (those priced lower) or ``all``.
@@ -173,7 +170,6 @@ def set_options(**settings: Unpack[Settings]) -> None:
     """
     global _DEFAULT
     _DEFAULT = with_settings(_DEFAULT, settings)
-    memory.limit_of_process = _DEFAULT.memory_limit
     if _current.get() is None:
         latest.number = _numbered(_DEFAULT)
 
@@ -187,13 +183,11 @@ def current() -> Options:
 def in_force(chosen: Options) -> Iterator[Options]:
     """Put options in force within a ``with`` block."""
     token, before = _current.set(chosen), latest.number
-    limit = memory.limit_in_force.set(chosen.memory_limit)
     latest.number = _numbered(chosen)
     try:
         yield chosen
     finally:
         _current.reset(token)
-        memory.limit_in_force.reset(limit)
         latest.number = before
 
 
@@ -326,8 +320,8 @@ def _checked(base: Options, settings: Mapping[str, Any]) -> Options:
     chosen = {k: v for k, v in settings.items() if v is not None}
     if chosen.get("precision") not in (None, *PRECISIONS):
         raise DtypeError(f"precision must be one of {', '.join(PRECISIONS)}, found {chosen['precision']!r}")
-    if chosen.get("backend") not in (None, *BACKENDS):
-        raise PlanError(f"backend must be one of {', '.join(BACKENDS)}, found {chosen['backend']!r}")
+    if chosen.get("backend") not in (None, *NAMED_BACKENDS):
+        raise PlanError(f"backend must be one of {', '.join(NAMED_BACKENDS)}, found {chosen['backend']!r}")
     if not isinstance(chosen.get("deterministic", False), bool):
         raise PlanError(f"deterministic must be True or False, found {chosen['deterministic']!r}")
     if "tune" in chosen:

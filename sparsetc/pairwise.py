@@ -24,6 +24,7 @@ from sparsetc.errors import ShapeError, TransformError
 from sparsetc.explain import MapReport, device_name, watched
 from sparsetc.maps.body import LOG2E, Body
 from sparsetc.maps.fused import fused, gradients_by, gradients_of_steps
+from sparsetc.maps.mask_tiles import pattern_of
 from sparsetc.maps.pairs import Pairs, single
 from sparsetc.maps.saved import described, read
 from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
@@ -143,7 +144,7 @@ def _report(task: Task, reason: str, kernels: Kernels | None) -> MapReport:
         name,
         "in steps" if reason else "in one kernel",
         reason,
-        "numba" if kernels is not None and kernels.loops else options.effective_backend(pairs.device),
+        "numba" if kernels is not None and kernels.loops else options.effective_backend(pairs.device).name,
         device_name(pairs.device),
         pairs.shape,
         pairs.patterns,
@@ -294,8 +295,8 @@ def entries_of(pairs: Pairs) -> Pattern:
     if isinstance(given, Pattern):
         return single(given)
     if isinstance(given, masks.Mask):
-        return masks.pattern_of(given, pairs.shape, pairs.device)
-    each = [masks.pattern_of(mask, pairs.shape, pairs.device).coords for mask in given]
+        return pattern_of(given, pairs.shape, pairs.device)
+    each = [pattern_of(mask, pairs.shape, pairs.device).coords for mask in given]
 
     def made() -> Pattern:
         stacked = [torch.cat((torch.full_like(coords[:1], n), coords)) for n, coords in enumerate(each)]

@@ -39,7 +39,7 @@ from program_checks import verify  # noqa: E402
 from sparsetc.contraction import passing  # noqa: E402
 from sparsetc.ir.lower import default_tree  # noqa: E402
 from sparsetc.ir.program.tile import TileProgram  # noqa: E402
-from sparsetc.support import files, memory  # noqa: E402
+from sparsetc.support import files  # noqa: E402
 
 options = import_module("sparsetc.options")  # whose name in the package is the function's
 files.MAX_FILES = 1 << 16  # a run makes more than a user's folder holds, and the next would compile its first again
@@ -112,7 +112,7 @@ def _settings_are_restored() -> Iterator[None]:
     chosen = options._DEFAULT
     yield
     if options._DEFAULT is not chosen:  # by `set_options`
-        options._DEFAULT, memory.limit_of_process = chosen, chosen.memory_limit
+        options._DEFAULT = chosen
         options.latest.number = options._numbered(chosen)
     torch.set_float32_matmul_precision(precision)
     torch.set_num_threads(threads)  # which numba changes as it first runs in parallel, for pyttb from 100,000 values on
@@ -122,11 +122,10 @@ def _settings_are_restored() -> Iterator[None]:
 def natively(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A function by which loops of the package are native from now on, however short they are, or not."""
     pytest.importorskip("numba")
-    from sparsetc.support import compiled
 
     def choose(native: bool) -> None:
-        monkeypatch.setattr(compiled, "ENOUGH", 0)
-        monkeypatch.setattr(compiled, "MANY", 0)
-        monkeypatch.setattr(compiled, "has_numba", lambda: native)
+        monkeypatch.setattr(files, "ENOUGH", 0)
+        monkeypatch.setattr(files, "MANY", 0)
+        monkeypatch.setattr(files, "has_numba", lambda: native)
 
     return choose

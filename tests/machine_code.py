@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sparsetc.support import compiled
+from sparsetc.support import files
 
 
 def share() -> None:
@@ -19,10 +19,10 @@ def share() -> None:
         return
     shared = folder.parent / "native"
     shared.mkdir(0o700, exist_ok=True)
-    file_of = compiled.Kept.path
+    file_of = files.Kept.path
 
-    def path(kept: compiled.Kept, signature: Any, target: Any) -> Path:
+    def path(kept: files.Kept, signature: Any, target: Any) -> Path:
         file = file_of(kept, signature, target)
         return shared / file.name if file.parent == folder else file
 
-    compiled.Kept.path = path  # type: ignore[method-assign]
+    files.Kept.path = path  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sparsetc as stc
 from sparsetc import masks
+from sparsetc.maps import mask_tiles
 
 CPU = torch.device("cpu")
 WRITTEN: dict[str, tuple[masks.Mask, Callable[[Any, Any], Any]]] = {
@@ -44,7 +45,7 @@ def test_a_mask_is_what_it_says(name: str, shape: tuple[int, int]) -> None:
     expected = torch.tensor([[bool(meets(i, j)) for j in range(shape[1])] for i in range(shape[0])])
     assert torch.equal(mask.dense(*shape), expected)
     assert torch.equal(mask.turned.dense(*shape[::-1]), expected.T)
-    assert torch.equal(masks.pattern_of(mask, shape, CPU).coords, expected.nonzero().T)
+    assert torch.equal(mask_tiles.pattern_of(mask, shape, CPU).coords, expected.nonzero().T)
 
 
 combined = st.recursive(
@@ -68,7 +69,7 @@ def test_rectangles_err_on_the_safe_side(mask: masks.Mask, rows: int, columns: i
         inside = dense[a : b + 1, c : d + 1]
         assert bool(mask.some(rectangle)[n]) or not inside.any()
         assert not mask.full(rectangle)[n] or inside.all()
-    assert torch.equal(masks.pattern_of(mask, (rows, columns), CPU).coords, dense.nonzero().T)
+    assert torch.equal(mask_tiles.pattern_of(mask, (rows, columns), CPU).coords, dense.nonzero().T)
 
 
 def test_masks_that_are_made_alike_are_equal() -> None:
@@ -76,10 +77,10 @@ def test_masks_that_are_made_alike_are_equal() -> None:
     assert first == second
     assert hash(first) == hash(second)
     assert first != masks.causal() & masks.documents([0, 3, 6])
-    assert masks.pattern_of(first, (5, 5), CPU) is masks.pattern_of(second, (5, 5), CPU)
-    before = masks.pattern_of(first, (5, 5), CPU)
+    assert mask_tiles.pattern_of(first, (5, 5), CPU) is mask_tiles.pattern_of(second, (5, 5), CPU)
+    before = mask_tiles.pattern_of(first, (5, 5), CPU)
     stc.clear_cache()
-    assert masks.pattern_of(first, (5, 5), CPU) is not before
+    assert mask_tiles.pattern_of(first, (5, 5), CPU) is not before
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -114,7 +115,7 @@ def test_block_masks_of_flex_attention(side: int) -> None:
     expected = meets(0, 0, torch.arange(300)[:, None], torch.arange(260))
     mask = masks.block_mask(flex)
     assert torch.equal(mask.dense(300, 260), expected)
-    assert torch.equal(masks.pattern_of(mask, (300, 260), CPU).coords, expected.nonzero().T)
+    assert torch.equal(mask_tiles.pattern_of(mask, (300, 260), CPU).coords, expected.nonzero().T)
     assert mask != masks.block_mask(flex)
 
 
@@ -132,8 +133,8 @@ def test_attention_over_a_mask() -> None:
 
 def test_turned_tiles_are_those_of_the_turned_mask() -> None:
     mask, shape = WRITTEN["three"][0] | masks.documents([0, 40, 100]), (130, 200)
-    turned = masks.turned_tiles(masks.tiles_of(mask, shape, 64, 64, CPU))
-    expected = masks.tiles_of(mask.turned, shape[::-1], 64, 64, CPU)
+    turned = mask_tiles.turned_tiles(mask_tiles.tiles_of(mask, shape, 64, 64, CPU))
+    expected = mask_tiles.tiles_of(mask.turned, shape[::-1], 64, 64, CPU)
     for one, other in zip(turned, expected, strict=True):
         (row, column, *bits), (of_row, of_column, *of_bits) = one, other
         places, order = row * 100 + column, torch.argsort(row * 100 + column)

@@ -14,7 +14,7 @@ import torch
 from cases import random_sparse, random_values
 
 import sparsetc as stc
-from sparsetc.support.memory import as_bytes
+from sparsetc.support.checks import as_bytes
 
 F32 = torch.float32
 

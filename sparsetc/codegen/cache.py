@@ -5,7 +5,7 @@ neither the file nor compiled bytecode of it is ever imported. Tracebacks, `insp
 of its kernels, are given the text by the module's loader and by `linecache`. So a copy that is absent, damaged or
 another's is only written anew, and any file or folder may go at any moment. Copies are a bounded number, named by their
 content. Beside them lies machine code that numba made of native loops, which is loaded only from files, and a folder,
-that nobody else may write to (`codegen.native`). A folder that cannot be written to, or that is not the user's alone,
+that nobody else may write to (`codegen.launch`). A folder that cannot be written to, or that is not the user's alone,
 is replaced, with a warning, by a temporary one for as long as the process lives.
 """
 

@@ -1,31 +1,45 @@
-"""Launches of kernels, generated ones and those by hand; and what calls are given: arguments, tables, addresses.
+"""Launches of kernels and native loops; and what calls are given: arguments, tables, addresses.
 
-In: a kernel of a generated module, and its grid. Out: a function of its arguments, which costs little, never waits and
-can be captured in a CUDA graph; or assembly for a named target, which needs no GPU.
+In: a kernel of a generated module, or one by hand, and its grid. Out: a function of its arguments, which costs little,
+never waits and can be captured in a CUDA graph; or assembly for a named target, which needs no GPU.
+
+In: the text of native loops, then tensors of storages. Out: `Call`. numba compiles a function when it first runs on
+arguments of some types, and keeps it beside the sources (`support.files`). Functions hold no lock of Python, so that
+threads of Python share a part: its items are cut into ranges that hold about as many nonzeros each. numba's own threads
+are not used: its OpenMP layer changes how many threads torch has for good and ends forked children, and its other layer
+ends a process in which three threads call at once.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, partial, reduce
 from importlib import import_module
+from itertools import pairwise
 from math import prod
 from operator import or_
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetc.codegen import COLUMNS, ROWS
 from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
-from sparsetc.ir.program.tile import TileProgram
+from sparsetc.ir.plan import MOST_THREADS
+from sparsetc.ir.program.tile import Product, TileProgram
 from sparsetc.packing.base import Packed
-from sparsetc.support import Ints
+from sparsetc.support import Ints, at_fork
 from sparsetc.support.entry import bar, log_since, on_gpu
+from sparsetc.support.files import Kept
 from sparsetc.tensor.dtypes import WORDS
 
 FUSED = {"enable_fp_fusion": True}
@@ -282,3 +296,127 @@ def is_interpreted(kernel: Any) -> bool:
     from triton.runtime.jit import JITFunction
 
     return not isinstance(kernel, JITFunction)
+
+
+# -- native loops -----------------------------------------------------------------------------------------------------
+
+FEW = 1 << 23
+"""Most elements of products for one thread: SpMM at 8 columns took 127 us by one thread, 169 by two; at 128, 489 and
+328 (2 cores)."""
+RANGES = 4
+"""Ranges of items for each thread, if items own the rows they write; a thread that is free takes the next."""
+
+
+@lru_cache
+def _native_source() -> str:
+    """Return the source of the functions that are compiled into native loops."""
+    return (Path(__file__).parents[1] / "runtime" / "vectors.py").read_text(encoding="utf-8")
+
+
+def functions(module: ModuleType, names: Sequence[str], source: str, folder: Path | None) -> list[Any]:
+    """Return functions of a module, which are compiled when they first run, or found in the folder."""
+    each = [getattr(module, name) for name in names]
+    for function in each:
+        function._cache = Kept(function.__name__, source + _native_source(), folder)
+    return each
+
+
+@lru_cache
+def _pool() -> ThreadPoolExecutor:
+    """Return Python's threads for native functions. A forked child has its own."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sparsetc")
+
+
+at_fork(after_in_child=_pool.cache_clear)
+
+
+def in_threads(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
+    """Run jobs on this many threads; the calling thread is one of them."""
+    left = iter(jobs)
+
+    def some() -> None:
+        for job in left:
+            job()
+
+    others = [_pool().submit(some) for _ in range(min(threads, len(jobs)) - 1)]
+    some()
+    for other in others:
+        other.result()
+
+
+def bind_native(
+    functions: Sequence[Any], programs: Sequence[TileProgram], arrays: Sequence[PartArrays], known: Sequence[PartArrays]
+) -> Call:
+    """Bind native programs to these tensors; arguments as for `Programs.bind`."""
+    parts = [_bound(*part) for part in zip(functions, programs, arrays, known, strict=True)]
+    made = [
+        part.stored * sum([p.elements(s.out.within) for s in p.each(Product)])
+        for p, part in zip(programs, known, strict=True)
+    ]
+    most = max(p.schedule.threads for p in programs) or (1 if max(made) <= FEW else MOST_THREADS)
+
+    def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
+        threads = min(most, torch.get_num_threads())
+        tables, flat = [_flat(table) for table in dense], _flat(out)
+        for run, stored in zip(parts, values, strict=True):
+            run(None if stored is None else _flat(stored), tables, flat, threads)
+
+    return call
+
+
+def _flat(tensor: Any) -> np.ndarray[Any, Any]:
+    array = tensor if isinstance(tensor, np.ndarray) else tensor.numpy(force=True)
+    return array.reshape(-1)
+
+
+def _bound(function: Any, program: TileProgram, part: PartArrays, known: PartArrays) -> Callable[..., None]:
+    """Return what adds a part to a result, or stores its rows there, given values, tables, the result and threads."""
+    named = part.named(program)
+    view, owned = program.view, program.result.owned
+    arrays = [_flat(named[name]) if name in named else None for name in program.arrays]
+    place = program.arrays.index("values") if "values" in program.arrays else None
+    items = known.stored if view.items.counts else known.items
+
+    @cache
+    def cut(ranges: int) -> list[tuple[int, int]]:
+        """Return ranges of items, or of nonzeros."""
+        if items < 2:
+            return [(0, items)]
+        if view.items.size:
+            return list(pairwise(sorted({items * n // ranges for n in range(ranges + 1)})))
+        held = known.named(program)
+        first = held[program.arrays[0]].long()
+        for axis in view.loops[:-1]:
+            first = held[f"{axis.name}_ptr"].long()[first]
+        return list(pairwise(ends(first, ranges)))
+
+    def run(values: Any, tables: Sequence[Any], out: Any, threads: int) -> None:
+        fixed = [*arrays]
+        if place is not None:
+            fixed[place] = values
+        if not owned and threads * out.size > known.stored * program.width:
+            threads = 1  # copies of the result would take longer than what is added to it
+        arguments = (*fixed, *tables)
+        if threads == 1:
+            function(0, items, *arguments, out)
+            return
+        several = owned and not program.split  # each range copies panels of its own
+        ranges = cut(threads * RANGES if several else threads)
+        into = [out] * len(ranges) if owned else np.zeros((len(ranges), out.size), out.dtype)
+        in_threads(threads, [partial(function, *each, *arguments, to) for each, to in zip(ranges, into, strict=True)])
+        if not owned:
+            for one in into:  # in order, so that the same bits come back at every run
+                out += one
+
+    return run
+
+
+def ends(first: Tensor, ranges: int) -> list[int]:
+    """Return where ranges of items begin that have about as many nonzeros each, and where the last one ends.
+
+    Args:
+        first: (items + 1,) int64, the first nonzero of each item, and where those of the last end.
+        ranges: how many are asked for.
+    """
+    last, wanted = len(first) - 1, first[0] + (first[-1] - first[0]) * torch.arange(1, ranges) // ranges
+    return sorted({0, last, *torch.searchsorted(first, wanted).clamp(0, last).tolist()})

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparsetc.codegen.numba_nests import LENGTHS, Factor, Nest, pieces, zeros
-from sparsetc.ir.nest import ITEM, Bitmap, Each, Fibers, Lookup, Ones, Run, Writer
+from sparsetc.ir.nest import ITEM, Each, Fibers, Lookup, Run, Writer
 from sparsetc.ir.program import (
     REGISTERS,
     Add,
@@ -37,6 +37,7 @@ from sparsetc.ir.program import (
     names,
 )
 from sparsetc.ir.program.text import Lines
+from sparsetc.ir.program.tile import flow
 from sparsetc.support import Names
 from sparsetc.tensor.dtypes import LONG
 
@@ -125,9 +126,10 @@ class NumbaPrinter(Writer, Lines):
         self.pieces = dict[Names, list[tuple[str, str]]]()
         self.readers = defaultdict[str, list[Statement]](list)
         statements = [s for s, _ in program.statements]
-        for s in statements:
-            for tile in inputs_of(s):
+        for s in program.each(Product):
+            for tile in s.inputs:
                 self.readers[tile.name].append(s)
+        self.readers[program.result.source.name].append(program.result)
         tiles = [s.out for s in statements if isinstance(s, Zero | Product)]
         layouts = []
         for self.as_output in (True, False):
@@ -256,12 +258,12 @@ class NumbaPrinter(Writer, Lines):
         """Print the load of stored values: a number, an array for tiles, or a bitmap's values."""
         stored, name = self.p.stored(s.operand), s.out.name
         kind, strides = stored.values, tuple((c, self.p.stored(s.operand).stride(c)) for c in s.out.within)
-        if isinstance(kind, Ones):
+        if not kind.held:
             self.factors[name] = ()
         elif not kind.sides:
             self.put(f"{name} = load(values, {self.nonzero})")
             self.factors[name] = (Factor(name, in_array=False),)
-        elif isinstance(kind, Bitmap):
+        elif kind.bitmap:
             self.local.append(f"    {name} = np.empty({kind.volume}, {self.p.output}.dtype)")
             self.put(f"expand(bits, value_ptr, values, {kind.word}, tile, {name})")
             self.factors[name] = (Factor(name, strides),)
@@ -334,7 +336,7 @@ class NumbaPrinter(Writer, Lines):
             return
         reader, *others = self.readers[s.out.name]
         summed = {a for t in s.inputs for a in t.within} - {*s.out.within}
-        at_once = isinstance(reader, Add) or (not summed and level_of(reader) == level_of(s))
+        at_once = isinstance(reader, Add) or (not summed and flow(reader)[2] == flow(s)[2])
         if not others and at_once and not self.rearranged(s.out):
             self.factors[s.out.name] = factors
         else:
@@ -368,21 +370,6 @@ class NumbaPrinter(Writer, Lines):
     ) -> None:
         vector = self.vector if self.stores_vectors or out.name != self.p.output else ""
         Nest(self, self.p, vector, out, sign, kept).write(factors, conditions)
-
-
-def inputs_of(s: Statement) -> tuple[Tile, ...]:
-    """The tiles that a statement reads."""
-    match s:
-        case Product():
-            return s.inputs
-        case Add():
-            return (s.source,)
-    return ()
-
-
-def level_of(s: Statement) -> int:
-    """Return the level of a statement that reads tiles."""
-    return s.key.level if isinstance(s, Add) else max(t.level for t in inputs_of(s))
 
 
 STATEMENTS: dict[type[Statement], Callable[[NumbaPrinter, Any], None]] = {

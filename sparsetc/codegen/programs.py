@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen import cache, native, split_float16
+from sparsetc.backends import NUMBA, TORCH, Backend
+from sparsetc.codegen import cache, split_float16
 from sparsetc.codegen import numba as numba_source
 from sparsetc.codegen import torch as torch_source
 from sparsetc.codegen.launch import (
@@ -31,7 +32,9 @@ from sparsetc.codegen.launch import (
     PartArrays,
     Values,
     assembled,
+    bind_native,
     each,
+    functions,
     is_interpreted,
     launch_of,
     triton_type,
@@ -40,7 +43,6 @@ from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest.values import TYPES
-from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.ir.program import (
     HALVES,
     LANES,
@@ -55,7 +57,7 @@ from sparsetc.ir.program import (
     tables_of,
 )
 from sparsetc.support import later
-from sparsetc.support.compiled import usable
+from sparsetc.support.files import usable
 from sparsetc.tensor.dtypes import accumulator
 
 _triton_source = later("codegen.triton", "module_source")
@@ -75,7 +77,7 @@ class Programs:
         self,
         programs: Sequence[TileProgram],
         dtype: torch.dtype,
-        backend: str,
+        backend: Backend,
         device: torch.device,
         cache_dir: Path | None,
         fused: bool = True,
@@ -87,32 +89,33 @@ class Programs:
         Args:
             programs: one a part.
             dtype: of the operands.
-            backend: ``torch`` or ``triton``; those of torch whose schedules say so are native loops of numba.
+            backend: of the programs; those of torch whose schedules say so are native loops of numba.
             device: that Triton's kernels are for.
             cache_dir: folder of generated sources.
             fused: whether one launch runs all parts.
             name: what the file is named after; the equation of the programs where it is empty.
             about: lines for a reader of the source, as `header` takes them.
         """
-        if backend == "torch" and runs_natively(programs, dtype):
-            backend = "numba"
+        if backend is TORCH and runs_natively(programs, dtype):
+            backend = NUMBA
         self.programs = tuple(programs)
         self.dtype = dtype
         self.backend = backend
         self.about = tuple(about)
         self.machine, self.fused = machine_of(device), fused or len(self.programs) == 1
-        names = [f"part_{p.number}" if backend != "triton" else f"kernel_{n}" for n, p in enumerate(self.programs)]
+        names = [f"kernel_{n}" if backend.gpu else f"part_{p.number}" for n, p in enumerate(self.programs)]
         self.kernels: list[tuple[str, Sequence[int]]] = [(name, [n]) for n, name in enumerate(names)]
-        if backend == "triton" and self.fused:
+        if backend.gpu and self.fused:
             self.kernels = [("kernel", range(len(names)))]
-        self.name, self.source = cache.source_name(name or programs[0].equation, backend), self.text_for(self.machine)
+        self.name = cache.source_name(name or programs[0].equation, backend.name)
+        self.source = self.text_for(self.machine)
         self.module, self.path = cache.load(self.source, cache_dir, self.name)
-        if self.backend == "numba":
-            self.native = native.functions(self.module, names, self.source, self.path.parent)
+        if self.backend.loops:
+            self.native = functions(self.module, names, self.source, self.path.parent)
 
     def text_for(self, machine: str) -> str:
         """Return the module that runs on a machine."""
-        if self.backend == "triton" and find_spec("triton") is None:
+        if self.backend.gpu and find_spec("triton") is None:
             raise PlanError(
                 'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
                 'take backend="torch"'
@@ -129,7 +132,7 @@ class Programs:
         Raises:
             PlanError: Triton interprets, which gives wrong products of matrices in bfloat16.
         """
-        triton, every = self.backend == "triton", _tables(self.programs)
+        triton, every = self.backend.gpu, tables_of(self.programs)
         with_dots, bf16 = [p for p in self.programs if p.dots and triton], self.dtype == torch.bfloat16
         rounded = any(p.schedule.precision == "bf16" or (bf16 and p.narrow) for p in with_dots)
         if rounded and is_interpreted(getattr(self.module, self.kernels[0][0])):
@@ -138,14 +141,14 @@ class Programs:
                 'numbers: take precision="high" or "highest" here, and operands of another type than bfloat16, or '
                 "compile for a GPU without TRITON_INTERPRET"
             )
+        if self.backend.loops:
+            return bind_native(self.native, self.programs, arrays, known or arrays)
         parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
-        alone = not triton and all(few(*part, self.backend == "numba") for part in parts)
+        alone = not triton and all(few(*part) for part in parts)
         threads = max(p.schedule.threads for p, _ in parts) or int(alone)
-        if self.backend == "numba":
-            return native.bind(self.native, self.programs, arrays, known or arrays, threads or MOST_THREADS)
         for name, group in self.kernels:
             launch, (arguments, places) = getattr(self.module, name), self._arguments(group, arrays)
-            numbers = [every.index(table) for table in _tables([self.programs[n] for n in group])]
+            numbers = [every.index(table) for table in tables_of([self.programs[n] for n in group])]
             if triton:
                 grid = sum(arrays[n].programs(self.programs[n]) for n in group)
                 if not grid:
@@ -203,7 +206,7 @@ class Programs:
         first = [0, *accumulate(max(1, len(p.view.packed)) for p in self.programs)]
         for n in group:
             program, part = self.programs[n], arrays[n]
-            if self.backend == "triton":
+            if self.backend.gpu:
                 counts += [part.programs(program), *[part.stored for _ in program.view.items.counts]]
                 counts += program.ends.values()
             values, end = range(first[n], first[n] + len(program.view.packed)), len(part.index) - bool(program.slot)
@@ -241,9 +244,9 @@ class Programs:
         """Return the types of a kernel's arguments, in order."""
         fixed, numbers = self._arguments(group, arrays)
         named = [(p, name) for p in self.programs for name in p.view.packed or ("",)]
-        stored = [TYPES.get(name, stored_dtype(p, self.dtype, "triton")) for p, name in named]
+        stored = [TYPES.get(name, stored_dtype(p, self.dtype, self.backend)) for p, name in named]
         types = [stored[numbers[n]] if n in numbers else getattr(a, "dtype", None) for n, a in enumerate(fixed)]
-        tables = _tables([self.programs[n] for n in group])
+        tables = tables_of([self.programs[n] for n in group])
         form_types = {"rounded": torch.bfloat16} | dict.fromkeys(HALVES[:2], torch.float16)
         types += [form_types.get(form, self.dtype) for _, form in tables]
         return [f"*{triton_type(t)}" if t else "i32" for t in (*types, out_dtype)]
@@ -253,22 +256,22 @@ class Programs:
 def _text(
     programs: tuple[TileProgram, ...],
     dtype: torch.dtype,
-    backend: str,
+    backend: Backend,
     about: tuple[str, ...],
     fused: bool,
     machine: str,
 ) -> str:
     """Return the module of programs for a machine."""
     sums = accumulator(dtype)
-    if backend != "triton":
-        text = header(programs, backend, about)
-        if backend == "numba":
+    if not backend.gpu:
+        text = header(programs, backend.name, about)
+        if backend.loops:
             return numba_source.module_source(programs, text)
         return torch_source.module_source(programs, text, dtype)
     for program in programs:
         check_sizes(program)
     ported = tuple([_ported(program, machine) for program in programs])
-    named, text = f"tl.{str(sums).removeprefix('torch.')}", header(ported, "triton", about)
+    named, text = f"tl.{str(sums).removeprefix('torch.')}", header(ported, backend.name, about)
     return _triton_source(ported, named, sums != dtype, text, fused, popcount=machine == "cuda")
 
 
@@ -318,17 +321,11 @@ def _ported(program: TileProgram, machine: str) -> TileProgram:
     return replace(program, schedule=replace(schedule, precision=precision))
 
 
-def stored_dtype(program: TileProgram, dtype: torch.dtype, backend: str) -> torch.dtype:
+def stored_dtype(program: TileProgram, dtype: torch.dtype, backend: Backend) -> torch.dtype:
     """Return the dtype in which a part's values are stored, for operands of `dtype`."""
-    if backend != "triton":
+    if backend.widens:
         return accumulator(dtype)
     return torch.bfloat16 if dtype == torch.float32 and program.half else dtype
-
-
-def _tables(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
-    """Return (number of a dense operand, its conversion) of each table argument of the programs, in order."""
-    numbers = {o.name: n for n, o in enumerate(programs[0].operands)}
-    return [(numbers[t.operand], t.made) for t in tables_of(programs)]
 
 
 def _as_read(dense: Sequence[Tensor], every: Sequence[tuple[int, str]], splits: Mapping[int, Split]) -> list[Tensor]:

@@ -24,6 +24,7 @@ from sparsetc.ir.nest import BIAS, HEAD, ITEM, LOW, TOP
 from sparsetc.ir.plan import F16
 from sparsetc.ir.program import (
     LANES,
+    MADE,
     Add,
     Decode,
     Gather,
@@ -36,9 +37,9 @@ from sparsetc.ir.program import (
     TileProgram,
     Value,
     Zero,
+    arguments,
     comments,
     names,
-    tables,
     tables_of,
 )
 from sparsetc.support import Names, among
@@ -69,8 +70,8 @@ def function(p: TileProgram, sums: str, widen: bool) -> list[str]:
     printer = TritonPrinter(p, sums, widen)
     values.head(printer)
     nested(printer, p.body)
-    arguments = ["pid", *counts_of(p), *p.arrays, *[t.own for o in p.operands for t in tables(o)], p.output]
-    return [*comments(p), "@triton.jit", *signature(f"def part_{p.number}", arguments, ":"), *printer.out]
+    read = ["pid", *counts_of(p), *p.arrays, *arguments(p.operands), p.output]
+    return [*comments(p), "@triton.jit", *signature(f"def part_{p.number}", read, ":"), *printer.out]
 
 
 # -- statements --------------------------------------------------------------------------------------------------------
@@ -255,8 +256,8 @@ def add(printer: TritonPrinter, s: Add) -> None:
             terms.insert(0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}")
         address = printer.address(terms, s.axes, axes, columns)
         mask = all_of([*conditions, *[placed(printer.within(c), (c,), axes) for c in s.axes]])
-        arguments = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
-        printer.put(f"tl.store({arguments})" if s.owned else f'tl.atomic_add({arguments}, sem="relaxed")')
+        target = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
+        printer.put(f"tl.store({target})" if s.owned else f'tl.atomic_add({target}, sem="relaxed")')
 
 
 def slots(printer: TritonPrinter, key: Key, axes: Names, cast: str) -> tuple[list[str], list[str]]:
@@ -327,8 +328,8 @@ def splitting(p: TileProgram, s: Gather) -> list[str]:
         f"tl.store({o.name}_low + at, ((x - high.to(tl.float32)) * {LOW}).to(tl.float16){mask})",
         f"tl.store({names.most(o.name)} + pid, most.to(tl.float32, bitcast=True))",
     )
-    arguments = [o.name, *[t.own for t in tables(o)]]
-    return ["@triton.jit", *signature(f"def {names.split(o.name)}", arguments, ":"), *printer.out]
+    head = signature(f"def {names.split(o.name)}", [o.name, *arguments([o])], ":")
+    return ["@triton.jit", *head, *printer.out]
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------
@@ -370,7 +371,7 @@ def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
     """
     counts = [f"{count}_{p.number}" for p in group for count in ("programs", *numbers_of(p))]
     pointers = [f"{array}_{p.number}" for p in group for array in p.arrays]
-    pointers += [*[t.name for t in tables_of(group)], group[0].output]
+    pointers += [*[MADE[made](group[0].operands[n].name) for n, made in tables_of(group)], group[0].output]
     quoted = ", ".join(f'"{c}"' for c in counts)
     lines = [f"@triton.jit(do_not_specialize=[{quoted}])", *signature(f"def {name}", [*counts, *pointers], ":")]
     if len(group) == 1:
@@ -387,5 +388,5 @@ def _kernel(group: tuple[TileProgram, ...], name: str) -> list[str]:
 
 def _call(p: TileProgram, pid: str, indent: str) -> list[str]:
     arrays = [f"{name}_{p.number}" for name in (*counts_of(p), *p.arrays)]
-    args = [pid, *arrays, *[t.name for o in p.operands for t in tables(o)], p.output]
+    args = [pid, *arrays, *arguments(p.operands, launch=True), p.output]
     return [indent + line for line in signature(f"part_{p.number}", args, "")]

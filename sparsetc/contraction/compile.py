@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sparsetc.backends import NUMBA, TORCH
 from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, known, parsed
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.path import Path
@@ -30,7 +31,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum, written
 from sparsetc.ir.plan import AUTO, DENSE, ONE_PASS, STEPS, Plan, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
-from sparsetc.planner.paths import Edge, Search, checked_order
+from sparsetc.planner.paths import Search, State, checked_order
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import PLANS, by_nonzeros, choose
 from sparsetc.planner.workload import choose_together
@@ -136,10 +137,10 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
     (x,) = request.sparse
     device, pattern = x.device, x.pattern
     backend = settings.effective_backend(device)
-    if backend == "triton" and not asked and x.dense_order:
+    if not backend.whole and not asked and x.dense_order:
         return None
     if settings.effective_native(device) != "none":
-        backend = "numba"
+        backend = NUMBA
 
     def steps(one_pass: Choice | None = None) -> Choice | None:
         search = Search(
@@ -147,7 +148,7 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
             sparse_order=x.sparse_order,
             fibers=Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache).distinct,
             nnz=pattern.nnz,
-            constants=profile_of(device, settings, backend).constants,
+            constants=profile_of(device, settings, backend.name).constants,
             itemsize=x.dtype.itemsize,
             limit=settings.memory_on(device),
             sparse_result=request.has_pattern(),
@@ -156,7 +157,7 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
         picked = search.picked(asked, one, planned)
         return picked and Choice(replace(STEPS, reason=picked[0], path=picked[1]))
 
-    if not (backend == "torch" or asked or x.dense_order):
+    if not (backend is TORCH or asked or x.dense_order):
         return chosen_for(request, steps)
     choice = steps()
     if asked and choice is None:
@@ -164,10 +165,10 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
     return choice
 
 
-def _seconds_of_pass(request: Request, edge: Edge) -> float:
-    """Return the seconds of a first pass over the nonzeros as a plan of its own."""
-    (x,), e, after = request.sparse, request.bound.einsum, edge.after
-    inputs = e.inputs[e.sparse[0]], *(term.letters for term in edge.taken)
+def _seconds_of_pass(request: Request, taken: Sequence[tuple[str, ...]], after: State | None) -> float:
+    """Return the seconds of a first pass over the nonzeros, with the terms of these letters, as a plan of its own."""
+    (x,), e = request.sparse, request.bound.einsum
+    inputs = e.inputs[e.sparse[0]], *taken
     output = e.output if after is None else (*after.sparse, *sorted(after.dense))
     bound = Bound.of(Einsum(inputs, output, (0,), written(inputs, output)), request.bound.by_index)
     dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]

@@ -35,7 +35,7 @@ from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
 from sparsetc.support import Ints, Names, among, outside
 from sparsetc.tensor import coords as crd
-from sparsetc.tensor.blocks import BlockCut, Blocks, inside_only, joined, split
+from sparsetc.tensor.blocks import Blocks, inside_only, joined, split
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -146,26 +146,34 @@ def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Cut) -> tuple[Patte
     """A sparse operand's pattern in the einsum of blocks, letters of coordinates and of dense modes, and its values."""
     modes, dense = letters[: x.sparse_order], letters[x.sparse_order :]
     sides, sizes = _sides(cut, dense), bound.extents(dense)
-    if x.pattern.blocks is None:
+    blocks = x.pattern.blocks
+    if blocks is None:
         divided = x.pattern.divided(_sides(cut, modes))
         return divided, _term(cut, modes), _term(cut, dense), partial(split, sides=sides, sizes=sizes, first=1)
-    pattern, block_cut = x.pattern.cut(tuple(side or 1 for side in _sides(cut, modes)))
+    smaller = tuple(side or 1 for side in _sides(cut, modes))
+    pattern, source = x.pattern.cut(smaller)
     with lasting():
-        masks = x.pattern.blocks.masks(x.coords)
+        masks = blocks.masks(x.coords)
     rows = tuple(cut[c][0] if c in cut else c for c in modes)
-    as_it_is = block_cut.source is None and 1 not in block_cut.blocks.sides and not masks and not any(sides)
-    change = None if as_it_is else partial(_cut_values, block_cut, masks, sides, sizes)
+    as_it_is = source is None and 1 not in smaller and not masks and not any(sides)
+    change = None if as_it_is else partial(_cut_values, blocks, smaller, source, masks, sides, sizes)
     return pattern, rows, (*among(modes, cut), *_term(cut, dense)), change
 
 
 def _cut_values(
-    cut: BlockCut, masks: Sequence[Tensor], sides: Sequence[int], sizes: Sequence[int], values: Tensor
+    blocks: Blocks,
+    smaller: Ints,
+    source: Tensor | None,
+    masks: Sequence[Tensor],
+    sides: Sequence[int],
+    sizes: Sequence[int],
+    values: Tensor,
 ) -> Tensor:
     """Return an operand's values cut into blocks, laid out as entries with dense modes."""
-    values = cut.values(inside_only(values, masks))
-    positions = [side for side in cut.blocks.sides if side > 1]
-    if 1 in cut.blocks.sides:
-        values = values.reshape(values.shape[0], *positions, *values.shape[1 + len(cut.times) :])
+    values = blocks.cut_values(inside_only(values, masks), smaller, source)
+    positions = [side for side in smaller if side > 1]
+    if 1 in smaller:
+        values = values.reshape(values.shape[0], *positions, *values.shape[1 + len(smaller) :])
     return split(values, sides, sizes, 1 + len(positions))
 
 
@@ -362,7 +370,7 @@ COLUMNS = 1024
 def parts(r: Request) -> Rewrite | None:
     """Cut long blocks, along the letters they sum, into parts, each an entry of its own; tables are unchanged."""
     e, sizes = r.bound.einsum, r.bound.by_index
-    if len(e.sparse) > 1 or len(e.dense) != 2 or r.settings.effective_backend(r.sparse[0].device) != "triton":
+    if len(e.sparse) > 1 or len(e.dense) != 2 or r.settings.effective_backend(r.sparse[0].device).whole:
         return None
     (x,), (position,) = r.sparse, e.sparse
     coordinates = e.inputs[position]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsetc.codegen.launch import run_by_hand
 from sparsetc.support import cached_property
-from sparsetc.support.compiled import native
+from sparsetc.support.files import native
 from sparsetc.tensor.dtypes import accumulator, add_rows, captured
 from sparsetc.tensor.pattern import followed, lasting
 

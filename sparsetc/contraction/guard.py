@@ -29,7 +29,7 @@ from sparsetc.contraction.request import Tensors
 from sparsetc.contraction.rewrites import Pull
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest.values import EXACT, INFINITE
-from sparsetc.support.compiled import room_of
+from sparsetc.support.checks import room_of
 from sparsetc.tensor.dtypes import INTEGERS, SUMMED_IN, captured, refuse_wrapped
 from sparsetc.tensor.pattern import followed
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -192,7 +192,7 @@ def way_of(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any],
     backend, views = executable.programs.backend, list[Any]()
     for read, whole in zip((rows, *tables), (result, *[tensors[n] for n in sources]), strict=True):
         alike = read.shape == whole.shape and read.stride() == whole.stride()
-        in_order = alike or backend != "numba" or (read.is_contiguous() and whole.is_contiguous())
+        in_order = alike or not backend.loops or (read.is_contiguous() and whole.is_contiguous())
         same = read.untyped_storage()._cdata == whole.untyped_storage()._cdata and read.numel() == whole.numel()
         if not same or read.storage_offset() != whole.storage_offset() or not in_order:
             return None
@@ -200,7 +200,7 @@ def way_of(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any],
     as_rows, *as_tables = views
     index = zeroed if zeroed is not None and zeroed.numel() else None
     guard, make = innermost.guard, room_of(result, innermost.device)
-    if backend != "torch":  # given addresses
+    if backend.addressed:
         as_rows, as_tables = None if index is None else as_rows, []
     _, call, _ = executable.bind(innermost.arrays, (), tensors)
     zeroes = zeroed is None and executable.zeroes

@@ -80,13 +80,14 @@ class Pair(Inspectable):
             roles,
         )
         dtype = self._like.dtype
-        self.backend = "torch" if dtype.is_complex else settings.effective_backend(self.device)
+        backend = settings.effective_backend(self.device, dtype)
+        self.backend = backend.name
         self.problem = JoinProblem(
             join=self.join,
             einsum=e,
             wanted=paired(requested(settings.plan).of_step(0, 1), e.indices),
             dtype=dtype,
-            backend=self.backend,
+            backend=backend,
             settings=settings,
             device=self.device,
             swapped=swapped,

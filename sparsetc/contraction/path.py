@@ -37,7 +37,8 @@ from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
 from sparsetc.join.join import JoinOperand, prepared
 from sparsetc.planner.paths import Order, sparse_order
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Ints, Names, among, cached_property, memory, outside
+from sparsetc.support import Ints, Names, among, cached_property, outside
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator, add_rows, fitted, summed_dtype
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, followed, transforming
@@ -206,7 +207,7 @@ class Path(Inspectable):
         bound = Bound.of(e, self.bound.by_index)
         if not sparse:
             nbytes = prod(bound.output_shape) * self._like.dtype.itemsize
-            memory.check(f"the result of {bound}", nbytes, self.device, self.settings.memory_limit)
+            check_memory(f"the result of {bound}", nbytes, self.device, self.settings.memory_limit)
             report = StepReport(e.text, "torch.einsum", "dense operands")
             self.links.append((partial(_by_torch, e.text, self.settings.effective_precision()), report))
             return output, self._like.expand(bound.output_shape)
@@ -239,7 +240,7 @@ class Path(Inspectable):
         if fault := next((fault for fault, applies in faults.items() if applies), ""):
             raise PlanError(f'a step of "{self.bound.einsum.text}" makes "{text}" dense, and {fault}')
         nbytes = prod(x.shape) * self._like.dtype.itemsize
-        memory.check(f'the dense tensor "{text}"', nbytes, self.device, self.settings.memory_limit)
+        check_memory(f'the dense tensor "{text}"', nbytes, self.device, self.settings.memory_limit)
         keeps = as_given and self._like.dtype == self.dtype
         report = StepReport(f"{text}->{text}", "dense", "made a dense tensor")
         self.links.append((partial(_dense, x.pattern.places, x.pattern.shape, keeps), report))
@@ -253,7 +254,7 @@ class Path(Inspectable):
             self._merged = prepared(letters, pattern.coords, self.bound.by_index, letters)
             pattern = Pattern(torch.stack(self._merged.coords), pattern.shape, True)
         if self.empty:  # its positions are known to hold 0
-            pattern = pattern.like(pattern.coords[:, :0], True)
+            pattern = pattern.like(pattern.coords[:, :0])
         letters, kept = self.bound.einsum.sparse_indices, self.bound.einsum.output[: pattern.order]
         if self._single and all(c in letters[: patterns[0].order] for c in kept):  # as one pass of this operand has
             self._pattern = patterns[0].known(("modes", tuple(map(letters.index, kept))), pattern)

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from sparsetc.backends import TORCH
 from sparsetc.codegen import launch
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.numba import copied
@@ -35,7 +36,8 @@ from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Other, choose
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
-from sparsetc.support import Ints, among, cached_property, memory, outside
+from sparsetc.support import Ints, among, cached_property, outside
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import on_gpu
 from sparsetc.tensor.coords import linear_key, of_modes
 from sparsetc.tensor.dtypes import accumulator, resolved
@@ -100,7 +102,7 @@ class Preparation:
         filled, parts = self.bound_parts(plan)
         chosen = [plan.parts[n] for n in filled]
         second = None
-        if len(parts) == 1 and self.problem.backend == "triton":
+        if len(parts) == 1 and not self.problem.backend.whole:
             parts = [self._storing_all(*parts)]
         zeroed = self._zeroed(parts)
         dtype, backend = self.dtype, self.problem.backend
@@ -116,10 +118,10 @@ class Preparation:
             )
             for part, p, schedule in zip(chosen, parts, schedules, strict=True)
         )
-        if backend == "torch":
+        if backend.whole:
             nbytes = torch.get_num_threads() * dtype.itemsize * max([copied(p.program) for p in parts])
             what = f'panels of tables of "{self.problem.equation}"'
-            memory.check(what, nbytes, self.device, self.settings.memory_limit)
+            check_memory(what, nbytes, self.device, self.settings.memory_limit)
         executable = self._executable(plan, parts, second is not None)
         arrays = Arrays(tuple(p.arrays for p in parts), second, zeroed)
         shares = plan.shares
@@ -146,7 +148,7 @@ class Preparation:
         count = ends[-1] - first
         nbytes = 2 * count * self.output.width * accumulator(self.dtype).itemsize  # as they are stored, and in order
         what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{self.problem.equation}"'
-        memory.check(what, nbytes, self.device, self.settings.memory_limit)
+        check_memory(what, nbytes, self.device, self.settings.memory_limit)
         bound = [
             self.bound_part(part, old.packed, number, False, range(*span), ends[-1]) if adds else old
             for number, (part, old, adds, span) in enumerate(zip(chosen, parts, adding, pairwise(ends), strict=True))
@@ -179,7 +181,7 @@ class Preparation:
         """The strides by which kernels write a dense result in the output's order; None where they write rows."""
         e, problem = self.bound.einsum, self.problem
         rows, sizes = (*e.kept, *e.free), self.bound.by_index
-        if problem.backend != "triton" or problem.ordered or problem.adding or self.output.sparse:
+        if not problem.backend.addressed or problem.ordered or problem.adding or self.output.sparse:
             return None
         return self.output.strides(joined=False) if in_runs(e.output, rows, sizes) else None
 
@@ -206,7 +208,7 @@ class Preparation:
             owned=partial is not None or owns(packed.view, problem, packed, alone=alone, padded=packed.padded),
             rows=self.output.rows if partial is None else partials,
             index64=packed.index64,
-            whole=problem.backend == "torch",
+            whole=problem.backend.whole,
             ones=problem.ones,
             strides=() if partial is not None or self._strides is None else self._strides,
         )
@@ -223,9 +225,9 @@ class Preparation:
                 slot = slots_along(packed, problem.kept, key.level, self._rows_of_part(packed))
             else:
                 slot = packed.slots(key.level, self._row_of_nonzeros())
-            if problem.backend == "triton":  # torch's own functions take 64 bits
+            if problem.backend.narrow:  # torch's own functions take 64 bits
                 slot = slot.to(index_dtype(target.rows))
-        if program.dots and self.dtype == torch.float64 and problem.backend == "triton":
+        if program.dots and self.dtype == torch.float64:
             # Triton 3.6 and 3.7 abort on a float64 dot of rows addressed by words of 16 bits.
             wide = {name: a.int() if a.element_size() == 2 else a for name, a in packed.arrays.items()}
             packed = replace(packed, arrays=wide)
@@ -253,10 +255,10 @@ class Preparation:
         covered = [p.covers for p in programs]
         if any(covered) and len(covered) > 1:
             raise PlanError(f"plan {plan.name!r}: a part that is the whole tensor, dense, is a plan's only part")
-        backend, operand_dtype = "torch" if covered[0] else self.problem.backend, self.dtype
+        backend, operand_dtype = TORCH if covered[0] else self.problem.backend, self.dtype
         generated_programs = Programs(programs, operand_dtype, backend, self.device, folder, plan.fused)
         # Sums that are stored once need not be kept wide: registers hold them, or torch's product of matrices does.
-        once = self.problem.backend == "triton" and (backend == "triton" or programs[0].is_product)
+        once = not self.problem.backend.widens and (not backend.widens or programs[0].is_product)
         narrow = once and not partial and all(p.result.owned for p in programs) and operand_dtype.is_floating_point
         dtype = operand_dtype if narrow else accumulator(operand_dtype)
         covers = self.output.sparse or (covered[0] and bool(parts[0].packed.items))
@@ -285,11 +287,11 @@ class Preparation:
         """
         e = self.bound.einsum
         orders = []
-        kernels = self.problem.backend == "triton"
+        addressed = self.problem.backend.addressed
         for p in e.dense:
             letters = among((*e.sparse_indices, *e.axes), e.inputs[p])
             order = None if letters == e.inputs[p] else tuple(map(e.inputs[p].index, letters))
-            strided = kernels and in_runs(e.inputs[p], letters, self.bound.by_index)
+            strided = addressed and in_runs(e.inputs[p], letters, self.bound.by_index)
             orders.append((self.bound.shape(p), order, strided))
         return orders
 
@@ -309,7 +311,7 @@ class Preparation:
                 if 0 in table.stride():
                     what = f"a broadcast operand of shape {shape}, which kernels read whole,"
                     nbytes = table.nbytes
-                    memory.check(what, nbytes, table.device, self.settings.memory_limit)
+                    check_memory(what, nbytes, table.device, self.settings.memory_limit)
                 table = launch.contiguous(table)
             tables.append(table)
         return tables

@@ -22,7 +22,8 @@ from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.options import Options
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.support import Ints, cached_property, memory, volume
+from sparsetc.support import Ints, cached_property, volume
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.dtypes import fitted, result_bytes
 from sparsetc.tensor.inputs import CONVERT, as_dense
@@ -106,7 +107,7 @@ class Request:
     def check_memory(self, elements: int, einsum: object) -> None:
         """Raise OutOfMemoryError if a result of so many elements passes the memory limit; it names the einsum."""
         x = self.sparse[0]
-        memory.check(
+        check_memory(
             f"the result of {einsum}",
             elements * result_bytes(x.dtype),
             x.device,
@@ -148,9 +149,8 @@ class Request:
         rows, sparse = self.output.rows, self.output.sparse
         pattern, settings = x.pattern, self.settings
         self.check_memory(rows * self.output.width, self.bound.einsum.text or self.bound)
-        backend = "torch" if x.dtype.is_complex else settings.effective_backend(x.device)
         counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
-        return Problem.of(self.bound, rows, sparse, x, counts, backend, settings)
+        return Problem.of(self.bound, rows, sparse, x, counts, settings)
 
     @property
     def as_it_is(self) -> list[Take]:

@@ -161,7 +161,7 @@ def _worth(r: Request, rows: int, summed: int) -> float:
     """
     like, exact = r.like, r.settings.effective_precision() == "highest"
     unit = F16 if like.dtype.itemsize < 4 else "ieee" if exact or like.dtype.itemsize > 4 else "tf32"
-    rules = profile_of(like.device, r.settings, r.settings.effective_backend(like.device)).rules
+    rules = profile_of(like.device, r.settings, r.settings.effective_backend(like.device).name).rules
     least, by_rows = rules["sampled_blocks"][unit]
     worth = next(worth for least_rows, worth in reversed(by_rows) if least_rows <= rows)
     return float(worth * summed / (summed + least))

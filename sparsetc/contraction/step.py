@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.backends import TORCH
 from sparsetc.codegen import split_float16
 from sparsetc.codegen.launch import Values
 from sparsetc.codegen.numba import unprinted
@@ -91,7 +92,7 @@ class Step(Preparation, Inspectable):
         self.form = request.form
         self.result_dtype = summed_dtype(self.dtype) if self.written.plain_sum else self.dtype
         self.empty = not self.operand.nnz
-        self.ordered = settings.deterministic and self.problem.backend == "torch"
+        self.ordered = settings.deterministic and not self.problem.backend.atomics
         self._others = Cache(OTHERS)
         self._pattern, self._order = arranged(self.output)
         output = self.output
@@ -100,7 +101,7 @@ class Step(Preparation, Inspectable):
         with in_place(settings, self.device):
             recurs = request.of_call and not settings.timed
             self.take(choice or choose(settings.plan, self.problem, recurs))
-        if self.backend == "torch" and settings.effective_backend(self.device) == "torch":
+        if self.backend == TORCH.name and self.device.type == "cpu":
             warn_once("no GPU: running the generated torch programs on the CPU")
 
     def take(self, choice: Choice, ready: Step | None = None) -> None:
@@ -109,8 +110,9 @@ class Step(Preparation, Inspectable):
         plan, self.filled, self.parts, self.executable, self.arrays = self.prepared
         self.plan = replace(plan, reason=choice.plan.reason)
         self.choice, self.inner = choice, (self.executable.programs,)
-        native = self.executable.programs.backend == "numba"
-        self.backend = "numba" if native else self.problem.backend
+        runs = self.executable.programs.backend
+        native = runs.loops
+        self.backend = (runs if native else self.problem.backend).name
         if self.problem.native == "all" and not native:
             why = next(filter(None, map(unprinted, self.programs)), "numba cannot be imported")
             self.plan = replace(self.plan, reason=f"{self.plan.reason}; as torch programs: {why}")
@@ -207,7 +209,7 @@ class Step(Preparation, Inspectable):
             return self._ones
         numbers = range(len(self.parts)) if parts is None else parts
         flat = resolved(values.detach() if values.requires_grad else values)
-        flat = flat.to(accumulator(self.dtype) if self.problem.backend == "torch" else self.dtype)
+        flat = flat.to(accumulator(self.dtype) if self.problem.backend.widens else self.dtype)
         stored: list[Tensor | split_float16.InHalves | None] = []
         with without_autocast(flat.device):
             if any(self._value_keys[n][2] for n in numbers):
@@ -268,7 +270,7 @@ class Step(Preparation, Inspectable):
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
         tables = self.tables(dense, contiguous=not self.covers)
-        if self.problem.backend == "torch" and run.dtype != self.dtype:
+        if self.problem.backend.widens and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:
             looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
@@ -390,9 +392,9 @@ class Step(Preparation, Inspectable):
         generated_programs = self.executable.programs
         if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target)[0]):
             return self.instead(self.guard.instead, self.guard.changes).ptx(target)
-        if generated_programs.backend == "triton":
+        if generated_programs.backend.gpu:
             return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
-        if self.backend == "triton":
+        if self.problem.backend.gpu:
             raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
@@ -403,7 +405,7 @@ class Step(Preparation, Inspectable):
         with in_place(self.settings, self.device):
             stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
             problem = self.problem
-            return symbolic_cost(self.bound, self.plan, self.programs, stored, problem.backend, problem.profile)
+            return symbolic_cost(self.bound, self.plan, self.programs, stored, problem.profile)
 
     def reports(self) -> list[StepReport]:
         """Return the report of the step, for an explanation."""
@@ -494,7 +496,7 @@ class StepFunction(Multilinear):
         weights = None if values is None or sampled else conjugate(picked(values, order))
         others = outside(sources, e.sparse)
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
-        if weights is None and (step.problem.backend == "triton" or len(sizes) > 1):
+        if weights is None and (not step.problem.backend.whole or len(sizes) > 1):
             pattern = pattern.of_ones
         key = "gradient", self.around and self.around.key, step.number, operand, *map(repeated_dims, operands)
         contraction: Contraction | None = pattern.cache.get(key)

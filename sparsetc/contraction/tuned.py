@@ -36,7 +36,8 @@ from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.products import WAYS
-from sparsetc.support import Cache, memory
+from sparsetc.support import Cache
+from sparsetc.support.checks import check_memory, state_of
 from sparsetc.support.entry import bar, log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
@@ -67,7 +68,7 @@ def tune(made: Step | Pair) -> None:
     request = requested(made.settings.plan)
     request = AUTO if request == ONE_PASS else request
     interpreted = made.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1"
-    if made.empty or not request.is_request or request.options or (made.backend == "triton" and interpreted):
+    if made.empty or not request.is_request or request.options or (made.problem.backend.gpu and interpreted):
         return
     with in_place(made.settings, made.device), lasting():
         candidates = _considered(made, request.name)
@@ -131,7 +132,7 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
     """
     random, (dtype, shapes) = torch.Generator(made.device).manual_seed(0), made.operands_of_timing
     nbytes = 2 * sum(map(prod, shapes)) * dtype.itemsize
-    memory.check("operands for timing candidates (tune=)", nbytes, made.device, made.settings.memory_limit)
+    check_memory("operands for timing candidates (tune=)", nbytes, made.device, made.settings.memory_limit)
     operands = [torch.empty(shape, dtype=dtype, device=made.device) for shape in shapes]
     for one in operands:
         if dtype.is_complex or dtype.is_floating_point:
@@ -156,8 +157,8 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
     if mode == "calls" and alone and isinstance(made, Step):
         made.trials = in_turns(made, close, known, candidates) if len(close) > 1 else None
-    elif isinstance(made, Step) and (made.backend == "triton" or made.device.type == "cpu"):
-        threads = 0 if made.backend == "triton" else torch.get_num_threads()
+    elif isinstance(made, Step) and (made.problem.backend.gpu or made.device.type == "cpu"):
+        threads = 0 if made.problem.backend.gpu else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
     known.add(search.trials)
     about = len(trials), made.equation, trials[0].candidate.name, 1e6 * trials[0].timing.median
@@ -193,10 +194,9 @@ def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
     changes: dict[str, str] = {}
     for old, new in zip(base.plan.parts, plan.parts, strict=True):
         for before, after in (old.storage, new.storage), (old.schedule, new.schedule):
-            for name, value in after.state.items():
-                if (
-                    name not in ("tree", "tile_sizes", "tile_loops", "ruled") and value != before.state[name]
-                ):  # those follow
+            for name, value in state_of(after).items():
+                follows = name in ("tree", "tile_sizes", "tile_loops", "ruled")
+                if not follows and value != getattr(before, name):
                     changes.setdefault(name, "".join(str(value).split()))
     name = ", ".join([base.name, *(f"{name}={value}" for name, value in changes.items())])
     return price(Candidate(plan, base.expected, name), problem)

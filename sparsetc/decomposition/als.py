@@ -1,7 +1,7 @@
-"""One sweep of alternating least squares over static buffers, whatever the normal equations are.
+"""The normal equations of alternating least squares, over static buffers.
 
-In: factors, and `Equations` that give each mode's ``A H = B`` for the others as they are. Out: factors updated in place
-and the fit, measured from the last mode's equations: no residual tensor is formed.
+In: a sparse tensor, and factors. Out: `Equations`, which give each mode's ``A H = B`` for the others as they are, and
+what a sweep measures from the last mode's: no residual tensor is formed.
 
 Completion fits the observed entries alone, by one least-squares problem a row: its H is one a row, the sum over the
 row's observed entries of the outer squares of the other factors' rows, ``"ijk,jr,kr,js,ks->irs"`` on a pattern of ones.
@@ -17,9 +17,8 @@ from torch import Tensor
 
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.kernels import mode_kernels
-from sparsetc.decomposition.linear import Update, balancing, fit_of
 from sparsetc.errors import DecompositionError, DeviceError, FormatError, ShapeError
-from sparsetc.support import memory
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.elementwise import is_strided, where_holds
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -117,62 +116,6 @@ class Equations:
         self.grams[mode].copy_(factor.T @ factor)
 
 
-class Sweep:
-    """An iteration: each free mode's update, the fit, and columns brought to one length in all free modes.
-
-    Scaled so, a model is determined by its components alone: whoever starts from a result, in whatever form, goes on
-    as the run would have. The sum of the squares of the factors, which `l2_reg` weights, is then the least for them.
-
-    Attributes:
-        measures: the fit.
-    """
-
-    def __init__(
-        self, equations: Equations, factors: Sequence[Tensor], free: Sequence[int], update: Update, l2_reg: float
-    ) -> None:
-        self._equations = equations
-        self._factors = factors
-        self._free = tuple(free)
-        self._update = update
-        self._penalty = l2_reg * torch.eye(factors[0].shape[1]).to(equations.norm) if l2_reg else None
-        shares = [[float(mode in free) / len(free)] for mode in range(len(factors))]
-        self._shares = equations.norm.new_tensor(shares)
-        self.measures = equations.norm.new_zeros(1)
-
-    def __call__(self) -> None:
-        for mode in self._free:
-            factor, gram = self._factors[mode], self._equations.gram(mode)
-            penalised = gram if self._penalty is None else gram + self._penalty.to(gram.dtype)
-            rhs = self._equations.rhs(mode)
-            self._update(factor, penalised, rhs)
-            self._equations.updated(mode)
-        inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
-        self.measures.copy_(fit_of(self._equations.norm, inner, square))
-        self.balance()
-
-    def fit_scale(self) -> None:
-        """Scale a start to its best fit; if a larger model fits worse, scale it to the norm of X.
-
-        Nonnegative columns that are too long would be cut to 0, and of components that are too long, in a system that
-        says little of them, most would stay and cancel.
-        """
-        mode = self._free[0]
-        rhs, gram = self._equations.rhs(mode), self._equations.gram(mode)
-        self._equations.updated(mode)
-        inner, square = self._equations.inner(mode, rhs), self._equations.model_square(mode, gram)
-        fitting = torch.where(inner > 0, inner / square, self._equations.norm / square.sqrt())
-        self._factors[mode].mul_(fitting.to(self._factors[mode].dtype).nan_to_num(1, 1, 1))
-        self._equations.updated(mode)
-        self.balance()
-
-    def balance(self) -> None:
-        """Scale components so that they have the same length in all free modes."""
-        scales = balancing(self._equations.norms(), self._shares)
-        for mode in self._free:
-            self._factors[mode].mul_(scales[mode])
-        self._equations.scaled(scales)
-
-
 def observed(x: SparseTensor, mask: Any) -> SparseTensor:
     """Return the values at all known entries of a mask, 0 where x has no entry.
 
@@ -223,7 +166,7 @@ class Observed(Equations):
     def __init__(self, x: SparseTensor, factors: Sequence[Tensor], free: Sequence[int], **settings: Any) -> None:
         rows, rank = max(x.shape[m] for m in free), factors[0].shape[1]
         nbytes = 3 * rows * rank * rank * x.dtype.itemsize
-        memory.check(f"a {rank} x {rank} matrix for each of {rows:,} rows", nbytes, x.device)
+        check_memory(f"a {rank} x {rank} matrix for each of {rows:,} rows", nbytes, x.device)
         super().__init__(x, factors, free, **settings)
         self._left, self._right = torch.triu_indices(rank, rank, device=x.device)
         ones = x.with_values(torch.ones_like(x.values))

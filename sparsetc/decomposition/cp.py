@@ -15,9 +15,17 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from sparsetc.decomposition import checks
-from sparsetc.decomposition.als import Equations, Observed, Sweep, observed
+from sparsetc.decomposition.als import Equations, Observed, observed
 from sparsetc.decomposition.initial import STARTS, cp_factors
-from sparsetc.decomposition.linear import Update, hals, least_squares, least_squares_by_row, normalized
+from sparsetc.decomposition.linear import (
+    Update,
+    balancing,
+    fit_of,
+    hals,
+    least_squares,
+    least_squares_by_row,
+    normalized,
+)
 from sparsetc.decomposition.loop import Rows, column, convergence_test, iterate, undisturbed
 from sparsetc.decomposition.models import CP
 from sparsetc.options import Settings
@@ -168,6 +176,10 @@ def run(
 ) -> CP:
     """Alternating least squares, whatever the equations are and wherever the factors lie.
 
+    Columns are brought to one length in all free modes after each sweep. Scaled so, a model is determined by its
+    components alone: whoever starts from a result, in whatever form, goes on as the run would have. The sum of the
+    squares of the factors, which `l2_reg` weights, is then the least for them.
+
     Args:
         equations: of the model.
         factors: changed in place: the model's, or this process's rows of them.
@@ -176,8 +188,42 @@ def run(
         gather: returns the model's factors as they are.
         looks: settings of `iterate` that are not the user's.
     """
-    free = wanted.free
-    sweep = Sweep(equations, factors, free, update, wanted.l2_reg)
+    free, norm = wanted.free, equations.norm
+    penalty = wanted.l2_reg * torch.eye(factors[0].shape[1]).to(norm) if wanted.l2_reg else None
+    shares = norm.new_tensor([[float(mode in free) / len(free)] for mode in range(len(factors))])
+    measures = norm.new_zeros(1)
+
+    def sweep() -> None:
+        """Update each free mode, measure the fit, and balance components."""
+        for mode in free:
+            gram = equations.gram(mode)
+            penalised = gram if penalty is None else gram + penalty.to(gram.dtype)
+            rhs = equations.rhs(mode)
+            update(factors[mode], penalised, rhs)
+            equations.updated(mode)
+        measures.copy_(fit_of(norm, equations.inner(mode, rhs), equations.model_square(mode, gram)))
+        balance()
+
+    def balance() -> None:
+        scales = balancing(equations.norms(), shares)
+        for mode in free:
+            factors[mode].mul_(scales[mode])
+        equations.scaled(scales)
+
+    def fit_scale() -> None:
+        """Scale a start to its best fit; if a larger model fits worse, scale it to the norm of X.
+
+        Nonnegative columns that are too long would be cut to 0, and of components that are too long, in a system that
+        says little of them, most would stay and cancel.
+        """
+        mode = free[0]
+        rhs, gram = equations.rhs(mode), equations.gram(mode)
+        equations.updated(mode)
+        inner, square = equations.inner(mode, rhs), equations.model_square(mode, gram)
+        fitting = torch.where(inner > 0, inner / square, norm / square.sqrt())
+        factors[mode].mul_(fitting.to(factors[mode].dtype).nan_to_num(1, 1, 1))
+        equations.updated(mode)
+        balance()
 
     def model(rows: Rows, stopped: str) -> CP:
         now = gather()
@@ -187,13 +233,13 @@ def run(
             weights, matrices = torch.ones_like(now[0][0]), tuple(f.clone() for f in now)
         return CP(weights, matrices, column(rows, 0), stopped)
 
-    if not bool(equations.norm > 0):
+    if not bool(norm > 0):
         factors[free[0]].zero_()
         return model([[1.0]], "converged")
     if checks.model_parts(wanted.init) is None:
-        sweep.fit_scale()
+        fit_scale()
     converged = convergence_test(wanted.tol, factors[0].dtype)
     title = f"CP, rank {wanted.rank}"
     return iterate(
-        sweep, sweep.measures, model, wanted.n_iter_max, converged, wanted.callback, wanted.progress, title, **looks
+        sweep, measures, model, wanted.n_iter_max, converged, wanted.callback, wanted.progress, title, **looks
     )

@@ -22,7 +22,8 @@ from sparsetc.decomposition.checks import DTYPES
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, ShapeError
 from sparsetc.io import memory as files
 from sparsetc.io.atomic import replacing
-from sparsetc.support import FilePath, Ints, Names, memory, required
+from sparsetc.support import FilePath, Ints, Names, required
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.coords import check_range
 from sparsetc.tensor.inputs import as_coords
 from sparsetc.tensor.picture import as_html
@@ -138,7 +139,7 @@ class Factored:
             OutOfMemoryError: it would take more than the limit.
         """
         nbytes = self._most_elements() * self.dtype.itemsize
-        memory.check(f"the model in full, {self.shape},", nbytes, self.device, memory_limit)
+        check_memory(f"the model in full, {self.shape},", nbytes, self.device, memory_limit)
         return self._dense()
 
     def values_at(self, coords: Any) -> Tensor:

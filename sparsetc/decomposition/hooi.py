@@ -22,7 +22,8 @@ from sparsetc.decomposition.loop import Rows, column, convergence_test, iterate,
 from sparsetc.decomposition.models import Tucker
 from sparsetc.errors import DecompositionError
 from sparsetc.options import Settings
-from sparsetc.support import Ints, memory
+from sparsetc.support import Ints
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -76,7 +77,7 @@ def tucker(
     sizes, free = _ranks(ranks, sparse), checks.free_modes(fixed_modes, sparse.order)
     n_iter_max = checks.number(n_iter_max, 0, "n_iter_max")
     numbers = sum(n * rank for n, rank in zip(sparse.shape, sizes, strict=True)) + 2 * prod(sizes)
-    memory.check(f"factors and a core of ranks {sizes}", numbers * sparse.dtype.itemsize, sparse.device)
+    check_memory(f"factors and a core of ranks {sizes}", numbers * sparse.dtype.itemsize, sparse.device)
 
     def model(rows: Rows, stopped: str) -> Tucker:
         if not rows:

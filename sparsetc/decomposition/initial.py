@@ -20,7 +20,7 @@ from sparsetc.api import compile, einsum
 from sparsetc.decomposition import checks
 from sparsetc.decomposition.linear import signs_of_largest
 from sparsetc.errors import DecompositionError
-from sparsetc.support import memory
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.coords import numbered, of_modes
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -84,7 +84,7 @@ def cp_factors(
         OutOfMemoryError: factors of this rank, and their float64 Gram matrices, would pass the memory limit.
     """
     nbytes = rank * (sum(x.shape) * x.dtype.itemsize + x.order * rank * 8)
-    memory.check(f"factors of rank {rank:,}, and their Gram matrices,", nbytes, x.device)
+    check_memory(f"factors of rank {rank:,}, and their Gram matrices,", nbytes, x.device)
     weights, factors = begun(x, [rank] * x.order, init, random, free, "CP", starts)
     for mode, vectors in enumerate(factors):  # a mode has no more leading vectors than its size
         size, count = vectors.shape

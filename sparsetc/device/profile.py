@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from sparsetc.backends import BACKENDS
 from sparsetc.errors import PlanError
 from sparsetc.ir.plan import F16X3
 from sparsetc.options import Options, current, in_force
@@ -370,8 +371,8 @@ def of_backend(backend: str) -> DeviceProfile:
 
     Triton's are priced by that of the current CUDA device; the default GPU's without one, or without a record.
     """
-    if backend != "triton":
-        return cpu_with_loops() if backend == "numba" else cpu()
+    if not BACKENDS[backend].gpu:
+        return cpu_with_loops() if BACKENDS[backend].loops else cpu()
     return of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
 
 

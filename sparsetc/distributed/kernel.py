@@ -27,7 +27,8 @@ from sparsetc.distributed.transfer import Transfer
 from sparsetc.errors import DistributedError, DtypeError, EquationError, TransformError
 from sparsetc.ir.equation.parse import parse, parse_arguments
 from sparsetc.options import Form, of_call
-from sparsetc.support import Ints, memory
+from sparsetc.support import Ints
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.dtypes import INTEGERS
@@ -214,7 +215,7 @@ def _made(
         if gather and kernel.pattern is None:
             nbytes = 2 * prod(share.bound.output_shape) * kernel.contraction.result_dtype.itemsize
             what = f'the whole result of "{share.bound.einsum.text}" on every rank'
-            memory.check(what, nbytes, x.device, of_call(settings).memory_limit)
+            check_memory(what, nbytes, x.device, of_call(settings).memory_limit)
         return kernel
 
     kernel = on_all(x.ranks, "compile", make, settings)

@@ -116,7 +116,7 @@ def by_rows_and_more(problem: Problem, best: Best) -> Iterator[Candidate]:
             len(problem.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes
         ):  # one dot of two tables
             yield coo(in_halves)
-    for mode in problem.rest if len(problem.rest) > 1 and problem.backend == "triton" else ():
+    for mode in problem.rest if problem.rules["long_run"] and len(problem.rest) > 1 else ():
         runs = problem.counts.distinct((*problem.kept, mode))
         if problem.nnz >= problem.rules["long_run"] * runs:
             candidate = coo(problem, (mode,))
@@ -167,7 +167,7 @@ def _runs(problem: Problem, shared: Ints, schedule: Schedule, most: int) -> Cand
     """Return the candidate of runs of nonzeros that share modes, cut after `most`; 0 never cuts."""
     leaf = outside(range(problem.order), shared)
     # Words of 16 bits are not copied ahead of their use: a loop over entries would wait for each.
-    storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=problem.backend == "triton" and schedule.lanes > 0)
+    storage = Storage(shared, (), leaf, max_item_nnz=most, narrow=schedule.lanes > 0)
     n, longest = problem.nnz, problem.counts.longest(shared)
     items = items_of(n, problem.counts.distinct(shared) if shared else 1, most)
     at_once = schedule.lanes * schedule.unroll or schedule.stages // 2

@@ -190,7 +190,7 @@ def _whole(problem: Problem) -> Candidate:
 
 def _priced(problem: Problem, part: Part, expected: Statistics) -> Candidate:
     plan, cost = Plan("dense", (part,)), _cost(problem, part)
-    seconds = seconds_of(plan, [cost], (expected,), problem.backend, problem.profile)
+    seconds = seconds_of(plan, [cost], (expected,), problem.profile)
     return Candidate(plan, (expected,), describe(plan, problem), seconds)
 
 
@@ -207,7 +207,7 @@ def _fault(problem: Problem) -> str:
         return "a dense tensor holds one value a position, and the operand has duplicates; take its coalesce()"
     if problem.adding:
         return "a stream does not store its chunks as whole tensors"
-    if problem.backend == "triton" and not problem.products:
+    if problem.backend.gpu and not problem.products:
         return "torch has no matrix product of integers on a GPU"
     return ""
 

@@ -56,6 +56,7 @@ from sparsetc.planner import (
     blocked,
     items_of,
     max_item_nnz_of,
+    of_blocks,
     of_entries,
     register_format,
     repeats,
@@ -235,10 +236,9 @@ def fiber(problem: Problem, leaf: int) -> Candidate:
     if not between:
         return rows(problem, "fiber")
     schedule = schedule_of(problem, blocks=True)
-    split = problem.backend == "triton" and not (problem.deterministic and not shared)
+    longest = 0 if problem.deterministic and not shared else problem.rules["fiber_nnz"]
     most = max_item_nnz_of(problem, schedule)
-    narrow, longest = problem.backend == "triton", problem.rules["fiber_nnz"] if split else 0
-    storage = Storage(shared, between, (leaf,), schedule.lanes, longest, most, narrow)
+    storage = Storage(shared, between, (leaf,), schedule.lanes, longest, most, narrow=True)
     long = problem.nnz >= problem.rules["long_fiber"] * problem.counts.distinct((*shared, *between))
     if schedule.dot and problem.precision in ("tf32", "bf16") and long:
         schedule = replace(schedule, precision="tf32x3")
@@ -265,9 +265,8 @@ def short_rows(problem: Problem, best: Best | None = None) -> Iterator[Candidate
     """
     if not problem.rest or not problem.kept or of_entries(problem):
         return
-    if problem.backend == "torch" or problem.nnz <= 4 * problem.rules["long_row"] * problem.counts.distinct(
-        problem.kept
-    ):
+    most = problem.rules["lane_nnz"]
+    if not most or problem.nnz <= most * problem.counts.distinct(problem.kept):
         yield rows(problem)
 
 
@@ -277,10 +276,9 @@ def rows(problem: Problem, name: str = "rows") -> Candidate:
         why = f'"{problem.equation}" keeps {"all" if problem.kept else "none"} of them'
         raise PlanError(f'plan "{name}" needs an output with some, not all, of the sparse operand\'s modes; {why}')
     schedule = _for_rows(problem, schedule_of(problem, blocks=True, rows=True))
-    longest = 0 if problem.backend == "torch" or problem.deterministic else 4 * problem.rules["long_row"]
-    most = schedule.lanes if problem.backend == "triton" else problem.rules["item_nnz"][1]
-    narrow = problem.backend == "triton"
-    storage = Storage((), problem.kept, problem.rest, schedule.lanes, longest, most, narrow)
+    longest = 0 if problem.deterministic else problem.rules["lane_nnz"]
+    most = max(schedule.lanes, problem.rules["rows_item_nnz"])
+    storage = Storage((), problem.kept, problem.rest, schedule.lanes, longest, most, narrow=True)
     expected = blocked(problem, problem.nnz, problem.counts.distinct(problem.kept), 1, storage, schedule)
     row = problem.counts.longest(problem.kept)
     split, chain = bool(longest) and row > longest, rounds(row, schedule)
@@ -289,6 +287,7 @@ def rows(problem: Problem, name: str = "rows") -> Candidate:
     return single(name, storage, schedule, expected)
 
 
+@of_blocks
 def _for_rows(problem: Problem, schedule: Schedule) -> Schedule:
     """Return the schedule for rows of this average length: warps, unrolling, masked unrolling, and registers.
 
@@ -299,8 +298,6 @@ def _for_rows(problem: Problem, schedule: Schedule) -> Schedule:
     and 2,175 (`rows_stored.json`). Where a lane reads several operands, rows are of 5 nonzeros or more, or programs are
     few, 4 warps won by up to 2 (H100, 33,317 rows of 2.2 nonzeros, 16 columns: 17.5 us with 2 warps, 12.8 with 4).
     """
-    if problem.backend != "triton":
-        return schedule
     steps = 1 << max(1, -(-problem.nnz // max(1, problem.counts.distinct(problem.kept))) - 1).bit_length()
     e = problem.einsum
     gathered = sum(any(c in e.sparse_indices for c in table) for table in e.tables)
@@ -333,7 +330,7 @@ def _registers(problem: Problem, schedule: Schedule, steps: int, gathered: int) 
 
 def _few_programs(problem: Problem, schedule: Schedule) -> bool:
     """Return True if all programs are under way at once, or nearly so."""
-    rows = max(problem.counts.distinct(problem.kept), problem.nnz // (4 * problem.rules["long_row"]))
+    rows = max(problem.counts.distinct(problem.kept), problem.nnz // problem.rules["lane_nnz"])
     return rows // schedule.lanes <= problem.rules["few_programs"]
 
 

@@ -59,14 +59,17 @@ from sparsetc.planner import (
     Best,
     Candidate,
     Method,
+    Numbers,
     Problem,
-    Rates,
     add_plans,
     cheapest,
     dot_axes,
     fit,
+    least_seconds,
+    of_blocks,
     padded_axes,
     price,
+    rates_of,
     register_format,
     tiles_of,
 )
@@ -195,7 +198,7 @@ def tiles_part(problem: Problem, format: str, nnz: int, tiles: int, schedule: Sc
     if tiles < rules["many_items"] * each:
         each = min(each, most // 2)
     # Tiles of one block of output rows together; positions stored as the dots take them.
-    item_nnz = each * prod(sides) if problem.backend == "triton" else rules["item_nnz"][1]
+    item_nnz = max(each * prod(sides), rules["tile_item_nnz"])
     storage = groups.storage(problem.letters, item_nnz)
     stored = tiles * prod(sides) if format == "dense_tile" else nnz
     part = Part(format, storage, schedule, nnz, label="tiles of many nonzeros")
@@ -217,6 +220,7 @@ def one_launch(problem: Problem) -> bool:
     return short and few if problem.precision == "tf32x3" else short or few
 
 
+@of_blocks
 def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     """Ranks and columns that fill a program's registers, and warps to share them; one warp beside scalar programs.
 
@@ -224,8 +228,6 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     one warp; of tf32x3, which needs three, a group of four warps was.
     """
     padded, rules = padded_axes(problem), problem.rules
-    if problem.backend != "triton":
-        return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
     side = dict(zip(problem.letters, sides_of(problem.shape), strict=True))
     operands = named_operands(problem.bound)[1]
     if any(groups.sampled):  # a dot of dense rows, as long as a side's matrix has room for, times what is stored
@@ -304,22 +306,23 @@ def _least(problem: Problem, best: Best) -> float:
     if (least := profile.launch + waits * profile.wait) >= best.seconds:
         return least
     rates = _rates(problem.of_any_pattern, problem.profile)
-    least = float(rates.first.min())
+    least = float(rates[0].min())
     if least >= best.seconds:
         return least
     nonzeros, thresholds = tiles_of(problem.counts), np.array(THRESHOLDS)
     tiles = nonzeros / np.arange(nonzeros.size).clip(1)
     below, tiles_below = (np.cumsum(n)[thresholds - 1] for n in (nonzeros, tiles))
     left = (below / nonzeros.sum())[None]
-    return float(rates.least(problem, best, tiles.sum() - tiles_below[None], left, 0 * left, launched=False).min())
+    count = tiles.sum() - tiles_below[None]
+    return float(least_seconds(rates, problem, best, count, left, 0 * left, launched=False).min())
 
 
 @lru_cache
-def _rates(problem: Problem, profile: DeviceProfile) -> Rates:
+def _rates(problem: Problem, profile: DeviceProfile) -> Numbers:
     """Rates of dense tiles, alone and in a launch with other nonzeros, of any pattern."""
     groups = groups_of(problem.bound, sides_of(problem.shape), problem.floating)
     schedules = [_schedule(problem, groups, fused) for fused in (False, True)]
-    return Rates.of(problem, [tiles_part(problem, "dense_tile", 1, 1, schedule) for schedule in schedules])[0]
+    return rates_of(problem, [tiles_part(problem, "dense_tile", 1, 1, schedule) for schedule in schedules])[0]
 
 
 def by_tiles(problem: Problem, threshold: int | None = None) -> Candidate:
@@ -327,7 +330,7 @@ def by_tiles(problem: Problem, threshold: int | None = None) -> Candidate:
     check_threshold(threshold, 0)
     histogram, rest = problem.counts.tiles(), [coo(problem)]
     # What is not in dense tiles is runs, since it makes short fibers; or fibers, which save matrix products.
-    if problem.backend == "triton" and problem.floating and len(problem.rest) > 1 and dot_axes(problem.bound):
+    if problem.backend.tensor_cores and problem.floating and len(problem.rest) > 1 and dot_axes(problem.bound):
         rest.append(fiber(problem, best_leaf(problem)))
     tiles = histogram // torch.arange(VOLUME + 1, device=histogram.device).clamp(min=1)
     below = [(0, *torch.cumsum(counted, 0).tolist()) for counted in (histogram, tiles)]  # n nonzeros, by n

@@ -60,16 +60,16 @@ def forest(problem: Problem, share: Counts, along: int) -> Storage:
     On a GPU there are no slices where they would fill too few blocks of fibers: each fiber then has all of its own
     coordinates, and fibers of one length are together, wherever they lie.
     """
-    on_gpu, rules = problem.backend == "triton", problem.rules
+    rules = problem.rules
     others = [m for m in range(problem.order) if m != along]
     root = min(others, key=lambda m: share.distinct((m,)))
     apart = len(others) > 1
-    if apart and on_gpu:
+    if apart and rules["root_blocks"]:
         pieces = share.distinct(tuple(others)) + share.nnz // rules["fiber_nnz"]
         apart = pieces >= rules["root_blocks"] * rules["dot_lanes"] * share.distinct((root,))
     item = (root,) if apart else ()
-    lanes, longest = (rules["dot_lanes"], rules["fiber_nnz"]) if on_gpu else (1, 0)
-    return Storage(item, outside(others, item), (along,), lanes, longest, rules["forest_item_nnz"], narrow=on_gpu)
+    lanes, longest, most = rules["dot_lanes"], rules["fiber_nnz"], rules["forest_item_nnz"]
+    return Storage(item, outside(others, item), (along,), lanes, longest, most, narrow=True)
 
 
 @register_partition("mixed_mode")

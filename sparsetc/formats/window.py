@@ -47,20 +47,23 @@ from sparsetc.planner import (
     Method,
     Numbers,
     Problem,
-    Rates,
     add_plans,
     cheapest,
     costs,
     different,
     fit,
     in_order,
+    least_seconds,
+    of_blocks,
     padded_axes,
     programs_of,
+    rates_of,
     register_format,
     windows_of,
 )
 from sparsetc.similarity.groups import Groups, group_rows
-from sparsetc.support import Cache, Ints, Names, memory, outside
+from sparsetc.support import Cache, Ints, Names, outside
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.coords import linear_key, narrow_runs, of_modes, ranked, starts_of_runs
 
 PARAMETERS = ("height", "width", "tau", "strip")
@@ -311,7 +314,7 @@ def considered(name: str, problem: Problem, best: Best) -> Iterator[Candidate]:
 def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
     """Estimate from a sample the least seconds of windows of each kind, for any division between windows and runs."""
     parts, programs, rates = _rates(problem.of_any_pattern, tau, problem.profile)
-    least = rates.first
+    least = rates[0]
     if (least < best.seconds).any():
         sides = np.array([[part.storage.param("height"), part.storage.param("width")] for part in parts])
         windows = windows_of(problem.counts, problem.kept, problem.rest, tau > 0).at(sides[:, 0].tolist())
@@ -326,8 +329,8 @@ def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Par
         if tau:  # 1-SA leaves fewer windows with rows of several groups
             weight = filled * (surely * windows.weight)[:, None]
             longest = (weight * surely[:, None]).sum(2) / weight.sum(2).clip(1)
-        turns = np.minimum(longest, _most_tiles(problem, programs[:, None], count)).clip(1) - 1
-        least = rates.least(problem, best, count, left, turns, launched=True)
+        turns = np.minimum(longest, _most_tiles(problem, sides.prod(1)[:, None], programs[:, None], count)).clip(1) - 1
+        least = least_seconds(rates, problem, best, count, left, turns, launched=True)
     bounds = dict[Part, float]()
     for seconds, part in zip(least.tolist(), parts, strict=True):
         bounds[part] = min(seconds, bounds.get(part, inf))
@@ -335,14 +338,14 @@ def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Par
 
 
 @lru_cache
-def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Part], Numbers, Rates]:
+def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Part], Numbers, Numbers]:
     """Ways to run each shape of tile of a similarity that makes matrix products: parts, programs, rates."""
     tiles = []
     for part in tilings(problem, [tau], {}):
-        if problem.backend != "triton" or _multiplies(problem, part):
+        if _multiplies(problem, part):
             volume = part.storage.param("height") * part.storage.param("width")
             tiles.append((part, Statistics(1, 1, volume, 1, problem.itemsize, chain=1)))
-    rates, owner = Rates.of(problem, tiles)
+    rates, owner = rates_of(problem, tiles)
     parts = [tiles[number][0] for number in owner]
     return parts, np.array([programs_of(problem, part.schedule) for part in parts]), rates
 
@@ -371,7 +374,7 @@ def tilings(problem: Problem, taus: Iterable[int], named: Mapping[str, Any]) -> 
 
 def splits(problem: Problem, name: str, part: Part, threshold: int | None = None) -> Iterator[Candidate]:
     """Yield candidates of windows of one kind, for each fill above which a group's rows become windows."""
-    if problem.backend == "triton" and not _multiplies(problem, part):
+    if problem.backend.tensor_cores and not _multiplies(problem, part):
         return
 
     counts = problem.counts
@@ -427,9 +430,7 @@ def _parts(
     """
     count, nnz = int(tiles.sum()), int(nonzeros.sum())
     longest = int(tiles.max()) if count else 0
-    most = int(_most_tiles(problem, programs_of(problem, part.schedule), np.array(count)))
-    if problem.backend != "triton":
-        most = max(1, problem.rules["item_nnz"][1] // volume)
+    most = int(_most_tiles(problem, volume, programs_of(problem, part.schedule), np.array(count)))
     cuts = longest > most and not problem.deterministic
     for each in (0, most) if cuts else (0,):  # tiles of an item; 0 for as many as a group has
         items = int((-(-tiles // each)).sum()) if each else tiles.numel()
@@ -438,9 +439,11 @@ def _parts(
         yield replace(part, storage=storage, nnz=nnz), expected
 
 
-def _most_tiles(problem: Problem, programs: int | Numbers, tiles: Numbers) -> Numbers:
+def _most_tiles(problem: Problem, volume: int | Numbers, programs: int | Numbers, tiles: Numbers) -> Numbers:
     """Return the most tiles of a work item where windows are cut so that there are enough programs."""
-    return np.maximum(problem.rules["least_tiles"], -(-tiles * programs // problem.rules["window_programs"]))
+    rules = problem.rules
+    least = np.maximum(rules["least_tiles"], rules["tile_item_nnz"] // volume)
+    return np.maximum(least, -(-tiles * programs // rules["window_programs"]))
 
 
 def _beside_runs(problem: Problem, name: str, windows: Part, expected: Statistics, least: int) -> Candidate:
@@ -455,11 +458,10 @@ def _beside_runs(problem: Problem, name: str, windows: Part, expected: Statistic
     return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
 
 
+@of_blocks
 def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Schedule:
     """Return the schedule of a part of windows with this many elements of the dense axes a program."""
     padded = padded_axes(problem)
-    if problem.backend != "triton":
-        return Schedule(1, tuple(padded.items()), problem.floating, problem.precision)
     blocks = fit({c: max(MIN_DOT, min(n, columns)) for c, n in padded.items()}, list(padded), columns)
     return Schedule(warps, tuple(blocks.items()), True, precision)
 
@@ -478,7 +480,7 @@ def _requested(name: str, problem: Problem, **named: Any) -> Candidate:
         raise PlanError(f'plan "{name}" needs a matrix product, and finds none in "{problem.einsum}"')
     most, least = problem.memory, min(value_bytes(problem, split) for split in candidates)
     instead = "leave more rows to runs by a higher threshold"
-    memory.check(f'tiles of plan "{name}"', least, problem.counts.coords.device, most, instead)
+    check_memory(f'tiles of plan "{name}"', least, problem.counts.coords.device, most, instead)
     return cheapest([split for split in candidates if value_bytes(problem, split) <= most], problem, in_order)
 
 

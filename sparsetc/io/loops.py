@@ -1,4 +1,4 @@
-"""Loops over text: Python, which `support.compiled` makes machine code of where numba is installed.
+"""Loops over text: Python, which `support.files` makes machine code of where numba is installed.
 
 In: numpy arrays, those that are written to included. Out: how much was written, or that the text is for `table`, which
 says what is wrong with it.

@@ -1,6 +1,6 @@
 """Errors of readers: they name the file, and blame it for an invalid tensor.
 
-Readers ask for all the memory that they take at their peak, by `sparsetc.support.memory.check`, before they take it.
+Readers ask by `sparsetc.support.checks.check_memory` for all the memory that they take at their peak, before they do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import IO, Any
 import torch
 
 from sparsetc.errors import IOFormatError, OutOfMemoryError, SparsetcError
-from sparsetc.support import FilePath, memory
+from sparsetc.support import FilePath
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import lacks_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.duplicates import coalescing_bytes
@@ -54,7 +55,7 @@ def on_disk(path: FilePath) -> IO[bytes]:
 
 def check(path: FilePath, what: str, nbytes: int) -> None:
     """Raise `OutOfMemoryError`, naming the file, unless the memory limit allows `nbytes` on the host."""
-    memory.check(f"{os.fspath(path)}: {what}", nbytes, CPU)
+    check_memory(f"{os.fspath(path)}: {what}", nbytes, CPU)
 
 
 def tensor_of(path: FilePath, coords: Any, values: Any, shape: Sequence[int] | None) -> SparseTensor:

@@ -15,9 +15,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,125 +35,120 @@ _SMALL = ("modes", "shape", "format", "compressed_axes", "fill_value", "_is_arra
 """Arrays of at most an element a mode."""
 
 
-class Archive:
-    """The arrays of an open .npz file.
+def members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Return the arrays of an open .npz file by name, with what the archive says of them."""
+    return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
 
-    Attributes:
-        names: of the arrays, in the order of the archive, with what it says of them.
+
+def array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Return an array, in the machine's byte order."""
+    header(archive, name)
+    with archive.open(members(archive)[name]) as member:
+        array = np.lib.format.read_array(member, allow_pickle=False)
+    return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
+
+
+def header(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Return an array of the shape and dtype of one here, whose elements are one in memory.
+
+    Raises:
+        ValueError: it is no plain array, or its header contradicts the archive.
     """
-
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
-        self.path, self._size = path, os.fstat(file.fileno()).st_size
-        self._zip = zipfile.ZipFile(file)
-        self.names = {info.filename.removesuffix(".npy"): info for info in self._zip.infolist()}
-        self.header = cache(self._header)
-
-    def array(self, name: str) -> np.ndarray:
-        """Return the array, in the machine's byte order."""
-        self.header(name)
-        with self._zip.open(self.names[name]) as member:
-            array = np.lib.format.read_array(member, allow_pickle=False)
-        return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
-
-    def _header(self, name: str) -> np.ndarray:
-        """Return an array of the shape and dtype of one here, whose elements are one in memory.
-
-        Raises:
-            ValueError: it is no plain array, or its header contradicts the archive.
-        """
-        if name not in self.names:
-            raise ValueError(f"no array {name} among {', '.join(self.names)[:200] or 'none'}")
-        info = self.names[name]
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{name} is compressed in another way than numpy does")
-        if info.file_size > _DEFLATED_TIMES * self._size:
-            raise ValueError(f"{name} cannot have the {info.file_size:,} bytes that the archive claims")
-        with self._zip.open(info) as member:
-            begin = io.BytesIO(member.read(_HEADER))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is Python's in a header
-            try:
-                major, _ = np.lib.format.read_magic(begin)
-                reads = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-                shape, _, dtype = reads(begin)
-                header = np.broadcast_to(np.empty((), dtype), shape)
-            except Exception as error:  # whatever it is that the header makes Python's parser raise
-                raise ValueError(f"{name} is no plain array: {error}") from None
-        start = begin.tell()
-        if dtype.hasobject:
-            raise ValueError(f"{name} holds Python objects, as a pickle, which is not read")
-        if dtype.kind not in "biufcSU" or not dtype.itemsize:
-            raise ValueError(f"{name} is no plain array: {dtype} of shape {shape}")
-        if start + header.nbytes != info.file_size:
-            raise ValueError(
-                f"{name} should have {header.nbytes:,} bytes by its header, the archive has {info.file_size - start:,}"
-            )
-        return header
+    names = members(archive)
+    if name not in names:
+        raise ValueError(f"no array {name} among {', '.join(names)[:200] or 'none'}")
+    info = names[name]
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} is compressed in another way than numpy does")
+    if info.file_size > _DEFLATED_TIMES * os.path.getsize(archive.filename or ""):
+        raise ValueError(f"{name} cannot have the {info.file_size:,} bytes that the archive claims")
+    with archive.open(info) as member:
+        begin = io.BytesIO(member.read(_HEADER))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is Python's in a header
+        try:
+            major, _ = np.lib.format.read_magic(begin)
+            reads = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+            shape, _, dtype = reads(begin)
+            array = np.broadcast_to(np.empty((), dtype), shape)
+        except Exception as error:  # whatever it is that the header makes Python's parser raise
+            raise ValueError(f"{name} is no plain array: {error}") from None
+    start = begin.tell()
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds Python objects, as a pickle, which is not read")
+    if dtype.kind not in "biufcSU" or not dtype.itemsize:
+        raise ValueError(f"{name} is no plain array: {dtype} of shape {shape}")
+    if start + array.nbytes != info.file_size:
+        raise ValueError(
+            f"{name} should have {array.nbytes:,} bytes by its header, the archive has {info.file_size - start:,}"
+        )
+    return array
 
 
 @contextmanager
-def opened(path: FilePath) -> Iterator[Archive]:
+def opened(path: FilePath) -> Iterator[zipfile.ZipFile]:
     """The arrays of a .npz file; whatever is wrong with it, found in the block too, becomes an IOFormatError."""
     with memory.on_disk(path) as file, memory.of_file(path, Exception):
         if file.read(6) == b"\x93NUMPY":
             raise ValueError("a single array, not coords, values and shape")
-        yield Archive(Path(path), file)
+        yield zipfile.ZipFile(file)
 
 
 def read(path: FilePath) -> SparseTensor:
     """Return the tensor in a .npz file. Errors are those of `foreign.read`."""
     with opened(path) as archive:
-        foreign = "data" in archive.names and "values" not in archive.names
-        _check(archive, "data" if foreign else "values")
+        names = members(archive)
+        foreign = "data" in names and "values" not in names
+        _check(path, archive, "data" if foreign else "values")
         if foreign:
             load = _scipy
-            if "fill_value" in archive.names:
+            if "fill_value" in names:
                 load = required(
                     "sparse", f"{path} is a file of pydata/sparse, which reads it: pip install sparse"
                 ).load_npz
             x = SparseTensor.coerce(load(path))
             assert x is not None
             return x
-        values: Any = archive.array("values")
-        if "dtype" in archive.names and archive.array("dtype") == "bfloat16":
+        values: Any = array(archive, "values")
+        if "dtype" in names and array(archive, "dtype") == "bfloat16":
             if values.dtype != np.uint16:
                 raise ValueError(f"bfloat16 values must be stored as uint16, found {values.dtype}")
             values = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-        values, shape = as_values(values), archive.array("shape").tolist()
+        values, shape = as_values(values), array(archive, "shape").tolist()
         if values.ndim > len(shape):
-            x = SparseTensor.from_blocks(archive.array("coords"), values, shape)
+            x = SparseTensor.from_blocks(array(archive, "coords"), values, shape)
         else:
-            x = memory.tensor_of(path, archive.array("coords"), values, shape)
-        return x.with_labels(_labels(archive)) if "modes" in archive.names else x
+            x = memory.tensor_of(path, array(archive, "coords"), values, shape)
+        return x.with_labels(_labels(path, archive)) if "modes" in names else x
 
 
-def _labels(archive: Archive) -> dict[str, Any]:
-    held = {name: archive.header(name).nbytes for name in archive.names if name.startswith("labels")}
-    memory.check(archive.path, "the labels", 2 * sum(held.values()))
-    named = enumerate(archive.array("modes").tolist())
-    return {str(name): archive.array(f"labels{at}") if f"labels{at}" in held else None for at, name in named}
+def _labels(path: FilePath, archive: zipfile.ZipFile) -> dict[str, Any]:
+    held = {name: header(archive, name).nbytes for name in members(archive) if name.startswith("labels")}
+    memory.check(path, "the labels", 2 * sum(held.values()))
+    named = enumerate(array(archive, "modes").tolist())
+    return {str(name): array(archive, f"labels{at}") if f"labels{at}" in held else None for at, name in named}
 
 
-def _check(archive: Archive, values: str) -> None:
+def _check(path: FilePath, archive: zipfile.ZipFile, values: str) -> None:
     """Refuse arrays that pass the memory limit or cannot be of a tensor, by their headers alone."""
-    headers = {name: archive.header(name) for name in archive.names if name in (*_INDICES, *_SMALL)}
-    headers[values], shape = archive.header(values), archive.header("shape")
+    headers = {name: header(archive, name) for name in members(archive) if name in (*_INDICES, *_SMALL)}
+    headers[values], shape = header(archive, values), header(archive, "shape")
     if shape.ndim != 1 or shape.size > bounds.ORDER:
         raise ValueError(f"shape should have a size for each of at most {bounds.ORDER} modes, found {shape.shape}")
-    for name, header in headers.items():
-        if name in _INDICES and header.dtype.kind not in "iu" and header.size:
-            raise ValueError(f"{name} should be integers, found {header.dtype}")
-        if name in _SMALL and header.size > bounds.ORDER:
-            raise ValueError(f"{name} has {header.size:,} elements, more than modes")
+    for name, one in headers.items():
+        if name in _INDICES and one.dtype.kind not in "iu" and one.size:
+            raise ValueError(f"{name} should be integers, found {one.dtype}")
+        if name in _SMALL and one.size > bounds.ORDER:
+            raise ValueError(f"{name} has {one.size:,} elements, more than modes")
     stored, coords = headers[values], headers.get("coords")
-    nonzeros, nbytes = stored.shape[0] if stored.shape else 0, sum(header.nbytes for header in headers.values())
+    nonzeros, nbytes = stored.shape[0] if stored.shape else 0, sum(one.nbytes for one in headers.values())
     if values == "data" or coords is None:  # what other libraries make of it is their affair, up to three copies
         nbytes = 3 * nbytes + stored.size * (16 * shape.size + 64)
     elif coords.dtype != np.int64 or stored.ndim > shape.size:  # those of blocks are copied
         nbytes += 8 * coords.size
     if stored.ndim > shape.size:  # blocks are put in order, and looked at past the end
         nbytes += stored.nbytes + 2 * stored.size + 64 * nonzeros
-    memory.check(archive.path, "the tensor", nbytes + memory.SORTED * nonzeros)
+    memory.check(path, "the tensor", nbytes + memory.SORTED * nonzeros)
 
 
 def _scipy(path: FilePath) -> Any:

@@ -15,7 +15,6 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -29,7 +28,7 @@ from sparsetc.io.atomic import replacing
 from sparsetc.io.packed import Batch
 from sparsetc.options import current, options
 from sparsetc.support import FilePath, Ints, required
-from sparsetc.support.memory import as_bytes, available_memory, check
+from sparsetc.support.checks import as_bytes, available_memory, check_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import INTEGERS, SUMMED_IN, halves, joined, summed_rows, wide
 from sparsetc.tensor.pattern import Labels
@@ -53,28 +52,6 @@ SUFFIXES = (".tns", ".tns.gz", ".mtx", ".mtx.gz", ".npz", ".parquet")
 """Suffixes of files that ``read`` and ``write`` understand."""
 READ = dict.fromkeys((*SUFFIXES, *TEXT, *tables.CSV, *foreign.READERS))
 """Suffixes of files that are read, and packed."""
-
-
-@dataclass(frozen=True)
-class PackingSource:
-    """An open file.
-
-    Attributes:
-        shape: None where each size is the largest coordinate and one.
-        batches: its nonzeros, with duplicates, in any order.
-        labels: names of modes and of their indices; None where there are none.
-    """
-
-    order: int
-    dtype: torch.dtype
-    shape: Ints | None
-    batches: Iterable[Batch]
-    labels: Labels | None = None
-
-    @property
-    def rows(self) -> int:
-        """Nonzeros of a row group that is written."""
-        return packed.row_group(self.order)
 
 
 def pack(
@@ -134,22 +111,23 @@ def pack(
     with memory.CPU, memory.named(name, f"packing with a limit of {limit:,} bytes"), replacing(path) as file:
         state, spill = _state(name), f"{file.name}.spill"
         with _opened(name, TEXT.get(suffix), dtype, columns, limit, progress) as opened, ExitStack() as stack:
-            largest = [-1] * opened.order
-            blocks, held = _blocks(opened, largest), list[list[Tensor]]()
+            order, kind, shape, labels, batches = opened
+            largest = [-1] * order
+            blocks, held = _blocks(batches, kind, largest), list[list[Tensor]]()
             for block in blocks:
                 held.append(block)
                 if sum(len(one[0]) * len(one) * 8 for one in held) > (limit - FIXED) // HELD:
                     database = stack.enter_context(_database(name, path, spill, limit))
-                    _fill(database, chain(held, blocks), opened)
+                    _fill(database, chain(held, blocks), packed.row_group(order))
                     held.clear()
-                    in_order = _sorted(database, opened)
+                    in_order = _sorted(database, order)
             if held:
-                in_order = _sorted_here(held, opened)
-            shape = opened.shape or tuple(size + 1 for size in largest)
+                in_order = _sorted_here(held, order)
+            shape = shape or tuple(size + 1 for size in largest)
             if _state(name) != state:
                 raise IOFormatError(f"{name}: changed while it was read; pack it again")
             try:
-                packed.append(file, shape, opened.dtype, _summed(in_order, opened), opened.labels)
+                packed.append(file, shape, kind, _summed(in_order, order, kind), labels)
             except DtypeError as error:
                 raise IOFormatError(f"{name}: {error}") from error
 
@@ -159,7 +137,7 @@ def _limit(source: str, limit: Any) -> int:
     limit, least = current().memory_limit if limit is None else as_bytes(limit), FIXED + THREAD
     if limit is None:
         return max(available_memory(memory.CPU) // SHARE, least)
-    check(f"{source}: packing", least, memory.CPU, limit)
+    check_memory(f"{source}: packing", least, memory.CPU, limit)
     return limit
 
 
@@ -175,13 +153,18 @@ def _state(source: str) -> tuple[int, int] | None:
 @contextmanager
 def _opened(
     path: str, text: Any, dtype: torch.dtype | None, columns: Sequence[str | None] | None, limit: int, show: bool | None
-) -> Iterator[PackingSource]:
-    """Open a source: of text, by the module of its format; else a table, since what is packed already is refused."""
+) -> Iterator[tuple[int, torch.dtype, Ints | None, Labels | None, Iterable[Batch]]]:
+    """Open a source: of text, by the module of its format; else a table, since what is packed already is refused.
+
+    Yields:
+        Its order and dtype; the sizes, None where each is the largest coordinate and one; names of modes and of their
+        indices, None where there are none; and its nonzeros, with duplicates, in any order.
+    """
     by_columns = tables.is_table(path, columns)
     if text:
         with lines.opened(path, text.COMMENT, show) as reader:
             layout = text.head(reader, dtype, torch.float32)
-            yield PackingSource(layout.order, layout.kind or layout.dtype, layout.sizes, _text(reader, layout))
+            yield layout.order, layout.kind or layout.dtype, layout.sizes, None, _text(reader, layout)
     elif by_columns:
         with options(memory_limit=limit // WHOLE):
             labels = tables.labels_of(path, columns)
@@ -189,23 +172,17 @@ def _opened(
             first = next(blocks, None)
             if first is None:
                 raise IOFormatError(f"{path}: {tables.NO_ROWS}")
-            kind = dtype or first.dtype
             batches = ((list(x.coords), x.values) for x in chain([first], blocks))
-            yield PackingSource(first.order, kind, None, batches, labels)
+            yield first.order, dtype or first.dtype, None, labels, batches
     else:
         with closing(parquet.PackedFile(path)) as opened:
             raise opened.fault("a packed file already")
 
 
 def _text(reader: lines.LineReader, layout: table.TableLayout) -> Iterator[Batch]:
-    rows = 0
     for part in table.parts(reader, layout):
-        rows += part.rows
-        table.check_declared(reader, layout, rows)
-        if part.rows:
-            coords, values = layout.entries(torch.stack([torch.from_numpy(c).long() for c in part.coords]), part.reals)
-            yield list(coords), values
-    table.check_declared(reader, layout, rows, ended=True)
+        coords, values = layout.entries(torch.stack([torch.from_numpy(c).long() for c in part.coords]), part.reals)
+        yield list(coords), values
 
 
 # -- sorting ----------------------------------------------------------------------------------------------------------
@@ -245,29 +222,29 @@ def _refusal(error: Exception, source: str, path: str, limit: int) -> BaseExcept
     return None
 
 
-def _blocks(source: PackingSource, largest: list[int]) -> Iterator[list[Tensor]]:
-    """Yield the stored columns of a source block by block, and update the largest coordinates meanwhile."""
-    none = torch.empty(0, dtype=SUMMED_IN.get(source.dtype, source.dtype))
-    yield [*[torch.empty(0, dtype=torch.int64)] * source.order, *map(torch.from_numpy, packed.columns(none))]
-    for coords, values in source.batches:
+def _blocks(batches: Iterable[Batch], dtype: torch.dtype, largest: list[int]) -> Iterator[list[Tensor]]:
+    """Yield the stored columns of batches of nonzeros, and update the largest coordinates meanwhile."""
+    none = torch.empty(0, dtype=SUMMED_IN.get(dtype, dtype))
+    yield [*[torch.empty(0, dtype=torch.int64)] * len(largest), *map(torch.from_numpy, packed.columns(none))]
+    for coords, values in batches:
         largest[:] = [max(size, int(row.max())) for size, row in zip(largest, coords, strict=True)]
         yield [*coords, *map(torch.from_numpy, packed.columns(values.to(none.dtype)))]
 
 
-def _sorted_here(held: list[list[Tensor]], source: PackingSource) -> Iterator[list[Tensor]]:
+def _sorted_here(held: list[list[Tensor]], order: int) -> Iterator[list[Tensor]]:
     """Yield the columns of all blocks in order, as `_sorted` does."""
     columns = [torch.cat(parts) for parts in zip(*held, strict=True)]
     held.clear()
-    sizes = [int(column.max()) + 1 if column.numel() else 1 for column in columns[: source.order]]
-    if not crd.is_coalesced(columns[: source.order], sizes):
-        order = crd.lexsort(columns[: source.order], sizes)
-        columns = [column[order] for column in columns]
+    sizes = [int(column.max()) + 1 if column.numel() else 1 for column in columns[:order]]
+    if not crd.is_coalesced(columns[:order], sizes):
+        by_place = crd.lexsort(columns[:order], sizes)
+        columns = [column[by_place] for column in columns]
     if columns[0].numel():
-        yield from map(list, zip(*(column.split(source.rows) for column in columns), strict=True))
+        yield from map(list, zip(*(column.split(packed.row_group(order)) for column in columns), strict=True))
 
 
-def _fill(database: Any, blocks: Iterable[list[Tensor]], source: PackingSource) -> None:
-    """Read blocks into the table of a database, a row group or more at a time, since a statement takes longer."""
+def _fill(database: Any, blocks: Iterable[list[Tensor]], rows: int) -> None:
+    """Read blocks into the table of a database, some rows or more at a time, since a statement takes longer."""
     arrow = packed.library()
     held = list[Any]()
     exists = False
@@ -279,49 +256,49 @@ def _fill(database: Any, blocks: Iterable[list[Tensor]], source: PackingSource) 
 
     for block in blocks:
         held.append(arrow.table({f"c{at}": arrow.array(column.numpy()) for at, column in enumerate(block)}))
-        if sum(map(len, held)) >= source.rows:
+        if sum(map(len, held)) >= rows:
             insert()
             exists = True
     if held:
         insert()
 
 
-def _sorted(database: Any, source: PackingSource) -> Iterator[list[Tensor]]:
+def _sorted(database: Any, order: int) -> Iterator[list[Tensor]]:
     """Yield the columns of all nonzeros in order, a row group at a time; duplicates in the order of the source."""
-    names = ", ".join(f"c{mode}" for mode in range(source.order))
-    for batch in database.sql(f"FROM nonzeros ORDER BY {names}, rowid").to_arrow_reader(source.rows):
+    names = ", ".join(f"c{mode}" for mode in range(order))
+    for batch in database.sql(f"FROM nonzeros ORDER BY {names}, rowid").to_arrow_reader(packed.row_group(order)):
         yield [torch.from_numpy(column.to_numpy(zero_copy_only=False).copy()) for column in batch.columns]
 
 
-def _summed(batches: Iterable[list[Tensor]], source: PackingSource) -> Iterator[Batch]:
+def _summed(batches: Iterable[list[Tensor]], order: int, dtype: torch.dtype) -> Iterator[Batch]:
     """Yield unique nonzeros, about a row group at a time. Raise `DtypeError` for integer sums that do not fit.
 
     The sum of the last nonzero of a batch is carried, in its wide dtype, into the next batch.
     """
     held: list[Tensor] = []
     for columns in batches:
-        if source.dtype in INTEGERS:
-            columns[source.order :] = halves(columns[-1])
+        if dtype in INTEGERS:
+            columns[order:] = halves(columns[-1])
         if held:
             done = held[0].shape[0] - 1
-            done = done if 2 * done > source.rows else 0
+            done = done if 2 * done > packed.row_group(order) else 0
             if done:
-                yield _batch([column[:done] for column in held], source)
+                yield _batch([column[:done] for column in held], order, dtype)
             columns = [torch.cat((before[done:], column)) for before, column in zip(held, columns, strict=True)]
-        fresh = crd.starts_of_runs(columns[: source.order])
+        fresh = crd.starts_of_runs(columns[:order])
         if bool(fresh.all()):
             held = columns
             continue
         number = torch.cumsum(fresh, 0) - 1
-        terms = [column.to(wide(column.dtype)) for column in columns[source.order :]]
+        terms = [column.to(wide(column.dtype)) for column in columns[order:]]
         sums = [summed_rows(column, number, int(number[-1]) + 1) for column in terms]
-        held = [*(column[fresh] for column in columns[: source.order]), *sums]
+        held = [*(column[fresh] for column in columns[:order]), *sums]
     if held:
-        yield _batch(held, source)
+        yield _batch(held, order, dtype)
 
 
-def _batch(columns: list[Tensor], source: PackingSource) -> Batch:
-    coords, terms = columns[: source.order], columns[source.order :]
-    if source.dtype in INTEGERS:
-        return coords, joined(terms[0], terms[1], source.dtype)
-    return coords, (torch.complex(*terms) if source.dtype.is_complex else terms[0]).to(source.dtype)
+def _batch(columns: list[Tensor], order: int, dtype: torch.dtype) -> Batch:
+    coords, terms = columns[:order], columns[order:]
+    if dtype in INTEGERS:
+        return coords, joined(terms[0], terms[1], dtype)
+    return coords, (torch.complex(*terms) if dtype.is_complex else terms[0]).to(dtype)

@@ -18,7 +18,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from sparsetc.io import lines, loops, memory, numbers, packed
 from sparsetc.io.atomic import replacing
 from sparsetc.io.lines import LineReader
 from sparsetc.support import FilePath, Ints
-from sparsetc.support.compiled import native
+from sparsetc.support.files import native
 from sparsetc.tensor.coords import INT32_MAX
 from sparsetc.tensor.dtypes import NAMED
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -97,19 +97,9 @@ class ParsedPart:
         return sum(c.nbytes for c in self.coords) + sum(real.nbytes for real in self.reals)
 
 
-class LineFault(NamedTuple):
-    """The fault of a line of a block.
-
-    Attributes:
-        line: how many lines are before it.
-        field: how many fields of the line are before the one at fault; None where the line is.
-    """
-
-    line: int
-    field: int | None
-    reason: str
-
-
+Fault = tuple[int, int | None, str]
+"""The fault of a line of a block: how many lines are before it; how many fields of the line are before the one at
+fault, None where the line is; and what is wrong."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
 _DTYPE = re.compile(rb"^[ \t]*[#%][ \t]*dtype:[ \t]+(\w{1,20})[ \t]*$", re.MULTILINE)
 
@@ -142,9 +132,7 @@ def _columns(reader: LineReader, layout: TableLayout) -> tuple[Tensor, list[Tens
         read_parts.append(part)
         rows += part.rows
         held += part.nbytes
-        check_declared(reader, layout, rows)
         memory.check(reader.path, f"its first {rows:,} nonzeros", held + rows * layout.row_bytes)
-    check_declared(reader, layout, rows, ended=True)
     dtype = torch.float32 if layout.dtype_open and all(part.single for part in read_parts) else layout.dtype
     columns = [[part.reals[at].to(dtype) for part in read_parts] for at in range(layout.reals)]
     coords = torch.empty((layout.order, rows), dtype=torch.int64)
@@ -157,40 +145,36 @@ def parts(reader: LineReader, layout: TableLayout) -> Iterator[ParsedPart]:
     """Yield the rest of the file a block at a time, without blocks that have no rows.
 
     Raises:
-        IOFormatError: a line that is not as the layout says, after the rows before it.
+        IOFormatError: a line that is not as the layout says, after the rows before it; more or fewer rows than it says.
     """
+    rows = 0
+    declares = f"the header declares {layout.rows} entries, the file has"
     for block in reader.blocks():
         part, fault = _parse(block, layout)
+        rows += part.rows
+        if layout.rows is not None and rows > layout.rows:
+            raise reader.fault(f"too long: {declares} {layout.rows + 1} or more")
         if part.rows:
             yield part
-        reader.line += fault.line if fault else part.lines
+        number, field, reason = fault or (part.lines, None, "")
+        reader.line += number
         reader.numbers += part.rows * layout.fields
         if fault:
-            line = block.split(b"\n")[fault.line]
-            what = ""
-            token = ""
-            if fault.field is not None:
-                token = line.split()[fault.field].decode("latin-1")
+            line = block.split(b"\n")[number]
+            if field is not None:
+                token = line.split()[field].decode("latin-1")
                 token = repr(token if len(token) <= 30 else token[:27] + "...")
-                what = f"the value {token}"
-                if fault.field < layout.order:
-                    what = f"coordinate {token} of mode {fault.field}"
-            hint = FROM_0 if token == "'0'" else ""
-            raise reader.fault(f"{what} {fault.reason}{hint}".strip(), reader.line, line)
+                what = f"coordinate {token} of mode {field}" if field < layout.order else f"the value {token}"
+                reason = f"{what} {reason}{FROM_0 if token == repr('0') else ''}"
+            raise reader.fault(reason, reader.line, line)
+    if layout.rows is not None and rows < layout.rows:
+        raise reader.fault(f"truncated: {declares} {rows}")
 
 
 def stated_dtype(reader: LineReader) -> torch.dtype | None:
     """Return the dtype of a comment such as ``dtype: float64`` before the first number, or None."""
     stated = (NAMED.get(name.decode()) for name in _DTYPE.findall(reader.head))
     return next((dtype for dtype in stated if dtype), None)
-
-
-def check_declared(reader: LineReader, layout: TableLayout, rows: int, ended: bool = False) -> None:
-    """IOFormatError where a file that declares how many rows it has is found to have more or, once ended, fewer."""
-    declared = rows if layout.rows is None else layout.rows
-    if rows > declared or (ended and rows < declared):
-        how, entries = ("too long", f"{declared + 1} or more") if rows > declared else ("truncated", rows)
-        raise reader.fault(f"{how}: the header declares {declared} entries, the file has {entries}")
 
 
 def _parse_natively(block: bytes, layout: TableLayout) -> ParsedPart | None:
@@ -224,7 +208,7 @@ def _parse_natively(block: bytes, layout: TableLayout) -> ParsedPart | None:
     return ParsedPart([row[:rows] for row in coords], columns, rows, single, lines)
 
 
-def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, LineFault | None]:
+def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, Fault | None]:
     """The columns of a block up to its first line that cannot be read, and why not."""
     if part := _parse_natively(block, layout):
         return part, None
@@ -232,12 +216,12 @@ def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, LineFault | N
     counts = [len(line.split()) for line in lines]
     control = _CONTROL.search(block)
     end = len(lines) if control is None else block.count(b"\n", 0, control.start())
-    fault = None if control is None else LineFault(end, None, "a control character")
+    fault: Fault | None = None if control is None else (end, None, "a control character")
     wrong = next((number for number, count in enumerate(counts[:end]) if count not in (0, layout.fields)), None)
     if wrong is not None:
         values = ("no value", "a value", "2 values")[layout.reals]
         expected = f"expected {layout.fields} fields, {layout.order} coordinates and {values}"
-        end, fault = wrong, LineFault(wrong, None, f"{expected}, found {counts[wrong]}")
+        end, fault = wrong, (wrong, None, f"{expected}, found {counts[wrong]}")
     tokens, columns = b"\n".join(lines[:end]).split(), list[Tensor]()
     single = True
     for field in range(layout.fields):
@@ -249,7 +233,7 @@ def _parse(block: bytes, layout: TableLayout) -> tuple[ParsedPart, LineFault | N
             single &= short
         columns.append(column)
         if reason:
-            fault = LineFault([number for number, count in enumerate(counts) if count][len(column)], field, reason)
+            fault = [number for number, count in enumerate(counts) if count][len(column)], field, reason
             del tokens[len(column) * layout.fields :]
     rows = len(tokens) // layout.fields
     coords = [column[:rows].numpy() for column in columns[: layout.order]]

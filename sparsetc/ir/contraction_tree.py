@@ -23,11 +23,10 @@ from typing import Literal
 
 from sparsetc.errors import PlanError
 from sparsetc.support import Letters, cached_property
-from sparsetc.support.checks import Record
 
 
 @dataclass(frozen=True, repr=False)
-class Tree(Record):
+class Tree:
     """A node: how a tensor is made of factors; a pickle has its text.
 
     Attributes:
@@ -120,66 +119,55 @@ def parse_tree(text: str) -> Tree:
     """
     if not isinstance(text, str):
         raise PlanError(f"a tree is parsed from text, found {type(text).__name__}")
-    parser = _Parser(text)
-    try:
-        tree = parser.tree()
-    except RecursionError:
-        raise PlanError(f"tree {text[:40]!r}…: it is nested too deep") from None
-    if parser.words:
-        parser.fail("the end")
-    return tree
+    words = re.findall(r"\w+|\S", text)[::-1]  # the next one to be read is the last
 
-
-class _Parser:
-    """Reads a tree from left to right."""
-
-    def __init__(self, text: str) -> None:
-        """Split a text into words, of which the next one to be read is the last."""
-        self.text, self.words = text, re.findall(r"\w+|\S", text)[::-1]
-
-    def tree(self) -> Tree:
-        trees = [self.factor()]
-        while self.taken("*"):
-            trees.append(self.factor())
+    def tree() -> Tree:
+        trees = [factor()]
+        while taken("*"):
+            trees.append(factor())
         return product(trees)
 
-    def factor(self) -> Tree:
-        if self.taken("("):
-            return self.closed(self.tree())
-        name = self.name("a factor")
-        if not self.taken("["):
+    def factor() -> Tree:
+        if taken("("):
+            return closed(tree())
+        name = identifier("a factor")
+        if not taken("["):
             return Tree("factor", name=name)
         axes = []
-        while not self.taken("]"):
-            axes.append(self.name("an axis or ']'"))
-        self.expect("(")
+        while not taken("]"):
+            axes.append(identifier("an axis or ']'"))
+        expect("(")
         if name == "sum" and axes:
-            return self.closed(Tree("sum", (self.tree(),), tuple(axes)))
+            return closed(Tree("sum", (tree(),), tuple(axes)))
         if name == "dot" and axes:
-            left = self.tree()
-            self.expect(",")
-            return self.closed(dot(left, self.tree(), axes))
-        raise PlanError(f"tree {self.text!r}: 'sum' and 'dot' have axes, one or more, found {name!r} with {len(axes)}")
+            left = tree()
+            expect(",")
+            return closed(dot(left, tree(), axes))
+        raise PlanError(f"tree {text!r}: 'sum' and 'dot' have axes, one or more, found {name!r} with {len(axes)}")
 
-    def closed(self, tree: Tree) -> Tree:
-        self.expect(")")
-        return tree
+    def closed(inside: Tree) -> Tree:
+        expect(")")
+        return inside
 
-    def name(self, wanted: str) -> str:
-        if not self.words or not self.words[-1].isidentifier():
-            self.fail(wanted)
-        return self.words.pop()
+    def identifier(wanted: str) -> str:
+        if not words or not words[-1].isidentifier():
+            raise unexpected(wanted)
+        return words.pop()
 
-    def taken(self, word: str) -> bool:
-        if self.words[-1:] != [word]:
-            return False
-        self.words.pop()
-        return True
+    def taken(word: str) -> bool:
+        return words[-1:] == [word] and words.pop() == word
 
-    def expect(self, word: str) -> None:
-        if not self.taken(word):
-            self.fail(repr(word))
+    def expect(word: str) -> None:
+        if not taken(word):
+            raise unexpected(repr(word))
 
-    def fail(self, wanted: str) -> None:
-        word = repr(self.words[-1]) if self.words else "the end"
-        raise PlanError(f"tree {self.text!r}: expected {wanted}, found {word}")
+    def unexpected(wanted: str) -> PlanError:
+        return PlanError(f"tree {text!r}: expected {wanted}, found {repr(words[-1]) if words else 'the end'}")
+
+    try:
+        parsed = tree()
+    except RecursionError:
+        raise PlanError(f"tree {text[:40]!r}…: it is nested too deep") from None
+    if words:
+        raise unexpected("the end")
+    return parsed

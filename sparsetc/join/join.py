@@ -32,8 +32,9 @@ from torch import Tensor
 from sparsetc.ir.equation.einsum import distinct
 from sparsetc.join import loops
 from sparsetc.support import Ints, Names, among, cached_property, outside
-from sparsetc.support.compiled import native, room
+from sparsetc.support.checks import room
 from sparsetc.support.entry import bar
+from sparsetc.support.files import native
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import duplicates
 from sparsetc.tensor.coords import Numbering, histogram, joint_keys, numbered

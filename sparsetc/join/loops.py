@@ -1,4 +1,4 @@
-"""Loops over the tasks of a join, row by row (Gustavson): Python, which `support.compiled` makes machine code of.
+"""Loops over the tasks of a join, row by row (Gustavson): Python, which `support.files` makes machine code of.
 
 In: numpy arrays, those that are written to included. Out: how many results there are. Places are unsigned: others are
 tested at each access for being negative.

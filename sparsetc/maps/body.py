@@ -108,6 +108,8 @@ rows are outputs "value", "d_own" and "d_shared"; and the name of the shared row
 class Walk:
     """One pass over the windows of a mode. "Own" is that mode, "other" the one that a loop goes along.
 
+    Products, vectors and functions that no result depends on are left out.
+
     Attributes:
         mode: 0 if windows are of rows, 1 if of columns.
         products: of each score, its own table and the other one.
@@ -137,44 +139,83 @@ class Walk:
     inner: Mapping[str, Inner] = field(default_factory=dict)
     places: Mapping[str, Elementwise] = field(default_factory=dict)
 
-    def width(self, term: Term, sizes: Mapping[str, int]) -> int:
-        """Return the size of rows that are accumulated; 0 of single numbers."""
-        if isinstance(term, tuple):
-            return sizes[self.products[term[0]][0]]
-        return 0 if term is None else sizes[term]
+    def sizes(self, tensors: Mapping[str, Tensor]) -> NamedInts:
+        """Return the sizes of rows of the tables that are read."""
+        return tuple([(table, tensors[table].shape[-1]) for table in dict.fromkeys((*self.own, *self.other))])
+
+    def widths(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return the size of the rows that each accumulated result has, given those of tables; 0 of single numbers."""
+        widths = {}
+        for _, term, destination in self.accumulated:
+            table = self.products[term[0]][0] if isinstance(term, tuple) else term
+            widths[destination] = 0 if table is None else sizes[table]
+        return widths
 
     @property
     def targets(self) -> Names:
         """Names of what is written beside `lse` and `sums`."""
         return (*(name for *_, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
 
+    @property
+    def written(self) -> Names:
+        """Names of all that is written, in order."""
+        return (*(["lse_out"] if self.online else []), *self.sums, *self.targets)
+
+    @cached_property
+    def own(self) -> Names:
+        """The tables that own rows are read of."""
+        summed = chain(*(of[:2] for of in self.sums.values()))
+        return tuple(dict.fromkeys([*(own for own, _ in self.products.values()), *summed]))
+
+    @cached_property
+    def other(self) -> Names:
+        """The tables that other rows are read of."""
+        summed = [term for _, term, _ in self.accumulated if isinstance(term, str)]
+        return tuple(dict.fromkeys([*(other for _, other in self.products.values()), *summed]))
+
+    @cached_property
+    def by_entry(self) -> Names:
+        """What is read or written by the number of an entry."""
+        stored = [destination for _, vector, destination in self.stored if not vector]
+        return (*(name for name, side in self.vectors.items() if side == "entries"), *stored)
+
     @cached_property
     def weights(self) -> dict[str, tuple[Argument, float]]:
-        """The outputs to be summed or stored, and the constant factors of sums, taken at their end.
+        """The outputs to be summed or stored, and the constant factor of their sums, or of the scores of a softmax.
 
-        Factors stay within stored outputs, those of an online softmax, and those of sums with several factors.
+        Factors stay within stored outputs, those of sums with several factors, and of scores if they are negative.
         """
         peeled = {output: self.function.peeled(output) for output, *_ in (*self.accumulated, *self.stored)}
         factors: dict[str, set[float]] = {}
         for output, _, destination in self.accumulated:
             factors.setdefault(destination, set()).add(peeled[output][1])
-        whole = [output for output, _, to in self.accumulated if self.online or len(factors[to]) > 1]
-        whole += [output for output, *_ in self.stored]
+        whole = [output for output, *_ in self.stored]
+        for output, _, to in self.accumulated:
+            if len(factors[to]) > 1 or (self.online and peeled[output][1] <= 0):
+                whole.append(output)
         return peeled | {output: (self.function.outputs[output], 1.0) for output in whole}
 
     @cached_property
-    def reads(self) -> set[str]:
-        """The names of inputs of the map, and of places, and products whose inner functions are derived."""
-        read = self.function.inputs(argument for argument, _ in self.weights.values())
-        read |= {vector for _, vector, _ in self.stored if vector}
-        read |= {term[0] for _, term, _ in self.accumulated if isinstance(term, tuple)}
-        return read.union(*(self.places[name].reads for name in read & self.places.keys()))
+    def factors(self) -> dict[str, float]:
+        """The constant factor of each accumulated result; those of a softmax have it within their weights."""
+        return {name: 1.0 if self.online else self.weights[output][1] for output, _, name in self.accumulated}
 
-    def sizes(self, tables: Mapping[str, int]) -> NamedInts:
-        """Return the sizes of rows of the tables that the walk may read."""
-        names = [*chain(*self.products.values()), *chain(*(of[:2] for of in self.sums.values()))]
-        names += [term for _, term, _ in self.accumulated if isinstance(term, str)]
-        return tuple((name, tables[name]) for name in dict.fromkeys(names))
+    def variables(self) -> dict[str, str]:
+        """Return the variables of vectors in a kernel's text, by row or at a tile."""
+        of_row = [*self.sums, *(name for name, side in self.vectors.items() if side == "own")]
+        return {name: f"{name}_{'own' if name in of_row else 'tile'}" for name in (*self.sums, *self.vectors)}
+
+
+def _reading(walk: Walk) -> Walk:
+    """Return a walk without the products, vectors and functions that nothing of its results depends on."""
+    read = walk.function.inputs(argument for argument, _ in walk.weights.values())
+    read |= {vector for _, vector, _ in walk.stored if vector}
+    read |= {term[0] for _, term, _ in walk.accumulated if isinstance(term, tuple)}
+    read = read.union(*(walk.places[name].reads for name in read & walk.places.keys()))
+    parts: dict[str, Any] = {}
+    for part in ("products", "vectors", "inner", "places"):
+        parts[part] = {name: one for name, one in getattr(walk, part).items() if name in read}
+    return replace(walk, **parts)
 
 
 def keeps(dropout: float) -> tuple[int, float]:
@@ -191,10 +232,10 @@ def forward(body: Body) -> Walk:
     function = trace(lambda **inputs: {"p": body.mapped(inputs) * factor}, names)
     vectors, inner = _seen(body.vectors, 0), _inner(body, 0)
     walk = Walk(0, body.products, vectors, function, False, (), (("p", None, RESULT),), inner=inner, places=body.places)
-    if body.stored:
-        return walk
-    accumulated = (("p", body.table, RESULT),)
-    return replace(walk, online=body.softmax, accumulated=accumulated, stored=(), dropout=body.dropout)
+    if not body.stored:
+        accumulated = (("p", body.table, RESULT),)
+        walk = replace(walk, online=body.softmax, accumulated=accumulated, stored=(), dropout=body.dropout)
+    return _reading(walk)
 
 
 def _inner(body: Body, mode: int) -> dict[str, Inner]:
@@ -269,7 +310,8 @@ def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = Fals
     vectors_seen = _seen({name: side for name, side in vectors.items() if name not in sums}, mode)
     inner = _inner(body, mode)
     summed = tuple(accumulated)
-    return Walk(mode, seen, vectors_seen, function, False, summed, stored, sums, body.dropout, inner, body.places)
+    walk = Walk(mode, seen, vectors_seen, function, False, summed, stored, sums, body.dropout, inner, body.places)
+    return _reading(walk)
 
 
 def _seen(vectors: Mapping[str, Side], mode: int) -> dict[str, Seen]:

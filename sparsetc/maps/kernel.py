@@ -218,7 +218,7 @@ class WalkKernel:
             ordered=tiles.order is not None,
             cut=self.slots > 0,
             wide=any(t.shape[n] * t.stride(n) >= ADDRESS64 for t in tensors.values() for n in (-1, -2)[: t.ndim - 1]),
-            sizes=walk.sizes({table: t.shape[-1] for table, t in tensors.items()}),
+            sizes=walk.sizes(tensors),
             precision=DOT_PRECISIONS[precision],
             lines=sides.lines,
             stages=IN_RUNS.get(sides, sides.stages) if tiles.in_runs else sides.stages,
@@ -281,8 +281,8 @@ class WalkKernel:
 
     def _sums(self) -> dict[str, int]:
         """Return how many partial sums each array of windows that are cut has; all begin at multiples of `ALIGNED`."""
-        rows, sizes = self.slots * self.parts * self.sides.height, dict(self.layout.sizes)
+        rows, dots = self.slots * self.parts * self.sides.height, self.sides.height >= LEAST_DOT
         widths = {"top": 1, "sum": 1} if self.walk.online else {}
-        for _, term, name in self.walk.accumulated:
-            widths[name] = padded(self.walk.width(term, sizes), self.sides.height >= LEAST_DOT) if term else 1
+        for name, width in self.walk.widths(dict(self.layout.sizes)).items():
+            widths[name] = padded(width, dots) if width else 1
         return {f"{name}_slots": -(-rows * width // ALIGNED) * ALIGNED for name, width in widths.items()}

@@ -17,17 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetc.backends import NUMBA
 from sparsetc.codegen import cache
-from sparsetc.codegen.native import RANGES, ends, functions, in_threads
+from sparsetc.codegen.launch import RANGES, ends, functions, in_threads
 from sparsetc.codegen.numba import CALLS
 from sparsetc.codegen.numba_nests import pieces
 from sparsetc.codegen.triton import signature
 from sparsetc.ir.plan import MOST_THREADS
+from sparsetc.ir.program.text import Lines
 from sparsetc.maps.body import KEEP, Walk, keeps
 from sparsetc.maps.elementwise import TEXT, Argument, Elementwise
 from sparsetc.maps.kernel import Heads
 from sparsetc.maps.row_tiles import RowEntries
-from sparsetc.maps.text import LOWEST, Layout, Text, header, number_arguments
+from sparsetc.maps.text import LOWEST, Layout, argument_names, header, number_arguments
+from sparsetc.support import Names
 from sparsetc.tensor.dtypes import LONG, dtype_name
 
 ENOUGH = 1 << 18
@@ -56,20 +59,26 @@ MOST_WIDE = 512
 """Elements of a row of a table at most: its vectors' statements stand one after another."""
 
 
-class NativeText(Text):
-    """The text of one walk."""
+class NativeText(Lines):
+    """The text of one walk, and the arguments of its function after the first two."""
+
+    text: str
+    arguments: Names
 
     def __init__(self, walk: Walk, layout: Layout) -> None:
-        super().__init__(walk, layout)
-        self.weights = {output: walk.function.outputs[output] for output in self.weights}
-        self.factors = dict.fromkeys(self.weights, 1.0)
-        self.score_factor = 1.0
+        super().__init__()
+        self.walk = walk
+        self.layout = layout
+        self.sizes = dict(layout.sizes)
+        self.results = walk.widths(self.sizes)
+        self.weights = {output: walk.function.outputs[output] for output in walk.weights}
+        self.far_head, self.row_head, self.entry_head = layout.heads(walk.mode)
         self.rows = {name: size for name, size in self.results.items() if size}
         operations = {walk.function.operations[ref][0] for ref in walk.function.needed(self.weights.values())}
         self.in_turns = not (walk.online or walk.inner or CALLED.isdisjoint(operations))
 
     def print(self, name: str, number: str, by_head: bool) -> None:
-        """Print the module; `arguments` are those of its function after the first two.
+        """Print the module.
 
         Args:
             name: for a reader.
@@ -87,31 +96,32 @@ class NativeText(Text):
             self.head()
         local = ["    score = np.empty(longest, lse_out.dtype)"] if self.walk.online else []
         if self.in_turns:
-            kept = [*self.products, *dict.fromkeys(output for output, term, _ in self.walk.accumulated if term)]
-            local = [f"    {one}_of = np.empty({TURN}, {self.targets()[-1]}.dtype)" for one in kept]
-        self.arguments = self.argument_names([*local, *self.out])
+            kept = [*self.walk.products, *dict.fromkeys(output for output, term, _ in self.walk.accumulated if term)]
+            local = [f"    {one}_of = np.empty({TURN}, {self.walk.targets[-1]}.dtype)" for one in kept]
+        self.arguments = argument_names(self.walk, [*local, *self.out])
         opened = signature("def walk", ["begin", "end", *self.arguments], ":")
         body = "\n".join(["@native", *opened, *local, *self.out])
         called = sorted({"native", *CALLS.findall(body), *SCALARS.findall(body)})
-        head = [f'"""{header(self, name, "numba")}"""', *(["import numpy as np"] if "np." in body else [])]
+        head = [f'"""{header(self.walk, self.layout, name, NUMBA)}"""']
+        head += ["import numpy as np"] if "np." in body else []
         head.append(f"from numba import {number} as number")
         head.append(f"from sparsetc.runtime.vectors import {', '.join(called)}")
         self.text = "\n\n".join(head) + f"\n\n\n{body}\n"
 
     def head(self) -> None:
         """Print what a head of a row computes."""
-        for table in self.own:
+        for table in self.walk.own:
             self.put(f"{table}_own = head * {table}_head + row * {table}_row")
             self.put_pieces(self.sizes[table], f"{table}_own_{{n}} = {{load}}({table}, {table}_own + {{n}})")
-        for name, side in self.vectors.items():
+        for name, side in self.walk.vectors.items():
             if side == "own":
                 self.put(f"{name}_own = load({name}, {self.number_address(name, 'head', 'row')})")
-        for name, (left, right, less) in self.row_sums.items():
+        for name, (left, right, less) in self.walk.sums.items():
             products = self.each_piece(self.sizes[left], f"{left}_own_{{n}} * {right}_own_{{n}}")
             minus = f" - load({less}, head * {less}_head + row)" if less else ""
             self.put(f"{name}_own = {self.added_up(products)}{minus}")
             self.put(f"store({name}, head * {name}_head + row, {name}_own)")
-        for name in self.shared:
+        for name in dict.fromkeys(row for _, row in self.walk.inner.values()):
             self.put(f"{name}_shared = head * {name}_head")
         for name, size in self.results.items():
             if not size:
@@ -186,14 +196,14 @@ class NativeText(Text):
 
     def turns(self, loop: str) -> None:
         """Print the loops over entries: their products, the map, and the sums of rows."""
-        if self.products:
+        if self.walk.products:
             with self.block(loop):
                 self.put("col = load(far, n)")
                 self.products_of_entry()
-                self.put(*(f"store({name}_of, n - first, {name})" for name in self.products))
+                self.put(*(f"store({name}_of, n - first, {name})" for name in self.walk.products))
         with self.block(loop):
             self.put("col = load(far, n)")
-            self.put(*(f"{name} = load({name}_of, n - first)" for name in self.products))
+            self.put(*(f"{name} = load({name}_of, n - first)" for name in self.walk.products))
             texts = dict(zip(self.weights, self.map_of_entry(), strict=True))
             self.put(*(f"{output}_weight = {text}" for output, text in texts.items()))
             self.sums_of_entry(set(), rows=False)
@@ -215,7 +225,7 @@ class NativeText(Text):
             texts = self.mapped()
         for output, text in zip(self.weights, texts, strict=True):
             self.put(f"{output}_weight = {text}")
-        self.sums_of_entry({other for _, other in self.products.values()} if not self.walk.online else set())
+        self.sums_of_entry({other for _, other in self.walk.products.values()} if not self.walk.online else set())
 
     def sums_of_entry(self, addressed: set[str], rows: bool = True, numbers: bool = True) -> None:
         """Add an entry's weights, or their products with rows, of which some are `addressed`, and store results."""
@@ -253,9 +263,9 @@ class NativeText(Text):
         return self.map_of_entry()
 
     def products_of_entry(self) -> None:
-        for table in dict.fromkeys(other for _, other in self.products.values()):
+        for table in dict.fromkeys(other for _, other in self.walk.products.values()):
             self.place(table)
-        for name, (own, other) in self.products.items():
+        for name, (own, other) in self.walk.products.items():
             if name in self.walk.inner:
                 self.put(f"{name} = number(0.0)")
                 with self.block(f"for d in range({self.sizes[own]}):"):
@@ -266,21 +276,21 @@ class NativeText(Text):
 
     def map_of_entry(self) -> list[str]:
         """Numbers of an entry, and what the map gives of them and of products."""
-        if self.by_entry:
+        if self.walk.by_entry:
             self.put(f"entry = {'load(order, n)' if self.layout.ordered else 'n'}")
-        for name, side in self.vectors.items():
+        for name, side in self.walk.vectors.items():
             if side == "other":
                 self.put(f"{name}_tile = load({name}, {self.number_address(name, self.far_head, 'col')})")
             elif side == "entries":
                 self.put(f"{name}_tile = load({name}, {self.entry_head} * {name}_head + entry * {name}_step)")
         if not self.walk.online:
             self.keep()
-        names = self.numbers()
-        for name, place in self.placed.items():
+        names = self.walk.variables()
+        for name, place in self.walk.places.items():
             (at,) = self.statements(place, place.outputs.values(), names, f"{name}_of")
             self.put(f"{name}_at = np.int64({at})", f"{name}_at += {name}_size if {name}_at < 0 else 0")
             self.put(f"{name}_tile = load({name}, {self.row_head} * {name}_head + {name}_at)")
-        names |= {name: name for name in (*self.products, KEEP)}
+        names |= {name: name for name in (*self.walk.products, KEEP)}
         return self.statements(self.walk.function, self.weights.values(), names)
 
     def statements(
@@ -293,7 +303,7 @@ class NativeText(Text):
 
     def inner(self, name: str, output: str) -> str:
         """An output of a product's inner function of the elements d of rows."""
-        (own, other), (function, row) = self.products[name], self.walk.inner[name]
+        (own, other), (function, row) = self.walk.products[name], self.walk.inner[name]
         places = {"own": f"{own}, {own}_own", "other": f"{other}, {other}_at", "shared": f"{row}, {row}_shared"}
         for role, place in places.items():
             self.put(f"{name}_{role} = load({place} + d)")
@@ -315,71 +325,58 @@ def native(line: str) -> str:
     return NUMBER.sub(lambda m: f"number({m[1]}np.{m[2]})" if m[2] else f"number({m[0]})", line).replace("tl.", "")
 
 
-class NativeWalk:
-    """A walk over the entries of rows, generated and bound to what does not change between calls.
+def native_walk(
+    walk: Walk, entries: RowEntries, tensors: Mapping[str, Tensor], heads: Heads, cache_dir: Path | None, name: str
+) -> tuple[Callable[[Mapping[str, Tensor]], None], Path]:
+    """Generate a walk over the entries of rows, and bind it to what does not change between calls.
 
-    Attributes:
-        source: the generated text and its arguments.
-        path: of the text's copy for readers.
+    Args:
+        walk: what is computed.
+        entries: of the rows that it goes along.
+        tensors: by name: tables (heads, rows, size), vectors (heads, rows) or (heads, entries), and results, of the
+            sizes and strides of every call.
+        heads: of them.
+        cache_dir: folder of generated sources.
+        name: what the file is named after.
+
+    Returns:
+        A function of inputs and results by name, and the path of the text's copy for readers.
     """
+    rows, ptr, far, order = entries
+    layout = Layout(walk.sizes(tensors), order is not None, group=heads.group, stacked=heads.patterns > 1)
+    source = NativeText(walk, layout)
+    by_head = any(tensors[table].stride(0) > tensors[table].stride(1) for table in walk.other)
+    source.print(name, dtype_name(tensors[walk.targets[-1]].dtype), by_head)
+    module, path = cache.load(source.text, cache_dir, name)
+    (function,) = functions(module, ["walk"], source.text, path.parent)
+    constants: dict[str, Any] = {"rows": rows, "parts": heads.parts // (heads.group if walk.mode else 1)}
+    constants |= {**heads.steps(), "longest": int(ptr.diff().max()) if len(ptr) > 1 else 0}
+    constants |= {"ptr": ptr.numpy(), "far": far.numpy(), "order": None if order is None else order.numpy()}
+    constants |= number_arguments(tensors, {})
+    fixed = [constants.get(name) for name in source.arguments]
+    places = {name: place for place, name in enumerate(source.arguments) if name not in constants}
+    added = [name for _, vector, name in walk.stored if vector]  # threads add to sums of their own
 
-    def __init__(
-        self,
-        walk: Walk,
-        entries: RowEntries,
-        tensors: Mapping[str, Tensor],
-        heads: Heads,
-        cache_dir: Path | None,
-        name: str,
-    ) -> None:
-        """Generate and bind.
-
-        Args:
-            walk: what is computed.
-            entries: of the rows that it goes along.
-            tensors: by name: tables (heads, rows, size), vectors (heads, rows) or (heads, entries), and results, of
-                the sizes and strides of every call.
-            heads: of them.
-            cache_dir: folder of generated sources.
-            name: what the file is named after.
-        """
-        rows, self.ptr, far, order = entries
-        sizes = walk.sizes({table: t.shape[-1] for table, t in tensors.items()})
-        layout = Layout(sizes, order is not None, group=heads.group, stacked=heads.patterns > 1)
-        number = dtype_name(tensors[walk.targets[-1]].dtype)
-        self.source = NativeText(walk, layout)
-        by_head = any(tensors[table].stride(0) > tensors[table].stride(1) for table in self.source.other)
-        self.source.print(name, number, by_head)
-        module, self.path = cache.load(self.source.text, cache_dir, name)
-        (self.function,) = functions(module, ["walk"], self.source.text, self.path.parent)
-        names = self.source.arguments
-        constants: dict[str, Any] = {"rows": rows, "parts": heads.parts // (heads.group if walk.mode else 1)}
-        constants |= {**heads.steps(), "longest": int(self.ptr.diff().max()) if len(self.ptr) > 1 else 0}
-        constants |= {"ptr": self.ptr.numpy(), "far": far.numpy(), "order": None if order is None else order.numpy()}
-        constants |= number_arguments(tensors, {})
-        self.fixed = [constants.get(name) for name in names]
-        self.places = {name: place for place, name in enumerate(names) if name not in constants}
-        self.shared = [name for _, vector, name in walk.stored if vector]  # threads add to sums of their own
-
-    def __call__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compute, with inputs and results by name."""
-        arguments = [*self.fixed]
-        for name, place in self.places.items():
+    def call(tensors: Mapping[str, Tensor]) -> None:
+        arguments = [*fixed]
+        for name, place in places.items():
             arguments[place] = _flat(tensors[name])
-        threads, lines = min(MOST_THREADS, torch.get_num_threads()), len(self.ptr) - 1
+        threads, lines = min(MOST_THREADS, torch.get_num_threads()), len(ptr) - 1
         if threads == 1:
-            self.function(0, lines, *arguments)
+            function(0, lines, *arguments)
             return
-        jobs, parts = list[Callable[[], Any]](), [*pairwise(ends(self.ptr, threads * RANGES))]
-        shared = {name: tensors[name].new_zeros(len(parts), *tensors[name].shape) for name in self.shared}
+        jobs, parts = list[Callable[[], Any]](), [*pairwise(ends(ptr, threads * RANGES))]
+        shared = {name: tensors[name].new_zeros(len(parts), *tensors[name].shape) for name in added}
         for number, part in enumerate(parts):
             own = [*arguments]
             for name, sums in shared.items():
-                own[self.places[name]] = _flat(sums[number])
-            jobs.append(partial(self.function, *part, *own))
+                own[places[name]] = _flat(sums[number])
+            jobs.append(partial(function, *part, *own))
         in_threads(threads, jobs)
         for name, sums in shared.items():
             tensors[name].copy_(sums.sum(0))
+
+    return call, path
 
 
 def _flat(tensor: Tensor) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from sparsetc import masks
 from sparsetc.contraction.request import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError, TransformError
+from sparsetc.maps import mask_tiles
 from sparsetc.maps.kernel import Sides
 from sparsetc.maps.row_tiles import (
     RowEntries,
@@ -94,10 +95,10 @@ class Pairs(NamedTuple):
         if isinstance(self.given, Pattern):
             return self.given._once(key, make)
         of_mask = self.given, self.shape, self.device, *key
-        made: Made | None = masks.kept.get(of_mask)
+        made: Made | None = mask_tiles.kept.get(of_mask)
         if made is None:
             with lasting():
-                made = masks.kept.put(of_mask, make())
+                made = mask_tiles.kept.put(of_mask, make())
         return made
 
     def row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
@@ -133,7 +134,7 @@ class Pairs(NamedTuple):
             return of_pattern(self.given, mode, height, width, numbered, sides.gathered)
         shape = self.shape[::-1] if mode else self.shape
         if mode and height == width:
-            tiles = [masks.turned_tiles(of_mask) for of_mask in self._tiles(0, height, width)]
+            tiles = [mask_tiles.turned_tiles(of_mask) for of_mask in self._tiles(0, height, width)]
         else:
             tiles = self._tiles(mode, height, width)
         windows = -(-shape[0] // height)
@@ -144,14 +145,14 @@ class Pairs(NamedTuple):
         whole, bits = (tuple(map(torch.cat, zip(*kind, strict=True))) for kind in (full, part))
         return of_tiles((whole[0], whole[1]), (bits[0], bits[1], bits[2]), shape, height, width, self.patterns)
 
-    def _tiles(self, mode: int, height: int, width: int) -> list[masks.Tiles]:
+    def _tiles(self, mode: int, height: int, width: int) -> list[mask_tiles.Tiles]:
         """Return the tiles of each mask, made once."""
         each = self.given if isinstance(self.given, tuple) else (self.given,)
         shape = self.shape[::-1] if mode else self.shape
 
-        def made() -> list[masks.Tiles]:
+        def made() -> list[mask_tiles.Tiles]:
             turned = [mask.turned if mode else mask for mask in each if isinstance(mask, masks.Mask)]
-            return [masks.tiles_of(mask, shape, height, width, self.device) for mask in turned]
+            return [mask_tiles.tiles_of(mask, shape, height, width, self.device) for mask in turned]
 
         return self.kept(("tiles", mode, height, width), made)
 
@@ -228,7 +229,7 @@ def pairs_of(pattern: Any, heads: Ints, shape: tuple[int, int], device: torch.de
         pattern = masks.causal() if causal else masks.everything()
     if isinstance(pattern, masks.Mask):
         if causal and pattern is not masks.causal():
-            pattern = masks.kept.once(("causal", pattern), lambda: pattern & masks.causal())
+            pattern = mask_tiles.kept.once(("causal", pattern), lambda: pattern & masks.causal())
         return Pairs(pattern, shape, device)
     if type(pattern).__name__ == "BlockMask":
         converted: tuple[Any, Ints] = _of_block_mask(pattern, shape, device)
@@ -288,12 +289,12 @@ def _kept(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]
     if traced_by_modes() or any(t.is_inference() for t in needs):  # whose versions nobody counts
         return make()
     whole = (*[(id(t), t._version) for t in needs], *key)
-    copies, made = masks.kept.get(whole) or ((), None)
+    copies, made = mask_tiles.kept.get(whole) or ((), None)
     if made is None or not all(map(torch.equal, copies, needs)):
-        masks.kept.pop(whole)
+        mask_tiles.kept.pop(whole)
         with lasting():
             copies = () if needs[0].is_cuda else [t.clone() for t in needs]
-            _, made = masks.kept.put(whole, (copies, make()), needs=needs)
+            _, made = mask_tiles.kept.put(whole, (copies, make()), needs=needs)
     return made
 
 
@@ -301,11 +302,11 @@ def _of_block_mask(flex: Any, shape: Ints, device: torch.device) -> tuple[tuple[
     _check(tuple(flex.seq_lengths), flex.kv_num_blocks.device, shape, device)
     lead = tuple(flex.kv_num_blocks.shape[:2])
     key = "block mask", id(flex)
-    each = masks.kept.get(key)
+    each = mask_tiles.kept.get(key)
     if each is None:
         with lasting():
             each = tuple([masks.block_mask(flex, b, h) for b in range(lead[0]) for h in range(lead[1])])
-        each = masks.kept.put(key, each, needs=[flex])
+        each = mask_tiles.kept.put(key, each, needs=[flex])
     return each, lead
 
 

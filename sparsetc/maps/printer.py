@@ -9,14 +9,17 @@ kernel ``combine`` adds up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from sparsetc.backends import TRITON
 from sparsetc.codegen.triton import signature
 from sparsetc.codegen.triton_values import COUNT, POPC
+from sparsetc.ir.program.text import Lines
 from sparsetc.maps.body import KEEP, Walk, keeps
 from sparsetc.maps.elementwise import number_text
-from sparsetc.maps.text import LOWEST, Layout, Text, header, padded
+from sparsetc.maps.text import LEAST_DOT, LOWEST, Layout, argument_names, header, padded
+from sparsetc.support import Names
 
 AT_ONCE, MOST_AT_ONCE = 2048, 32
 """Numbers, and slots, that a program adds up at once: 64 registers of a warp at most."""
@@ -37,8 +40,70 @@ def mixed(x):
 '''
 
 
-class Printer(Text):
-    """Prints one walk."""
+class Printer(Lines):
+    """Prints one walk.
+
+    Attributes:
+        text: of the module, once it is printed.
+        arguments: of its function ``walk``, in order; the last is a result.
+        combine: of ``combine``; none where no window is cut.
+    """
+
+    text: str
+    arguments: Names
+    combine: Names = ()
+
+    def __init__(self, walk: Walk, layout: Layout) -> None:
+        super().__init__()
+        self.walk = walk
+        self.layout = layout
+        self.sizes = dict(layout.sizes)
+        self.results = walk.widths(self.sizes)
+        self.dots = layout.height >= LEAST_DOT
+        self.shape = f"[{layout.height if self.dots else layout.lines}, {layout.width}]"
+        self.derivatives: dict[tuple[str, str], str] = {}
+        self.far_head, self.row_head, self.entry_head = layout.heads(walk.mode)
+        plain = self.dots and layout.ptx
+        self.read_in_place = [name for name in walk.places if plain and name not in layout.whole]
+
+    def within(self, size: int, axes: str = "None, :") -> list[str]:
+        """The condition of a lane to lie within a row of this size; none if all lanes do."""
+        lanes = padded(size, self.dots)
+        return [] if lanes == size else [f"(lane_{lanes} < {size})[{axes}]"]
+
+    def load(self, address: str, conditions: Sequence[str]) -> str:
+        """A load, under conditions if there are any."""
+        masked = f", mask={' & '.join(conditions)}, other=0.0" if conditions else ""
+        return f"tl.load({address}{masked})"
+
+    def by_line(self, head: str) -> str:
+        """The heads of a program's lines, of which each has a row of a tile; the head of a program's rows."""
+        return head if self.dots else f"{head}[:, None]"
+
+    def row_address(self, table: str, head: str, row: str, size: int) -> str:
+        """The addresses of rows of this size of a head's table or result: own rows, or each line's "col"."""
+        units = f" * {dict(self.layout.units)[table]}" if table in dict(self.layout.units) else ""
+        of_head = f"{head} * {table}_head{units}"
+        if table in self.layout.apart:
+            batch = f"{head} // {table}_heads * {table}_batch{units}"
+            of_head = f"{batch} + {head} % {table}_heads * {table}_head{units}"
+        at = f"{row}.to(tl.int64)" if self.layout.wide else row
+        lane = f"lane_{padded(size, self.dots)}"
+        of_row = f"* {table}_row{units}"
+        if not self.dots and row == "col":
+            return f"{table} + ({of_head})[:, None, None] + {at}[:, :, None] {of_row} + {lane}[None, None, :]"
+        of_head = of_head if self.dots else f"({of_head})[:, None]"
+        return f"{table} + {of_head} + {at}[:, None] {of_row} + {lane}[None, :]"
+
+    def number_address(self, vector: str, head: str, row: str) -> str:
+        """The addresses of a head's numbers by row or column."""
+        if vector in self.layout.stepped:
+            row = f"{row}.to(tl.int64) * {vector}_step" if self.layout.wide else f"{row} * {vector}_step"
+        return f"{vector} + {head} * {vector}_head + {row}"
+
+    def number(self, vector: str, loaded: str) -> str:
+        """A loaded number in the type in which it is computed with."""
+        return loaded if vector in self.layout.whole else f"{loaded}.to(tl.float32)"
 
     def start(self) -> None:
         """Print the place of a program, and everything that belongs to its window."""
@@ -51,22 +116,21 @@ class Printer(Text):
         if self.far_head == "shared":
             self.put(f"shared = head // {self.layout.group}")
         self.put(f"lane_col = tl.arange(0, {self.layout.width})")
-        self.lanes(self.sizes[table] for table in (*self.own, *self.other))
-        for table in self.own:
+        self.lanes(self.sizes[table] for table in (*self.walk.own, *self.walk.other))
+        for table in self.walk.own:
             size = self.sizes[table]
             loaded = self.load(self.row_address(table, "head", "row", size), ["row_ok[:, None]", *self.within(size)])
             self.put(f"{table}_own = {loaded}")
         for name, (_, row) in self.walk.inner.items():
-            if name in self.products:
-                size = self.sizes[self.products[name][0]]
-                lane = f"lane_{padded(size, self.dots)}[None, :]"
-                loaded = self.load(f"{row} + head[:, None] * {row}_head + {lane}", self.within(size))
-                self.put(f"{name}_shared = {loaded}[:, None, :].to(tl.float32)")
-        for name, side in self.vectors.items():
+            size = self.sizes[self.walk.products[name][0]]
+            lane = f"lane_{padded(size, self.dots)}[None, :]"
+            loaded = self.load(f"{row} + head[:, None] * {row}_head + {lane}", self.within(size))
+            self.put(f"{name}_shared = {loaded}[:, None, :].to(tl.float32)")
+        for name, side in self.walk.vectors.items():
             if side == "own":
                 loaded = self.load(self.number_address(name, "head", "row"), ["row_ok"])
                 self.put(f"{name}_own = {self.number(name, f'{loaded}[:, None]')}")
-        for name, (left, right, less) in self.row_sums.items():
+        for name, (left, right, less) in self.walk.sums.items():
             self.put(f"{name}_own = tl.sum({left}_own.to(tl.float32) * {right}_own.to(tl.float32), 1)[:, None]")
             if less:
                 loaded = self.load(f"{less} + head * {less}_head + row", ["row_ok"])
@@ -169,9 +233,10 @@ class Printer(Text):
             far = f"mixed({far}){'[None, :]' if self.dots else ''}"
             least, kept = keeps(self.walk.dropout)
             self.put(f"keep = tl.where(mixed(near ^ {far}) < {least}, 0.0, {number_text(kept)})")
-        statements, texts = self.walk.function.statements(self.weights.values(), names)
+        weights = self.walk.weights
+        statements, texts = self.walk.function.statements([argument for argument, _ in weights.values()], names)
         self.put(*statements)
-        self.gather_sums(dict(zip(self.weights, texts, strict=True)), part)
+        self.gather_sums(dict(zip(weights, texts, strict=True)), part)
 
     def tile(self, table: str) -> str:
         """The tile of a table of the other mode, which is loaded where it is needed first: registers are few."""
@@ -184,7 +249,7 @@ class Printer(Text):
 
     def scores(self) -> dict[str, str]:
         """Products of tiles."""
-        for name, (own, other) in self.products.items():
+        for name, (own, other) in self.walk.products.items():
             tile = self.tile(other)
             if name in self.walk.inner:
                 self.inner(name, own, tile)
@@ -192,7 +257,7 @@ class Printer(Text):
                 self.put(f'{name} = tl.dot({own}_own, {tile}.T, input_precision="{self.layout.precision}")')
             else:
                 self.put(f"{name} = tl.sum({own}_own.to(tl.float32)[:, None, :] * {tile}.to(tl.float32), 2)")
-        return {name: name for name in self.products}
+        return {name: name for name in self.walk.products}
 
     def inner(self, name: str, own: str, tile: str) -> None:
         """The sum of an inner function, and the derivatives that are accumulated."""
@@ -207,7 +272,7 @@ class Printer(Text):
 
     def loaded_vectors(self, part: bool) -> dict[str, str]:
         """Numbers by column and by entry; the names of all vectors."""
-        if self.by_entry:
+        if self.walk.by_entry:
             if part:
                 below = "(1 << lane_col[None, :]) - 1"
                 at = f"part_base + tile * {self.layout.height} + lane_row"
@@ -219,7 +284,7 @@ class Printer(Text):
             if self.layout.ordered:
                 masked = ", mask=met, other=0" if part else ""
                 self.put(f"entry = tl.load(order + entry{masked})")
-        for name, side in self.vectors.items():
+        for name, side in self.walk.vectors.items():
             if side == "other":
                 address = self.number_address(name, self.by_line(self.far_head), "col")
                 loaded = self.load(address, ["col_ok"] if self.bounded else [])
@@ -229,8 +294,8 @@ class Printer(Text):
                     f"{name} + {self.by_line(self.entry_head)} * {name}_head + entry", ["met"] if part else []
                 )
                 self.put(f"{name}_tile = {self.number(name, loaded)}")
-        numbers = self.numbers()
-        for name, place in self.placed.items():
+        numbers = self.walk.variables()
+        for name, place in self.walk.places.items():
             lines, (at,) = place.statements(place.outputs.values(), numbers, f"{name}_of")
             self.put(*lines, f"{name}_at = ({at}).to(tl.int32) + tl.zeros({self.shape}, tl.int32)")
             self.put(f"{name}_at += tl.where({name}_at < 0, {name}_size, 0)")
@@ -252,7 +317,8 @@ class Printer(Text):
         if self.walk.online:
             score = f"{texts['p']} + tl.zeros({self.shape}, tl.float32)"
             self.put(f'score = tl.where(met, {score}, float("-inf"))' if part else f"score = {score}")
-            times = "" if self.score_factor == 1 else f" * {number_text(self.score_factor)}"
+            _, factor = self.walk.weights["p"]
+            times = "" if factor == 1 else f" * {number_text(factor)}"
             self.put(f"most = tl.maximum(top, tl.max(score, 1){times})", f"p = tl.exp2(score{times} - most[:, None])")
             each = "" if self.dots else "[:, None]"
             self.put(
@@ -314,13 +380,12 @@ class Printer(Text):
         if self.walk.online:
             self.put("divisor = tl.where(total == 0.0, 1.0, total)")
             self.put("tl.store(lse_out + head * lse_out_head + row, top + tl.log2(divisor), mask=row_ok)")
-        factor = {name: self.factors[output] for output, _, name in self.walk.accumulated}
         for name, size in self.results.items():
             value = f"{name}_sum"
             if self.walk.online:
                 value += " / divisor[:, None]" if size else " / divisor"
-            if factor[name] != 1:
-                value += f" * {number_text(factor[name])}"
+            if self.walk.factors[name] != 1:
+                value += f" * {number_text(self.walk.factors[name])}"
             value = f"({value}).to({name}.dtype.element_ty)"
             if not size:
                 self.put(f"tl.store({name} + head * {name}_head + row, {value}, mask=row_ok)")
@@ -409,9 +474,10 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printer:
             printer.put("row_ok = row_ok & (slot < 0)")
         printer.finish()
     body, printer.out = printer.out, []
-    printer.arguments = printer.argument_names(body)
-    lines = [f'"""{header(printer, name, "triton")}"""', "", "import triton", "import triton.language as tl", "", ""]
-    if layout.part and printer.by_entry:
+    printer.arguments = argument_names(walk, body)
+    comment = header(walk, layout, name, TRITON)
+    lines = [f'"""{comment}"""', "", "import triton", "import triton.language as tl", "", ""]
+    if layout.part and walk.by_entry:
         lines += [*(POPC if layout.ptx else COUNT).splitlines(), "", ""]
     if printer.read_in_place:
         lines += [*READ.strip().splitlines(), "", ""]
@@ -420,7 +486,7 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printer:
     lines += ["@triton.jit", *signature("def walk", [*printer.arguments], ":"), *body]
     if layout.cut:
         printer.combined()
-        printer.combine = printer.argument_names(printer.out)
+        printer.combine = argument_names(walk, printer.out)
         lines += ["", "", "@triton.jit", *signature("def combine", [*printer.combine], ":"), *printer.out]
     printer.text = "\n".join(lines) + "\n"
     return printer

@@ -10,7 +10,6 @@ gradients for the tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -39,9 +38,35 @@ WHOLE = frozenset({*COMPARED, "abs", "add", "maximum", "minimum", "mul", "sub", 
 """Operations that kernels have on whole numbers."""
 
 
-@dataclass(frozen=True, eq=False)
-class Score:
-    """A function of a score and its position, taken apart.
+def taken_apart(function: Callable[..., Tensor], tensors: Sequence[Tensor], device: torch.device) -> Score:
+    """Take a function apart; the same code that reads other tensors of these types gives the same.
+
+    Args:
+        function: of a user.
+        tensors: that it may read.
+        device: of scores.
+
+    Raises:
+        Untraced: it cannot be traced, or has an operation on scores that kernels lack.
+    """
+    stand_ins = [torch.full((SIZE,), 0.5, device=device)]
+    stand_ins += [torch.zeros(SIZE, dtype=torch.int64, device=device) for _ in POSITIONS]
+
+    def called(*inputs: Tensor) -> tuple[Tensor]:
+        result = function(*inputs)
+        if not isinstance(result, Tensor):
+            raise TypeError(f"it returns {type(result).__name__}")
+        return (result,)
+
+    graph = graph_of(called, stand_ins)
+    score = Score(graph, tensors)
+    for name in {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}:
+        delattr(graph, name)  # nodes keep their graph, which is to keep no tensors
+    return score
+
+
+class Score(Reader):
+    """A function of a score and its position, taken apart: what kernels lack, and the score is not read for, left out.
 
     Attributes:
         function: of the score and of the numbers below.
@@ -49,12 +74,136 @@ class Score:
         whole: of some of these, a whole number of i and j that kernels have, and by which alone they depend on i and j;
             of two such numbers, as of a table's rows and columns, one is made.
         places: of the tensors that the function reads, by the names of nodes: which of them.
+        reads: the positions, and maybe the score, that a node depends on.
+        integers: numbers that kernels have as whole numbers, of any size. (Positions are float32 there.)
+        most: magnitudes that other whole numbers do not pass.
+        sized: nodes that depend on the size of the arguments.
     """
 
-    function: Elementwise
-    numbers: Mapping[str, tuple[Node, frozenset[str]]]
-    whole: Mapping[str, Elementwise]
-    places: Mapping[Node, int]
+    def __init__(self, graph: torch.fx.GraphModule, tensors: Sequence[Tensor]) -> None:
+        self.known = [*map(id, tensors)]
+        self.reads: dict[Node, frozenset[str]] = {}
+        self.integers: set[Ref] = set()
+        self.most: dict[Any, float] = {}
+        self.sized: set[Node] = set()
+        self.numbers: dict[str, tuple[Node, frozenset[str]]] = {}
+        self.single: dict[str, Ref] = {}
+        self.places: dict[Node, int] = {}
+        super().__init__(graph, [SCORE, *POSITIONS])
+        if self.outputs[0] is None:
+            raise Untraced("it returns a tensor of another shape")
+        operations = tuple(self.builder.operations)
+        self.function = Elementwise(operations, {"z": self.outputs[0]})
+        self.whole = {name: Elementwise(operations, {"n": ref}) for name, ref in self.single.items()}
+
+    def input(self, node: Node, name: str) -> Argument:
+        self.reads[node] = frozenset({name})
+        node.meta["position"] = name
+        argument = super().input(node, name)
+        if name != SCORE:
+            self.most[argument] = LONGEST
+        return argument
+
+    def constant(self, node: Node, tensor: Tensor) -> Any:
+        self.reads[node] = frozenset()
+        if id(tensor) in self.known:
+            self.places[node] = self.known.index(id(tensor))
+            node.meta["val"] = tensor.detach().to("meta")
+            return self._number(node)
+        node.meta["constant"] = tensor.detach()
+        return super().constant(node, tensor)
+
+    def result(self, node: Node) -> Any:
+        self.reads[node] = frozenset[str]().union(*(self.reads[one] for one in node.all_input_nodes))
+        if any(isinstance(one, list | tuple) and SIZE in one for one in node.args) or self.sized & {
+            *node.all_input_nodes
+        }:
+            self.sized.add(node)
+        try:
+            if any(self.values[one] is None for one in node.all_input_nodes):
+                raise Untraced("it reads a tensor at places that depend on scores")
+            result = super().result(node)
+            self._check_whole(node, result)
+            return result
+        except Untraced:
+            if SCORE in self.reads[node]:
+                raise
+        return self._number(node)
+
+    def _check_whole(self, node: Node, result: Any) -> None:
+        """Raise `Untraced` where kernels would round whole numbers that torch does not round."""
+        arguments = [self.values[one] if isinstance(one, Node) else one for one in node.args]
+        kind, name = node.meta["val"].dtype, name_of(node)
+        integer = not (kind == torch.bool or kind in FLOATS)
+        refs = [one for one in arguments if isinstance(one, Ref)]
+        constants: list[Any] = [one for one in arguments if isinstance(one, int | float) and not isinstance(one, Ref)]
+        if integer and name == "mul" and len(refs) > 1:
+            raise Untraced("products of positions may be too large for float32")
+        most = [*(self.most.get(one, 0) for one in refs), *map(abs, constants if integer else ())] or [0]
+        if kind not in FLOATS and max(most) > EXACT:
+            raise Untraced("whole numbers may be too large for float32")
+        alpha: Any = node.kwargs.get("alpha", 1)
+        if integer:  # of a remainder and of a quotient the divisor comes last
+            bounds = {"mul": prod(most), "remainder": most[-1], "floor_divide": most[0] // max(1, most[-1]) + 1}
+            bounds |= {"clamp": max(most[1:])} if len(constants) == 2 else {}
+            bound = bounds.get(name, sum(most))
+            self.most[result] = bound * max(1, abs(alpha))
+        if not any(one in self.integers for one in refs):
+            return
+        constants += [alpha] if alpha != 1 else []
+        if integer and name == "where":
+            refs = refs[1:]
+        exact = name in WHOLE and all(abs(one) < EXACT for one in constants)
+        if integer:
+            exact &= not constants and all(one in self.integers for one in refs)
+            self.integers.add(result)
+        if not exact and name not in ("_to_copy", "alias", "clone"):
+            raise Untraced(f"kernels have no {name} of whole numbers")
+
+    def _number(self, node: Node) -> Any:
+        """Add an input for the numbers of a node, one a position; return None if it has others."""
+        if node in self.sized:
+            raise Untraced("it makes a tensor of its arguments' shape")
+        value, reads = node.meta["val"], self.reads[node]
+        if tuple(value.shape) != (SIZE,) and (reads or value.numel() != 1):
+            return None
+        name = f"x{len(self.numbers)}"
+        self.numbers[name] = node, reads
+        single = self._alone(node, reads & {"i", "j"}) if "j" in reads else None
+        if single is not None:
+            self.single[name] = single
+        number = self.builder.add(INPUT, name)
+        if value.dtype == torch.bool:
+            return self.builder.add("ne", number, 0)
+        if value.dtype not in FLOATS:
+            assert isinstance(number, Ref)
+            self.integers.add(number)
+        return number
+
+    def _alone(self, node: Node, both: frozenset[str]) -> Any:
+        """Return a whole number by which alone a node depends on i and j, or on j: one of the graph, or made of two."""
+        before = [one for one in node.graph.nodes if one in self.reads]
+        wholes = list[tuple[Node, Any]]()
+        for one in reversed(before):
+            ref, kind = self.values.get(one), one.meta["val"].dtype
+            integer = isinstance(ref, Ref) and kind not in (*FLOATS, torch.bool) and ref not in self.integers
+            if integer and set() < self.reads[one] <= both and self.most.get(ref, EXACT) < EXACT:
+                wholes.append((one, ref))
+        for cut in (*combinations(wholes, 1), *combinations(wholes, 2)):
+            nodes, refs = zip(*cut, strict=True)
+            ref, *columns = sorted(refs, key=self.most.__getitem__, reverse=True)
+            otherwise = set[Node]()
+            for other in before:
+                if other not in nodes:
+                    depends = other.meta.get("position") in both or not otherwise.isdisjoint(other.all_input_nodes)
+                    otherwise |= {other} if depends else set()
+            width = 2 * max(self.most[one] for one in columns) + 1 if columns else 1  # columns are of both signs
+            if node in otherwise or self.most[ref] * width + width >= EXACT:
+                continue
+            for column in columns:
+                ref = self.builder.add("add", self.builder.add("mul", ref, width), column)
+            return ref
+        return None
 
     def sides(self, shared: bool, placed: Container[str]) -> dict[str, Side]:
         """Return the sides of all inputs but the score; heads of columns may be `shared` by heads of rows.
@@ -131,167 +280,3 @@ class Score:
                 waiting += more
             order[node] = [one for one in node.graph.nodes if one in reached]
         return order
-
-
-def taken_apart(function: Callable[..., Tensor], tensors: Sequence[Tensor], device: torch.device) -> Score:
-    """Take a function apart; the same code that reads other tensors of these types gives the same.
-
-    Args:
-        function: of a user.
-        tensors: that it may read.
-        device: of scores.
-
-    Raises:
-        Untraced: it cannot be traced, or has an operation on scores that kernels lack.
-    """
-    stand_ins = [torch.full((SIZE,), 0.5, device=device)]
-    stand_ins += [torch.zeros(SIZE, dtype=torch.int64, device=device) for _ in POSITIONS]
-
-    def called(*inputs: Tensor) -> tuple[Tensor]:
-        result = function(*inputs)
-        if not isinstance(result, Tensor):
-            raise TypeError(f"it returns {type(result).__name__}")
-        return (result,)
-
-    graph = graph_of(called, stand_ins)
-    reader = _Reader(graph, tensors)
-    for name in {str(node.target) for node in graph.graph.nodes if node.op == "get_attr"}:
-        delattr(graph, name)  # nodes keep their graph, which is to keep no tensors
-    function_of_numbers = Elementwise(tuple(reader.builder.operations), {"z": reader.outputs[0]})
-    whole = {name: Elementwise(function_of_numbers.operations, {"n": ref}) for name, ref in reader.single.items()}
-    return Score(function_of_numbers, reader.numbers, whole, reader.places)
-
-
-class _Reader(Reader):
-    """Reads a graph, and leaves out what does not depend on the score and kernels lack.
-
-    Attributes:
-        reads: the positions, and maybe the score, that a node depends on.
-        whole: numbers that kernels have as whole numbers, of any size. (Positions are float32 there.)
-        most: magnitudes that other whole numbers do not pass.
-        sized: nodes that depend on the size of the arguments.
-        single: of inputs that depend on i and j by one whole number alone: that number.
-    """
-
-    def __init__(self, graph: torch.fx.GraphModule, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tensors
-        self.reads: dict[Node, frozenset[str]] = {}
-        self.whole: set[Ref] = set()
-        self.most: dict[Any, float] = {}
-        self.sized: set[Node] = set()
-        self.numbers: dict[str, tuple[Node, frozenset[str]]] = {}
-        self.single: dict[str, Ref] = {}
-        self.places: dict[Node, int] = {}
-        super().__init__(graph, [SCORE, *POSITIONS])
-        if self.outputs[0] is None:
-            raise Untraced("it returns a tensor of another shape")
-
-    def input(self, node: Node, name: str) -> Argument:
-        self.reads[node] = frozenset({name})
-        node.meta["position"] = name
-        argument = super().input(node, name)
-        if name != SCORE:
-            self.most[argument] = LONGEST
-        return argument
-
-    def constant(self, node: Node, tensor: Tensor) -> Any:
-        self.reads[node] = frozenset()
-        for place, one in enumerate(self.tensors):
-            if one is tensor:
-                self.places[node] = place
-                node.meta["val"] = tensor.detach().to("meta")
-                return self._number(node)
-        node.meta["constant"] = tensor.detach()
-        return super().constant(node, tensor)
-
-    def result(self, node: Node) -> Any:
-        self.reads[node] = frozenset[str]().union(*(self.reads[one] for one in node.all_input_nodes))
-        if any(isinstance(one, list | tuple) and SIZE in one for one in node.args) or self.sized & {
-            *node.all_input_nodes
-        }:
-            self.sized.add(node)
-        try:
-            if any(self.values[one] is None for one in node.all_input_nodes):
-                raise Untraced("it reads a tensor at places that depend on scores")
-            result = super().result(node)
-            self._check_whole(node, result)
-            return result
-        except Untraced:
-            if SCORE in self.reads[node]:
-                raise
-        return self._number(node)
-
-    def _check_whole(self, node: Node, result: Any) -> None:
-        """Raise `Untraced` where kernels would round whole numbers that torch does not round."""
-        arguments = [self.values[one] if isinstance(one, Node) else one for one in node.args]
-        kind, name = node.meta["val"].dtype, name_of(node)
-        integer = not (kind == torch.bool or kind in FLOATS)
-        refs = [one for one in arguments if isinstance(one, Ref)]
-        constants: list[Any] = [one for one in arguments if isinstance(one, int | float) and not isinstance(one, Ref)]
-        if integer and name == "mul" and len(refs) > 1:
-            raise Untraced("products of positions may be too large for float32")
-        most = [*(self.most.get(one, 0) for one in refs), *map(abs, constants if integer else ())] or [0]
-        if kind not in FLOATS and max(most) > EXACT:
-            raise Untraced("whole numbers may be too large for float32")
-        alpha: Any = node.kwargs.get("alpha", 1)
-        if integer:  # of a remainder and of a quotient the divisor comes last
-            bounds = {"mul": prod(most), "remainder": most[-1], "floor_divide": most[0] // max(1, most[-1]) + 1}
-            bounds |= {"clamp": max(most[1:])} if len(constants) == 2 else {}
-            bound = bounds.get(name, sum(most))
-            self.most[result] = bound * max(1, abs(alpha))
-        if not any(one in self.whole for one in refs):
-            return
-        constants += [alpha] if alpha != 1 else []
-        if integer and name == "where":
-            refs = refs[1:]
-        exact = name in WHOLE and all(abs(one) < EXACT for one in constants)
-        if integer:
-            exact &= not constants and all(one in self.whole for one in refs)
-            self.whole.add(result)
-        if not exact and name not in ("_to_copy", "alias", "clone"):
-            raise Untraced(f"kernels have no {name} of whole numbers")
-
-    def _number(self, node: Node) -> Any:
-        """Add an input for the numbers of a node, one a position; return None if it has others."""
-        if node in self.sized:
-            raise Untraced("it makes a tensor of its arguments' shape")
-        value, reads = node.meta["val"], self.reads[node]
-        if tuple(value.shape) != (SIZE,) and (reads or value.numel() != 1):
-            return None
-        name = f"x{len(self.numbers)}"
-        self.numbers[name] = node, reads
-        single = self._alone(node, reads & {"i", "j"}) if "j" in reads else None
-        if single is not None:
-            self.single[name] = single
-        number = self.builder.add(INPUT, name)
-        if value.dtype == torch.bool:
-            return self.builder.add("ne", number, 0)
-        if value.dtype not in FLOATS:
-            assert isinstance(number, Ref)
-            self.whole.add(number)
-        return number
-
-    def _alone(self, node: Node, both: frozenset[str]) -> Any:
-        """Return a whole number by which alone a node depends on i and j, or on j: one of the graph, or made of two."""
-        before = [one for one in node.graph.nodes if one in self.reads]
-        wholes = list[tuple[Node, Any]]()
-        for one in reversed(before):
-            ref, kind = self.values.get(one), one.meta["val"].dtype
-            integer = isinstance(ref, Ref) and kind not in (*FLOATS, torch.bool) and ref not in self.whole
-            if integer and set() < self.reads[one] <= both and self.most.get(ref, EXACT) < EXACT:
-                wholes.append((one, ref))
-        for cut in (*combinations(wholes, 1), *combinations(wholes, 2)):
-            nodes, refs = zip(*cut, strict=True)
-            ref, *columns = sorted(refs, key=self.most.__getitem__, reverse=True)
-            otherwise = set[Node]()
-            for other in before:
-                if other not in nodes:
-                    depends = other.meta.get("position") in both or not otherwise.isdisjoint(other.all_input_nodes)
-                    otherwise |= {other} if depends else set()
-            width = 2 * max(self.most[one] for one in columns) + 1 if columns else 1  # columns are of both signs
-            if node in otherwise or self.most[ref] * width + width >= EXACT:
-                continue
-            for column in columns:
-                ref = self.builder.add("add", self.builder.add("mul", ref, width), column)
-            return ref
-        return None

@@ -8,16 +8,18 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparsetc.backends import NUMBA, Backend
 from sparsetc.errors import DeviceError
 from sparsetc.explain import TileReport
 from sparsetc.maps.body import RESULT, SIDES, Body, Walk, backward, forward
 from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
-from sparsetc.maps.native_walk import ENOUGH, MOST_WIDE, NativeWalk
+from sparsetc.maps.native_walk import ENOUGH, MOST_WIDE, native_walk
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
 from sparsetc.maps.row_tiles import RowEntries, RowTiles
 from sparsetc.maps.torch_walk import TorchWalk
@@ -61,11 +63,10 @@ class Task(NamedTuple):
     name: str
 
     @property
-    def backend(self) -> str:
-        """``triton``; or on a CPU ``torch``, or ``numba`` for loops where tiles are no use."""
-        backend = self.options.effective_backend(self.pairs.device)
-        loops = backend == "torch" and self.options.effective_native(self.pairs.device) != "none"
-        return "numba" if loops else backend
+    def backend(self) -> Backend:
+        """Triton; or on a CPU torch, or numba for loops where tiles are no use."""
+        options, device = self.options, self.pairs.device
+        return options.effective_backend(device) if options.effective_native(device) == "none" else NUMBA
 
     def kernels(self, tensors: Tensors) -> Kernels:
         """Return the kernels for tensors of these sizes, strides and types, compiled once."""
@@ -96,7 +97,7 @@ class Kernels:
         self.body = body
         self.gradients: Lru[Any, Gradients] = Lru(KEPT)
         self.copied: list[bool] = []
-        self.refusal = _unfit_for_kernels(backend != "triton", pairs.device, tensors)
+        self.refusal = _unfit_for_kernels(not backend.gpu, pairs.device, tensors)
         if self.refusal:
             return
         self.copied = [self._copied(name, t) for name, t in zip(body.inputs, tensors, strict=True)]
@@ -108,8 +109,8 @@ class Kernels:
         self.heads = _heads(pairs, body, self.lead, named)
         self.rows = pairs.shape[0]
         self.entries: list[RowEntries] = []
-        if backend != "triton":
-            loops = backend == "numba" and _fit_for_loops(pairs, body, named)
+        if not backend.gpu:
+            loops = backend.loops and _fit_for_loops(pairs, body, named)
             side = pairs.side(loops)
             if body.inner:
                 self.refusal = "on a CPU, inner functions of products have no kernel"
@@ -132,7 +133,7 @@ class Kernels:
             self.tiles = [pairs.row_tiles(max(n - 1, 0), one, numbered) for n, one in enumerate(self.sides)]
         self.shape = result_shape(body, pairs, tensors)
         try:
-            self.result = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
+            self.result, self.path = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
         except Untraced as error:
             self.refusal = str(error)
 
@@ -160,8 +161,7 @@ class Kernels:
 
     def taken(self, tensors: Tensors) -> Tensors:
         """Return the inputs as kernels take them, copied where `copied` says so."""
-        native = self.backend != "triton"
-        types = [accumulator(t.dtype) if native and t.is_floating_point() else t.dtype for t in tensors]
+        types = [accumulator(t.dtype) if self.backend.widens and t.is_floating_point() else t.dtype for t in tensors]
         return [
             t.to(dtype).contiguous() if copy else t for t, dtype, copy in zip(tensors, types, self.copied, strict=True)
         ]
@@ -172,29 +172,30 @@ class Kernels:
         return upstream.contiguous() if apart else upstream
 
     def _copied(self, name: str, tensor: Tensor) -> bool:
-        own_modes, native = self._own_modes(name), self.backend != "triton"
-        if native and tensor.dtype.itemsize < 4:  # it computes nothing in 16 bits, not even sums of a result
+        own_modes = self._own_modes(name)
+        if self.backend.widens and tensor.dtype.itemsize < 4:  # even sums of a result
             return True
         sums = name == RESULT and self.body.table is None and not self.body.stored
         by_position = sums or self.body.vectors.get(name) in SIDES  # which kernels read with a step
         apart = not by_position and rows_whole(tensor) is not tensor
-        return apart or len(_groups(tensor, own_modes)) > (1 if native else own_modes)
+        return apart or len(_groups(tensor, own_modes)) > (own_modes if self.backend.gpu else 1)
 
-    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> Kernel:
-        """Return the kernel of a walk; inputs among the tensors have one mode of heads, or as many as `lead`."""
+    def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> tuple[Kernel, Path | str]:
+        """Return the kernel of a walk, and its file; inputs have one mode of heads, or as many as `lead`."""
         kind = f"{self.name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
+        grouped, heads = self._grouped(tensors), self.heads
         if self.entries:
-            return NativeWalk(walk, self.entries[walk.mode], self._grouped(tensors), self.heads, self.cache_dir, kind)
-        if self.backend != "triton":
-            kernel = TorchWalk(walk, self.tiles[number], self.heads, self.precision)
-            return lambda tensors: kernel(self._grouped(tensors))
+            return native_walk(walk, self.entries[walk.mode], grouped, heads, self.cache_dir, kind)
         tiles, sides = self.tiles[number], self.sides[number]
-        grouped = self._grouped(tensors)
-        return WalkKernel(walk, tiles, grouped, self.heads, sides, self.precision, self.cache_dir, kind)
+        if not self.backend.gpu:
+            walked = TorchWalk(walk, tiles, heads, self.precision)
+            return lambda tensors: walked(self._grouped(tensors)), ""
+        kernel = WalkKernel(walk, tiles, grouped, heads, sides, self.precision, self.cache_dir, kind)
+        return kernel, kernel.path
 
     def reports(self) -> tuple[TileReport, ...]:
         """Return what `explain` says of the tiles of each walk."""
-        kinds, path = ("result", "gradients of rows", "gradients of columns"), str(getattr(self.result, "path", ""))
+        kinds, path = ("result", "gradients of rows", "gradients of columns"), str(self.path)
         if self.entries:
             _, _, columns, _ = self.entries[0]
             return (TileReport(kinds[0], 1, 1, True, 0, len(columns), 1.0, path),)
@@ -275,7 +276,7 @@ class Kernels:
             walks[0] = walk_of(self.body, 0, (inputs[0], *names), of_lse)
         targets = [(name, name[len("grad_") :]) for walk in walks for name in walk.targets]
         whole = {**tensors, **{target: self.gradient_of(name, tensors[name]) for target, name in targets}}
-        return [self._kernel(n, walk, whole) for n, walk in enumerate(walks, 1) if walk.targets], targets
+        return [self._kernel(n, walk, whole)[0] for n, walk in enumerate(walks, 1) if walk.targets], targets
 
 
 def _groups(tensor: Tensor, own_modes: int) -> list[tuple[int, int]]:

@@ -125,16 +125,10 @@ class TorchWalk:
         self.precision = precision
         self.tiles = tiles
         self.heads = heads
-        self.products = {name: pair for name, pair in walk.products.items() if name in walk.reads}
-        self.vectors = {name: side for name, side in walk.vectors.items() if name in walk.reads}
-        self.far = {other for _, other in self.products.values()}
-        self.far |= {term for _, term, _ in walk.accumulated if isinstance(term, str)}
-        self.names = self.far | {own for own, _ in self.products.values()} | self.vectors.keys()
-        self.names |= {name for of in walk.sums.values() for name in of if name}
-        self.far |= {name for name, side in self.vectors.items() if side == "other"}
-        self.at_once = CACHED // max(len(self.products), 1)
-        self.numbered = any(vector is None for _, vector, _ in walk.stored)
-        self.numbered |= "entries" in self.vectors.values()
+        self.far = [*walk.other, *(name for name, side in walk.vectors.items() if side == "other")]
+        less = [name for *_, name in walk.sums.values() if name]
+        self.names = {*walk.own, *walk.other, *walk.vectors, *less}
+        self.at_once = CACHED // max(len(walk.products), 1)
 
     @cached_property
     def windows(self) -> list[Windows]:
@@ -177,15 +171,14 @@ class TorchWalk:
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:
         """Compute, with inputs and results by name."""
         walk, group = self.walk, self.heads.group
-        written = [*walk.targets, *walk.sums, *(["lse_out"] if walk.online else [])]
-        wide = accumulator(tensors[written[0]].dtype)
+        wide = accumulator(tensors[walk.targets[0]].dtype)
         inputs = {name: tensors[name].contiguous() for name in self.names}
         inputs = {name: t.to(wide) if t.is_floating_point() else t for name, t in inputs.items()}
         if walk.dropout:
             inputs |= self._hashes(tensors["seed"])
         if group > 1:  # heads of columns are repeated, and the gradients of each are summed
             inputs = {n: t if len(t) == self.heads.count else t.repeat_interleave(group, 0) for n, t in inputs.items()}
-        results = {name: tensors[name] for name in written}
+        results = {name: tensors[name] for name in walk.written}
         if group > 1 and walk.mode:
             results = {n: t.new_empty((self.heads.count, *t.shape[1:]), dtype=wide) for n, t in results.items()}
         in_force = torch.get_float32_matmul_precision() == self.precision
@@ -214,7 +207,7 @@ class TorchWalk:
         if len(windows.part):
             bits = tiles.bits[windows.part, :height, None].unflatten(0, (windows.size, -1)).contiguous()
             met = (bits.view(torch.uint8)[..., None] & _powers()).ne(0).flatten(3).transpose(1, 2).flatten(2)
-        entries = self._entries(windows, met) if self.numbered else None
+        entries = self._entries(windows, met) if self.walk.by_entry else None
         met = met.to(WORDS[dtype]).neg_()
         at_once = max(self.at_once // (windows.size * height * max(windows.count, 1)), 1)
         for first in range(0, len(windows.heads), at_once):
@@ -267,19 +260,19 @@ class TorchWalk:
                 total -= windows.own(inputs[less])
             windows.put(results[name], total)
             values[name] = total[:, :, None]
-        for name, (left, right) in self.products.items():
+        for name, (left, right) in walk.products.items():
             scaled = windows.own(inputs[left]) * self.scales.get(name, 1.0)
             values[name] = torch.bmm(scaled, far[right].transpose(1, 2))
         if walk.dropout:
             near, other = windows.own(inputs[NEAR])[:, :, None], windows.other(inputs[FAR])[:, None]
             values[KEEP] = multiplied_by(near, other, walk.dropout, dtype)
         at: dict[str, Tensor] = {}
-        for name, side in self.vectors.items():
+        for name, side in walk.vectors.items():
             if side == "entries":
                 values[name] = inputs[name][parts][:, entries].flatten(0, 1)
             elif side != "places":
                 values[name] = windows.own(inputs[name])[:, :, None] if side == "own" else far[name][:, None, :]
-        for name in walk.places.keys() & self.vectors.keys():  # alike for all heads
+        for name in walk.places:  # alike for all heads
             numbers, place = inputs[name][_slice(windows.heads)], walk.places[name]
             each = place.of({one: values[one][: windows.size] for one in place.reads})
             each = each.long().remainder_(numbers.shape[1])
@@ -288,7 +281,9 @@ class TorchWalk:
         weights = self._weights(values, shape, met, dtype)
         divisor = None
         if walk.online:
-            score = weights["p"]
+            score, (_, factor) = weights["p"], walk.weights["p"]
+            if factor != 1:
+                score *= factor
             top = score.amax(-1).clamp_(min=LOWEST) if windows.count else score.new_full(shape[:2], LOWEST)
             weights["p"] = score.sub_(top[:, :, None]).exp2_()
             divisor = weights["p"].sum(-1).clamp_(min=1.0)  # which the greatest score adds
@@ -297,10 +292,10 @@ class TorchWalk:
                 weights["p"] *= values[KEEP]
         sums: dict[str, Tensor] = {}
         for output, term, name in walk.accumulated:
-            weight, (_, factor) = weights[output], walk.weights[output]
+            weight = weights[output]
             part = torch.bmm(weight, far[term]) if isinstance(term, str) else weight.sum(-1)
-            if factor != 1:
-                part *= factor
+            if walk.factors[name] != 1:
+                part *= walk.factors[name]
             sums[name] = sums[name] + part if name in sums else part
         for name, part in sums.items():
             if divisor is not None:
@@ -321,7 +316,7 @@ class TorchWalk:
     ) -> dict[str, Tensor]:
         """Return the outputs of the map; 0 of pairs that do not meet, or minus infinity for a softmax."""
         walk, part = self.walk, met.shape[2]
-        vectors = [values[name] for name, side in self.vectors.items() if side in ("own", "other")]
+        vectors = [values[name] for name, side in walk.vectors.items() if side in ("own", "other")]
         computed = walk.function.computed([argument for argument, _ in walk.weights.values()], values, dtype)
         weights = {}
         for output, value in zip(walk.weights, computed, strict=True):

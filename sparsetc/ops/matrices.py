@@ -18,7 +18,8 @@ from sparsetc.contraction.request import Result, as_operand, check_operand, narr
 from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
 from sparsetc.ops.arguments import checked_table, equation, found_shape, letters_of, matrix_of, place_of, sparse_of
 from sparsetc.options import Auto, ToDense, ToSparse
-from sparsetc.support import Ints, memory
+from sparsetc.support import Ints
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.dtypes import exactly, multiplied, summed_dtype
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -113,7 +114,7 @@ def min_plus(x: Any, y: Tensor) -> Tensor:
     sparse = without_blocks(sparse.coalesce())
     columns = sparse.coords[1]
     nbytes = 2 * sparse.nnz * table[:1].nbytes
-    memory.check(f"the {sparse.nnz:,} rows of sums of min_plus", nbytes, table.device)
+    check_memory(f"the {sparse.nnz:,} rows of sums of min_plus", nbytes, table.device)
     sums = sparse.values.view(-1, *[1] * len(wide)) + table[columns]
     least = sparse.with_values(sums).amin(1, entries=True, output="sparse")
     extrema = sums.new_full((sparse.shape[0], *sums.shape[1:]), torch.inf)

@@ -55,7 +55,7 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
             continue
         if level == ITEM:
             # torch programs cut even one item of all nonzeros into chunks
-            several = how.items > 1 or problem.backend == "torch"
+            several = how.items > 1 or problem.backend.whole
             chunks = view.items.counts and not view.levels[0] and several
             return shared == kept and not how.split_rows and not chunks
         return shared == kept and (not how.split_fibers if level == LANE else problem.distinct)
@@ -75,12 +75,12 @@ HALVING = 4 + 4
 def price(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate with the costs of its parts, and the seconds that they are expected to take."""
     of_parts, profile = tuple(costs(candidate, problem)), problem.profile
-    seconds = seconds_of(candidate.plan, of_parts, candidate.expected, problem.backend, profile)
+    seconds = seconds_of(candidate.plan, of_parts, candidate.expected, profile)
     return replace(candidate, costs=of_parts, seconds=seconds)
 
 
 def seconds_of(
-    plan: Plan, parts: Sequence[Cost], statistics: Sequence[Statistics], backend: str, profile: DeviceProfile
+    plan: Plan, parts: Sequence[Cost], statistics: Sequence[Statistics], profile: DeviceProfile
 ) -> tuple[float, ...]:
     """Return the expected seconds of one call, by part; a part without nonzeros takes 0.
 
@@ -93,17 +93,18 @@ def seconds_of(
     """
     run = [n for n, s in enumerate(statistics) if s.nnz] or [len(parts) - 1]
     both = [(parts[n], statistics[n]) for n in run]
+    kernels = not both[0][0].p.whole
     scalar = [part.turn is None for part, _ in both]
     beside_tiles = plan.fused and not all(scalar)
     seconds, first = [0.0] * len(parts), run[0]
     starting = profile.constants["starting_waits"] * profile.wait
-    launches = [(first, all(scalar))] if plan.fused and backend == "triton" else zip(run, scalar, strict=True)
+    launches = [(first, all(scalar))] if plan.fused and kernels else zip(run, scalar, strict=True)
     for n, waits in launches:
         seconds[n] += profile.launch
         if waits:
             seconds[n] += starting
     made = {"rounded": ROUNDING, "split": LARGEST, "halves": HALVING}
-    if backend == "triton":
+    if kernels:
         made["arranged"] = 2 * both[0][1].itemsize
     for how, _, elements in dict.fromkeys([table for part, _ in both for table in part.made]):  # whatever parts read it
         if how in made:
@@ -112,7 +113,7 @@ def seconds_of(
     if copies > 1:  # summed once, whatever parts add to them
         seconds[first] += profile.launch + copies * output / profile.l2
     seconds[first] += _zeroed(both, copies * output, output, profile.constants["listed_byte"]) / profile.memory
-    if backend == "triton" and both[0][1].itemsize == 2 and not all(part.owned for part, _ in both):
+    if kernels and both[0][1].itemsize == 2 and not all(part.owned for part, _ in both):
         # Sums that are added to are zeros of float32 first, and converted after.
         seconds[first] += 2 * profile.constants["launch_after"] * profile.launch + CONVERTED * output / profile.memory
     for n, (part, sizes), alone in zip(run, both, scalar, strict=True):
@@ -152,7 +153,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     each = []
     for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
-        whole = problem.backend == "torch" and not view.values.sides
+        whole = problem.backend.whole and not view.values.sides
         given = p.format == "coo" and not p.storage.params
         target = Target(problem.sparse_output, given, owned, problem.rows, whole=whole, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
@@ -174,7 +175,7 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     """Return a candidate with its price, the grid's order and copies of the output decided."""
     plan = suited(candidate.plan, problem)
     best = in_order(candidate if plan is candidate.plan else replace(candidate, plan=plan), problem)
-    adds = problem.backend == "triton" and not problem.deterministic
+    adds = problem.backend.atomics and not problem.deterministic
     if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
         best = tried(_in_copies, best, problem)
     if problem.native != "none":
@@ -203,7 +204,7 @@ def natively(candidate: Candidate, problem: Problem) -> Candidate:
     if total * CALLS <= least or any(unprinted(cost.p) for cost in candidate.costs):
         return candidate
     loops = tuple([cost.natively for cost in candidate.costs])
-    seconds = seconds_of(candidate.plan, loops, candidate.expected, problem.backend, problem.profile)
+    seconds = seconds_of(candidate.plan, loops, candidate.expected, problem.profile)
     native = in_panels(replace(candidate, costs=loops, seconds=seconds), problem)
     seconds = native.seconds or ()
     return native if (total - sum(seconds)) * CALLS > least else candidate
@@ -246,8 +247,7 @@ def in_panels(candidate: Candidate, problem: Problem) -> Candidate:
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate priced, with `Schedule.slowest_axes` of each part where a grid is expected to gain."""
-    candidate = price(candidate, problem)
-    return candidate if problem.backend == "torch" else tried(_by_passes, candidate, problem, by_part=True)
+    return tried(_by_passes, price(candidate, problem), problem, by_part=True)
 
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
@@ -282,35 +282,38 @@ def _in_copies(own: Schedule, problem: Problem) -> Schedule:
 
 
 def suited(plan: Plan, problem: Problem) -> Plan:
-    """Return the plan without options that the backend or the type lacks; torch has one lane, so it pads nothing.
+    """Return the plan without options that the backend or the type lacks; with one lane nothing is padded.
 
     Raises:
         PlanError: a tree has dots, and the type has none.
     """
-    triton = problem.backend == "triton"
+    backend = problem.backend
     schedules = [p.schedule for p in plan.parts]
     if problem.itemsize != 2 and F16 in [schedule.precision for schedule in schedules]:
         raise PlanError(f"precision {F16} is of operands of 16 bits, found {dtype_name(problem.dtype)}")
-    without: tuple[tuple[bool, dict[str, Any]], ...] = (  # what stands where an option does not apply
-        (triton, {"lanes": 1}),
-        (triton and problem.floating and problem.itemsize == 4, {"rounded": ()}),  # float32 alone is rounded
-        (triton and not problem.deterministic, {"copies": 1}),
-        (problem.products, {"dot": False}),
-    )
     options: dict[str, Any] = {}
-    for applies, replacements in without:
-        options |= {} if applies else replacements
+    stored: dict[str, Any] = {}
+    if backend.whole:
+        options["lanes"] = stored["lanes"] = 1
+    if not backend.narrow:
+        stored["narrow"] = False
+    if not backend.tensor_cores or problem.dtype != torch.float32:  # which alone is rounded
+        options["rounded"] = ()
+    if not backend.atomics or problem.deterministic:
+        options["copies"] = 1
+    if not problem.products:
+        options["dot"] = False
     if problem.native == "all" or True in [schedule.native for schedule in schedules]:
         options["native"] = problem.native != "none"
-    if triton and not options:
+    if not options and not stored:
         return plan
     parts = []
     for part in plan.parts:
-        tree, storage = part.schedule.tree, part.storage
+        tree = part.schedule.tree
         if tree is not None and tree.dots and not problem.products:
             raise PlanError(f"tree {tree}: integers have no matrix product")
-        own = options if triton or part.schedule.native else {**options, "unroll": 1}
-        storage = storage if triton else replace(storage, lanes=1, narrow=False)
+        own = {**options, "unroll": 1} if backend.whole and not part.schedule.native else options
+        storage = replace(part.storage, **stored)
         parts.append(replace(part, storage=storage, schedule=replace(part.schedule, **own)))
     return replace(plan, parts=tuple(parts))
 
@@ -323,7 +326,7 @@ def describe(plan: Plan, problem: Problem) -> str:
         how = " native" if p.schedule.native else ""
         for axis in p.schedule.slowest_axes if how else ():
             how += f", {p.schedule.block(axis)} {axis} at a time"
-        if p.schedule.dot and problem.backend == "triton":
+        if p.schedule.dot and problem.backend.tensor_cores:
             how = f" {p.schedule.precision}"
         sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
         parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{levels}]{how}")
@@ -345,7 +348,7 @@ def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
 
 def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate], float]) -> Candidate:
     """Round operands of a candidate one by one, the one that saves most first, while the saving is certain."""
-    if problem.backend != "triton" or ROUNDED not in [p.schedule.precision for p in candidate.plan.parts]:
+    if not problem.backend.tensor_cores or ROUNDED not in [p.schedule.precision for p in candidate.plan.parts]:
         return candidate
     left = [o.name for o in named_operands(problem.bound)[1] if o.rows]
     best, least = candidate, seconds(candidate)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from sparsetc.backends import NUMBA, Backend
 from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_backend, portable, shared_memory
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import DOTS, F16
@@ -22,7 +23,7 @@ from sparsetc.options import Options
 from sparsetc.packing.base import VOLUME, sides_of, tile_populations
 from sparsetc.packing.partition import row_numbers, shares, shares_key
 from sparsetc.support import Cache, Ints, Names, cached_property, outside
-from sparsetc.support.memory import available_memory
+from sparsetc.support.checks import available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -252,7 +253,7 @@ class Problem:
     """
 
     bound: Bound
-    backend: str
+    backend: Backend
     dtype: torch.dtype
     precisions: Names
     counts: Counts = field(compare=False, repr=False)
@@ -268,21 +269,14 @@ class Problem:
 
     @classmethod
     def of(
-        cls,
-        bound: Bound,
-        rows: int,
-        sparse_output: bool,
-        x: SparseTensor,
-        counts: Counts,
-        backend: str,
-        settings: Options,
+        cls, bound: Bound, rows: int, sparse_output: bool, x: SparseTensor, counts: Counts, settings: Options
     ) -> Problem:
         """Collect the facts of an einsum with `rows` output rows.
 
         Values of its sparse operand `x` are not read.
         """
         device, dtype = x.device, x.dtype
-        machine = machine_of(device)
+        machine, backend = machine_of(device), settings.effective_backend(device, dtype)
         if dtype in (torch.float16, torch.bfloat16):
             dots = ["tf32"]  # holds both types exactly, and what it rounds a product to is no coarser than the result
         elif dtype != torch.float32:
@@ -290,8 +284,8 @@ class Problem:
         else:
             dots = list(DOTS.values())[list(DOTS).index(settings.effective_precision()) :: -1]
         precisions = tuple(dict.fromkeys([portable(dot, machine) for dot in dots]))
-        halves = backend == "triton" and dtype == torch.float32 and has_halves(machine)
-        native = "none" if dtype.is_complex or backend != "torch" else settings.effective_native(device)
+        halves = backend.tensor_cores and dtype == torch.float32 and has_halves(machine)
+        native = "none" if dtype.is_complex else settings.effective_native(device)
         return cls(
             bound,
             backend,
@@ -304,7 +298,7 @@ class Problem:
             coalesced=x.is_coalesced,
             rows=max(1, rows),
             sparse_output=sparse_output,
-            ones=x.pattern.ones and backend == "triton",
+            ones=x.pattern.ones and not backend.whole,
             native=native,
         )
 
@@ -326,7 +320,7 @@ class Problem:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The profile of the device that runs the plan, as it was when it was first asked for."""
-        return of_backend(self.backend if self.native == "none" else "numba")
+        return of_backend(self.backend.name if self.native == "none" else NUMBA.name)
 
     @cached_property
     def rules(self) -> Mapping[str, Any]:
@@ -381,7 +375,7 @@ class Problem:
     @cached_property
     def ordered(self) -> bool:
         """True if atomics would make sums depend on their order, and `deterministic=True` forbids it."""
-        return self.deterministic and self.backend == "triton" and self.floating
+        return self.deterministic and self.backend.atomics and self.floating
 
     @cached_property
     def letters(self) -> Names:

@@ -63,14 +63,13 @@ def report(
     if choice.seconds:
         seconds = [choice.seconds[n] for n in filled]
     else:  # a plan that the caller gave
-        seconds = list(seconds_of(plan, costs, statistics, problem.backend, profile))
+        seconds = list(seconds_of(plan, costs, statistics, profile))
     nnz, parts = max(1, sum(p.nnz for p in packed)), []
     for n, (part, program) in enumerate(zip(plan.parts, programs, strict=True)):
         resource, floor = costs[n].roofline(statistics[n], profile)
         products, instruction = program.each(Product), "multiply-add"
         if program.dots:
-            by_torch = problem.backend == "torch" or program.whole
-            instruction = "matrix product" if by_torch else f"tensor core, {program.schedule.precision}"
+            instruction = "matrix product" if program.whole else f"tensor core, {program.schedule.precision}"
         if part.schedule.rounded:
             instruction += f", {in_bf16(part.schedule.rounded)}"
         named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
@@ -98,7 +97,7 @@ def report(
         considered=in_microseconds(choice.considered),
         dismissed=in_microseconds(choice.dismissed),
         timed=tuple((name, 1e6 * taken) for name, taken in choice.measured),
-        launches=1 if plan.fused and problem.backend == "triton" else len(packed),
+        launches=1 if plan.fused and not programs[0].whole else len(packed),
         parts=tuple(parts),
         tiles=_tiles(_populations(packed, problem)),
     )
@@ -230,12 +229,7 @@ class SymbolicCost(dict[str, Any]):
 
 
 def symbolic_cost(
-    bound: Bound,
-    plan: Plan,
-    programs: Sequence[TileProgram],
-    statistics: Sequence[Statistics],
-    backend: str,
-    profile: DeviceProfile,
+    bound: Bound, plan: Plan, programs: Sequence[TileProgram], statistics: Sequence[Statistics], profile: DeviceProfile
 ) -> SymbolicCost:
     """The costs of the parts of a plan, in all.
 
@@ -244,7 +238,6 @@ def symbolic_cost(
         plan: of these parts.
         programs: one a part.
         statistics: of what each part stores.
-        backend: which runs them.
         profile: the device they are priced for.
     """
     import sympy  # which takes a while to import
@@ -273,7 +266,7 @@ def symbolic_cost(
         "gathered rows": sum(g.rows @ part.symbols for cost, part in each for g in cost.gathers),
         "atomics": sum(cost.added_bytes @ part.symbols / part.itemsize for cost, part in each if not cost.owned),
         "products": sum(cost.work(part, rates)[2] for cost, part in each),
-        "seconds": sum(seconds_of(plan, costs, stored, backend, rates)),
+        "seconds": sum(seconds_of(plan, costs, stored, rates)),
     }
     cost = SymbolicCost({name: expression(number) for name, number in numbers.items()})
     used = set().union(*[own.free_symbols for own in cost.values()])

@@ -6,10 +6,11 @@ pattern of the sparse operand does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from math import prod
+from typing import Concatenate, ParamSpec
 
 from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.plan import F16X3, Schedule
@@ -17,6 +18,7 @@ from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
 from sparsetc.planner.problem import Problem
 from sparsetc.support import Ints, Names, among, outside, volume
 
+P = ParamSpec("P")
 MOST_WHOLE = 4096
 """Most positions of summed axes for one program, if sums must have an order."""
 
@@ -26,6 +28,19 @@ def padded_axes(problem: Problem) -> dict[str, int]:
     return {c: 1 << max(problem.bound.by_index[c] - 1, 0).bit_length() for c in problem.einsum.axes}
 
 
+def of_blocks(make: Callable[Concatenate[Problem, P], Schedule]) -> Callable[Concatenate[Problem, P], Schedule]:
+    """Decorate a function that divides dense axes into blocks, and steps among lanes, where programs have these."""
+
+    @wraps(make)
+    def schedule(problem: Problem, *args: P.args, **named: P.kwargs) -> Schedule:
+        if problem.backend.whole:
+            return Schedule(blocks=tuple(padded_axes(problem).items()), precision=problem.precision)
+        return make(problem, *args, **named)
+
+    return schedule
+
+
+@of_blocks
 def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Collection[int] = ()) -> Schedule:
     """Return the schedule of a part in blocks of fibers or in runs; its lanes are the fibers that a block should have.
 
@@ -40,8 +55,6 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     rules = problem.rules
     sizes = {c: bound.by_index[c] for c in padded}
     output = bound.einsum.free
-    if problem.backend == "torch":
-        return Schedule(1, tuple(padded.items()), True, problem.precision)
     summed = outside(padded, output)
     # Programs that share a sum add to it, in no order.
     whole = summed if problem.ordered and volume(padded, summed) <= MOST_WHOLE else []

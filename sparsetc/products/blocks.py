@@ -15,6 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from sparsetc.backends import TORCH, TRITON, Backend
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.programs import Programs
 from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
@@ -122,7 +123,7 @@ class BlockPath(JoinPath):
         """The program of blocks as they are, made when first asked for."""
         return self._launch_of(self.problem.backend)
 
-    def _launch_of(self, backend: str, halves: bool = False) -> Programs:
+    def _launch_of(self, backend: Backend, halves: bool = False) -> Programs:
         rows = 2 * self.room  # runs that are cut take a block each, no more of them than there is room for
         program = block_program(self.problem, self.bitmaps, backend, halves, rows)
         return Programs([program], self.dtype, backend, self.problem.device, self.problem.settings.cache_dir)
@@ -130,7 +131,7 @@ class BlockPath(JoinPath):
     def ptx(self, target: str) -> str:
         """The kernel's assembly for a named target, whatever the backend; needs no GPU."""
         halves = in_halves(self.problem, self.bitmaps, gpu(target)[0])
-        launch, number = self._launch_of("triton", halves), self.tasks.x.dtype
+        launch, number = self._launch_of(TRITON, halves), self.tasks.x.dtype
         (program,), types = launch.programs, {"pair_ptr": torch.int64, "pair_x": number, "pair_y": number}
         operands = zip(PAIRED, (self.blocking.x, self.blocking.y), program.view.pairs, strict=True)
         for name, blocks, tiles in operands:
@@ -158,8 +159,8 @@ class BlockPath(JoinPath):
         """(nnz,) the result's places, ascending; their positions among the blocks are kept for `run`."""
         m = self.blocking.join
         # On the CPU by the twin, so that a kernel is compiled for a GPU where there is none to launch it on.
-        launch = self._launch_of("torch") if m.x_key.device.type == "cpu" else self.launch
-        dtype = self.dtype if launch.backend == "triton" else torch.float32  # ones are exact in every type
+        launch = self._launch_of(TORCH) if m.x_key.device.type == "cpu" else self.launch
+        dtype = torch.float32 if launch.backend.widens else self.dtype  # ones are exact in every type
         x, y = (
             torch.ones(blocks.nnz, dtype=dtype, device=m.x_key.device) for blocks in (self.blocking.x, self.blocking.y)
         )
@@ -298,7 +299,7 @@ class BlockPath(JoinPath):
             return self._multiplied(self.launch_of_halves, [[*items, *values] for items in self._items])
         m = self.blocking.join
         # Triton reads the operands' own type, torch the one that sums are kept in.
-        dtype = self.dtype if self.launch.backend == "triton" else accumulator(self.dtype)
+        dtype = accumulator(self.dtype) if self.launch.backend.widens else self.dtype
         return self._products(self.launch, picked(x, m.x_matched).to(dtype), picked(y, m.y_matched).to(dtype))
 
     def _products(self, launch: Programs, x: Tensor, y: Tensor) -> Iterator[Tensor]:
@@ -343,11 +344,11 @@ def in_halves(p: JoinProblem, bitmaps: Bitmaps, machine: str | None = None) -> b
     They are where float32 at ``highest`` is read whole by Triton's kernel and contracted by a dot.
     """
     wanted = p.dtype == torch.float32 and p.precision == "highest" and bitmaps == WHOLE and p.blocking.extents[2] > 1
-    kernel = machine is not None or p.backend == "triton"
+    kernel = machine is not None or p.backend.tensor_cores
     return wanted and kernel and has_halves(machine or machine_of(p.device))
 
 
-def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: str, halves: bool, rows: int = 1) -> TileProgram:
+def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: Backend, halves: bool, rows: int = 1) -> TileProgram:
     """Return the program of one work item: a block of the result, or some of its pairs.
 
     Floats are contracted by a dot, integers by multiplications and additions.
@@ -355,14 +356,14 @@ def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: str, halves: bool, 
     Args:
         p: operands in blocks, their dtype and precision.
         bitmaps: whether a dot reads each operand's blocks as bits and packed values.
-        backend: ``torch`` programs read whole blocks and pad nothing.
+        backend: of the program; one that takes whole axes reads whole blocks and pads nothing.
         halves: whether blocks are in halves, where `in_halves` allows it.
         rows: most blocks of the result that are made at a time.
     """
     blocking, (r, c, k) = p.blocking, p.blocking.extents
-    triton, floats = backend == "triton", p.dtype.is_floating_point or p.dtype.is_complex
+    whole, floats = backend.whole, p.dtype.is_floating_point or p.dtype.is_complex
     # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
-    dot = floats and not (triton and k == 1)
+    dot = floats and (whole or k > 1)
     how = DOTS[p.precision] if p.dtype == torch.float32 else "ieee"
     stages = Schedule.stages
     if halves:
@@ -376,8 +377,8 @@ def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: str, halves: bool, 
         p.equation,
         (blocking.rows, blocking.columns, blocking.inner),
         schedule,
-        Target(rows=rows, index64=max(blocking.elements) > NARROW, whole=not triton),
-        bitmaps=bitmaps if triton and dot else WHOLE,
+        Target(rows=rows, index64=max(blocking.elements) > NARROW, whole=whole),
+        bitmaps=bitmaps if dot and not whole else WHOLE,
     )
 
 
@@ -409,7 +410,7 @@ def bitmaps_of(p: JoinProblem, work: BlockWork) -> Bitmaps:
     """
     x, y = p.given(p.option("storage"))
     bitmaps = (x == "bitmap", y == "bitmap")
-    if x == y == "auto" and p.backend == "triton" and p.dtype.is_floating_point:
+    if x == y == "auto" and not p.backend.whole and p.dtype.is_floating_point:
         larger = work.elements[0] >= work.elements[1]
         bitmaps = next((b for b in (WHOLE, (larger, not larger)) if _fits(p, work, b)), (True, True))
     return bitmaps[0] and p.blocking.x.volume >= WORD, bitmaps[1] and p.blocking.y.volume >= WORD

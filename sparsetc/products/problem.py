@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from sparsetc.backends import Backend
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
@@ -27,7 +28,8 @@ from sparsetc.options import Options
 from sparsetc.planner.bounds import Best
 from sparsetc.planner.candidate import Candidate
 from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Names, cached_property, memory
+from sparsetc.support import Names, cached_property
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator
 
 STORAGES = ("auto", "whole", "bitmap")
@@ -132,7 +134,7 @@ class JoinProblem:
     einsum: Einsum
     wanted: Plan
     dtype: torch.dtype
-    backend: str
+    backend: Backend
     settings: Options
     device: torch.device
     swapped: bool
@@ -156,7 +158,7 @@ class JoinProblem:
 
     def require(self, nbytes: int, what: str) -> None:
         """Raise OutOfMemoryError if so many bytes do not fit; `what` is named in the message."""
-        memory.check(what, nbytes, self.device, self.limit)
+        check_memory(what, nbytes, self.device, self.limit)
 
     @property
     def chunk(self) -> int:
@@ -194,7 +196,7 @@ class JoinProblem:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The profile of the device, or of the GPU that Triton programs of operands on a CPU are made for."""
-        return profile_of(self.device, self.settings, self.backend)
+        return profile_of(self.device, self.settings, self.backend.name)
 
     @cached_property
     def blocking(self) -> Blocking:

@@ -21,6 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from sparsetc.backends import TRITON
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.programs import Programs
 from sparsetc.codegen.split_float16 import SplitOperands
@@ -39,7 +40,7 @@ from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.products.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
 from sparsetc.support import cached_property
-from sparsetc.support.compiled import room
+from sparsetc.support.checks import room
 from sparsetc.support.entry import bar
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import accumulator, wide
@@ -86,7 +87,7 @@ class TaskSum:
         self.rows = shape["pqz".index(letter)]
         # Torch adds in order on the CPU, and integers' sums have one value in any.
         wait = waits(self.rows, tasks.join_order.tasks)
-        self.ordered = (p.settings.deterministic or wait) and p.backend == "triton" and self.dtype.is_floating_point
+        self.ordered = (p.settings.deterministic or wait) and p.backend.atomics and self.dtype.is_floating_point
         terms = (("p", "q", "z"), *((c,) for c in EINSUMS[letter]))
         text = f"pqz,{','.join(EINSUMS[letter])}->{letter}"
         # A program serves all lists whose sizes have the same bits: few operands of new patterns need a new one.
@@ -112,7 +113,7 @@ class TaskSum:
     def __call__(self, left: Tensor, right: Tensor) -> Tensor:
         """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
         factors = [left.contiguous(), right.contiguous()]
-        real = not left.is_complex() and self.problem.backend == "torch"
+        real = not left.is_complex() and self.problem.backend.whole
         if self.letter == "z" and self.tasks.fits and real and (sums := self._natively(*factors)) is not None:
             return sums
         out = left.new_zeros(self.rows)
@@ -159,7 +160,7 @@ class TaskSum:
         else:
             schedule, packed = (RUNS, one.runs()) if self.letter == "p" else (CHUNKS, one.chunks())
             target = Target(
-                rows=self.bound.by_index[self.letter], index64=packed.index64, whole=self.problem.backend == "torch"
+                rows=self.bound.by_index[self.letter], index64=packed.index64, whole=self.problem.backend.whole
             )
         program = lower(self.bound, packed.view, schedule, target, format=packed.format)
         return program, Arrays((PartArrays.of(program, packed, slot),), second)
@@ -176,9 +177,9 @@ class TaskSum:
 
     def ptx(self, target: str) -> str:
         """The assembly of the kernel for a named target; needs no GPU."""
-        if self.programs.backend == "triton":
+        if self.programs.backend.gpu:
             return self.programs.assembly(target, self._bind(self.tasks.none)[1].parts, self.dtype)
-        return TaskSum(replace(self.problem, backend="triton"), self.tasks, self.letter).ptx(target)
+        return TaskSum(replace(self.problem, backend=TRITON), self.tasks, self.letter).ptx(target)
 
 
 FEW_TASKS, FEW_NATIVE = 4, 8

@@ -31,8 +31,9 @@ from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
 from sparsetc.products.problem import JoinProblem
 from sparsetc.support import cached_property
-from sparsetc.support.compiled import native, room
+from sparsetc.support.checks import room
 from sparsetc.support.entry import bar, on_gpu
+from sparsetc.support.files import native
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import INT32_MAX
 
@@ -254,7 +255,7 @@ def markable(p: JoinProblem) -> bool:
         return False
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     has_kernels = p.device.type == "cuda" or interpreted
-    return has_kernels and p.settings.effective_backend(p.device) == "triton"
+    return has_kernels and p.settings.effective_backend(p.device).gpu
 
 
 class Tasks:

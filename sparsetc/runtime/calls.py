@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.support import among
-from sparsetc.support.compiled import room
+from sparsetc.support.checks import room
 from sparsetc.support.entry import matmul_precision as matmul_precision
 from sparsetc.tensor import dtypes
 from sparsetc.tensor.coords import set_bits

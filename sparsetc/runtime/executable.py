@@ -22,7 +22,7 @@ from sparsetc.codegen.launch import Call, PartArrays, Values, each
 from sparsetc.codegen.programs import Programs
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.support import Ints, cached_property
-from sparsetc.support.compiled import room
+from sparsetc.support.checks import room
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import dtype_name, segments
 
@@ -194,7 +194,7 @@ class Executable:
         native loops.
         """
         zeroed = arrays.zeroed
-        if self.programs.backend != "numba" or arrays.second is not None:
+        if not self.programs.backend.loops or arrays.second is not None:
             return None
         _, call, _ = self.bind(arrays, values, ())
         stored: Any = [None if one is None else one.numpy() for one in each(values)]

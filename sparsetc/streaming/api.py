@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sparsetc.contraction.request import Result, check_form, check_operand
 from sparsetc.errors import DeviceError, DtypeError, EquationError, PlanError
-from sparsetc.io.atomic import replacing
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.equation.parse import parse
@@ -25,8 +24,8 @@ from sparsetc.planner.registry import check_request
 from sparsetc.streaming import contents
 from sparsetc.streaming.budget import Budget, StreamOptions, named_device
 from sparsetc.streaming.compiler import Compiler
-from sparsetc.streaming.cutting import Source, cut, operand, source_of
-from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
+from sparsetc.streaming.cutting import Operand, cut, operand, taken_by
+from sparsetc.streaming.store import ChunkFile, ChunkMemory
 from sparsetc.streaming.stream import Stream
 from sparsetc.support import FilePath
 from sparsetc.support.entry import bar, entry_point
@@ -122,22 +121,29 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         else:
             compiler.copies = budget.copies(form.rows, nbytes)
         shapes = tuple(tuple(bound.shape(p)) for p in range(len(bound.einsum.inputs)))
-        about = (bound.einsum.text, shapes, dtype_name(tensor.dtype), settings.effective_precision(), compiler.backend)
-        recipe = contents.Recipe(*about, chosen.output, rows is not None, chosen.drop_zeros)
+        recipe = contents.Recipe(
+            bound.einsum.text,
+            shapes,
+            dtype_name(tensor.dtype),
+            settings.effective_precision(),
+            compiler.backend.name,
+            chosen.output,
+            rows is not None,
+            chosen.drop_zeros,
+        )
         where = target if settings.memory_limit is None else torch.device("cpu")
         if chosen.packed_on is not None:
             where = named_device(chosen.packed_on)
-        source = source_of(tensor, kept)
-        pinned, most = target.type == "cuda", (nbytes, rows)
+        source, take = taken_by(tensor, kept)
+        pinned = target.type == "cuda"
         store: ChunkMemory | ChunkFile
         with bar(source.nnz, f"packing {equation}", chosen.progress, "nonzeros") as at:
+            packed = partial(cut, source, take, compiler, (nbytes, rows), where, at)
             if chosen.file is None:
-                store = ChunkMemory(pinned)
-                stream_cut = cut(source, compiler, most, store, where, at)
+                store = ChunkMemory()
+                stream_cut = packed(store.buffers.append, pinned)
             else:
-                with replacing(chosen.file) as opened:
-                    writer = ChunkWriter(opened)
-                    contents.write(writer, recipe, compiler, cut(source, compiler, most, writer, where, at))
+                contents.write(chosen.file, recipe, compiler, packed)
                 store = ChunkFile(chosen.file, pinned, contents.parsed)
                 stream_cut = contents.read(store, compiler)
     again = None
@@ -180,8 +186,8 @@ def open_stream(path: FilePath, **options: Any) -> Stream:
     file = ChunkFile(path, target.type == "cuda", contents.parsed)
     try:
         recipe, compiler = contents.einsum(file, settings, target)
-        if compiler.backend != recipe.backend:
-            raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend}")
+        if compiler.backend.name != recipe.backend:
+            raise DeviceError(f"{file.path}: chunks packed for {recipe.backend}, {target} runs {compiler.backend.name}")
         _check_order(settings, compiler)
         stream_cut = contents.read(file, compiler)
         budget = Budget.of(compiler, settings.memory_on(target), chosen.stream_count(target), recipe.drop_zeros)
@@ -191,7 +197,7 @@ def open_stream(path: FilePath, **options: Any) -> Stream:
         raise
 
 
-def _bound(equation: str, x: SparseTensor | PackedFile | Source, dense: Sequence[Any]) -> Bound:
+def _bound(equation: str, x: Operand, dense: Sequence[Any]) -> Bound:
     """Return the einsum of these operands, checked except for the devices of dense ones."""
     if x.dtype == torch.bool:
         raise DtypeError(

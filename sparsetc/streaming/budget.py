@@ -19,8 +19,7 @@ from sparsetc.options import Options, of_call
 from sparsetc.streaming.compiler import Compiler
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.support import FilePath, outside
-from sparsetc.support.checks import refused
-from sparsetc.support.memory import as_bytes
+from sparsetc.support.checks import as_bytes, refused
 from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -165,11 +164,11 @@ class Budget:
         elements, wide = sum(map(prod, template.bound.dense_shapes)), accumulator(dtype).itemsize
         copied = [order for _, order, strided in template.orders if not strided]
         moved = any(copied) or any(change for change, _ in compiler.pull.beside)
-        widened = compiler.backend == "torch" and wide != dtype.itemsize
+        widened = compiler.backend.widens and wide != dtype.itemsize
         dense = sum(operand_bytes)
         if widened or moved:
             dense += elements * (wide if widened else dtype.itemsize)
-        if compiler.settings.effective_precision() == "medium" and compiler.backend == "triton":
+        if compiler.settings.effective_precision() == "medium" and compiler.backend.tensor_cores:
             dense += elements * 2 * streams  # as many launches may round tables at once
         row, changed = output.width * wide, output.permutation is not None or wide != dtype.itemsize
         finished = row * (1 + changed + 2 * drop_zeros)  # converted or in another order, and what is left of it

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sparsetc.backends import Backend
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.compile import contraction
@@ -29,7 +30,6 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.packing.base import get_format
 from sparsetc.planner.registry import choose
-from sparsetc.support.checks import Record
 from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -38,7 +38,7 @@ Nonzeros = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Variant(Record):
+class Variant:
     """The programs that several chunks share.
 
     Attributes:
@@ -81,15 +81,15 @@ class Compiler:
         self.bound = bound
         self.dtype = dtype
         self.target = target
-        self.settings = replace(settings, backend=settings.effective_backend(target), memory_limit=None)
+        self.settings = replace(settings, backend=settings.effective_backend(target).name, memory_limit=None)
         self.form, self.copies = form, 1
         self.plan: Plan | None = None
         no_coords = torch.empty((len(bound.shape(0)), 0), dtype=torch.long, device="cpu")
         self.template, self.pull = self._prepared(no_coords, torch.empty(0, dtype=dtype, device="cpu"))
 
     @property
-    def backend(self) -> str:
-        """The backend of programs: ``triton`` or ``torch``."""
+    def backend(self) -> Backend:
+        """The backend of programs."""
         return self.template.problem.backend
 
     def _prepared(self, coords: Tensor, values: Tensor) -> tuple[Preparation, Pull]:
@@ -159,7 +159,7 @@ class Compiler:
                 return None
             plan, filled, bound = self._bound(prepared)
             taking_part = pull.value(values)
-            wide = taking_part.to(accumulator(self.dtype)) if self.backend == "torch" else taking_part
+            wide = taking_part.to(accumulator(self.dtype)) if self.backend.widens else taking_part
             parts = [
                 (part.arrays, part.packed.pack_values(wide).to(stored_dtype(part.program, self.dtype, self.backend)))
                 for part in bound
@@ -213,7 +213,7 @@ class Compiler:
         with in_place(self.settings, self.target):
             for number, (part, own, wide) in enumerate(zip(variant.parts, variant.ordered, variant.wide, strict=True)):
                 view = get_format(part.format).view(template.problem.shape, part.storage)
-                target = Target(template.output.sparse, own, False, 1, wide, self.backend == "torch")
+                target = Target(template.output.sparse, own, False, 1, wide, self.backend.whole)
                 lowered.append(lower(template.bound, view, part.schedule, target, number=number, format=part.format))
         return tuple(lowered)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
@@ -28,9 +29,8 @@ from sparsetc.packing.stored import check_arrays, check_coordinates, counts, req
 from sparsetc.packing.words import WORDS
 from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.cutting import NAMES, Chunk, StoredPart, StreamCut
-from sparsetc.streaming.store import MALFORMED, ChunkFile, ChunkWriter
-from sparsetc.support import Ints, Names, outside
-from sparsetc.support.checks import Record
+from sparsetc.streaming.store import MALFORMED, ChunkFile, Put, writing
+from sparsetc.support import FilePath, Ints, Names, outside
 from sparsetc.tensor.coords import check_range, checked_shape, is_coalesced
 from sparsetc.tensor.dtypes import NAMED
 from sparsetc.tuning.record import as_data, plan_of
@@ -41,7 +41,7 @@ ROWS = "rows"
 
 
 @dataclass(frozen=True)
-class Recipe(Record):
+class Recipe:
     """The full description of a stream: everything that chunks and programs depend on beside the nonzeros.
 
     Attributes:
@@ -61,7 +61,7 @@ class Recipe(Record):
 
 
 @dataclass(frozen=True)
-class Contents(Record):
+class Contents:
     """The metadata of a file of chunks.
 
     Attributes:
@@ -84,23 +84,23 @@ def parsed(text: str) -> Any:
     return plan_of(json.loads(text), KINDS)
 
 
-def write(writer: ChunkWriter, recipe: Recipe, compiler: Compiler, made: StreamCut) -> None:
-    """End a file of chunks: the coordinates of the result's rows, and the header.
+def write(path: FilePath, recipe: Recipe, compiler: Compiler, fill: Callable[[Put], StreamCut]) -> None:
+    """Write a file: chunks, which `fill` puts there, the coordinates of the result's rows, and the header.
 
     Raises:
         PlanError: programs cannot be made again from the parts of plans, or there are too many chunks.
     """
-    for one in made.variants:
-        if compiler.lowered(one) != one.programs:
-            raise PlanError(
-                f"chunks in format {one.parts[0].format!r} cannot be saved: what its view is depends on the nonzeros"
-            )
-    writer.put(made.coords.contiguous().reshape(-1).view(torch.uint8))
-    variants = tuple([replace(one, programs=()) for one in made.variants])  # they are lowered again
-    digests, checksums = tuple(map(_digest, made.variants)), tuple(map(tuple, writer.checksums))
-    contents = Contents(recipe, variants, digests, made.chunks, checksums)
-    text = json.dumps(as_data(contents, KINDS), separators=(",", ":"))
-    writer.finish({"__metadata__": {"stream": text, "crc32": str(zlib.crc32(text.encode()))}} | _arrays(made))
+    with writing(path) as (put, checksums, header):
+        made = fill(put)
+        for one in made.variants:
+            if compiler.lowered(one) != one.programs:
+                name = one.parts[0].format
+                raise PlanError(f"chunks in format {name!r} cannot be saved: what its view is depends on the nonzeros")
+        put(made.coords.contiguous().reshape(-1).view(torch.uint8))
+        variants = tuple([replace(one, programs=()) for one in made.variants])  # they are lowered again
+        contents = Contents(recipe, variants, tuple(map(_digest, made.variants)), made.chunks, tuple(checksums))
+        text = json.dumps(as_data(contents, KINDS), separators=(",", ":"))
+        header |= {"__metadata__": {"stream": text, "crc32": str(zlib.crc32(text.encode()))}} | _arrays(made)
 
 
 def _digest(variant: Variant) -> str:
@@ -204,7 +204,7 @@ def _lowered(variant: Variant, compiler: Compiler) -> Variant:
 
 def _reads(compiler: Compiler, program: TileProgram, part: StoredPart) -> bool:
     """True if a part has the arrays that its program reads, in number and types."""
-    words = {"I32", "I64"} if compiler.backend == "torch" else {"I32", "I64", "U8", "I16", "U16"}
+    words = {"I32", "I64", "U8", "I16", "U16"} if compiler.backend.narrow else {"I32", "I64"}
     kinds = [{NAMES[WORDS[program.view.values.word]]} if name == "bits" else words for name in _index(program)]
     kinds.append({NAMES[stored_dtype(program, compiler.dtype, compiler.backend)]})
     fits = len(kinds) == len(part.arrays) and all(

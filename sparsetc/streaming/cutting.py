@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,9 +22,8 @@ from sparsetc.codegen.launch import PartArrays
 from sparsetc.errors import EquationError, IOFormatError, PlanError, TransformError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant
-from sparsetc.streaming.store import Sink, host_bytes
+from sparsetc.streaming.store import Put, host_bytes
 from sparsetc.support import NamedInts, cached_property
-from sparsetc.support.checks import Record
 from sparsetc.support.entry import At
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import resolved
@@ -51,38 +50,16 @@ class Source(Protocol):
         """(order, n) int64 coordinates of nonzeros ``start`` to ``stop``, in lexicographic order, and (n,) values."""
 
 
-class TensorSource:
-    """The nonzeros of a tensor in memory."""
-
-    def __init__(self, x: SparseTensor, kept: Sequence[int] | None) -> None:
-        """Args: a coalesced tensor without dense modes; the modes by which nonzeros are to be sorted, None for any."""
-        self.x = x.with_values(resolved(x.values.detach()))
-        self.shape = x.shape
-        self.nnz = x.nnz
-        self.dtype = x.dtype
-        self._order: Tensor | None = None
-        if kept is not None and not leading(kept):
-            self._order = crd.lexsort(*crd.of_modes(x.coords, x.shape, kept))
-
-    def take(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Nonzeros by number, as of `Source`."""
-        x = self.x
-        if self._order is None:
-            return x.coords[:, start:stop].contiguous(), x.values[start:stop]
-        own = self._order[start:stop].sort().values
-        return x.coords.index_select(1, own), x.values.index_select(0, own)
-
-
-def leading(kept: Sequence[int]) -> bool:
-    """True if nonzeros in lexicographic order are sorted by these modes."""
-    return list(kept) == list(range(len(kept)))
-
+Operand: TypeAlias = SparseTensor | PackedFile | Source
+"""A streamed operand: a coalesced tensor without dense modes, or what is read in parts."""
+Take = Callable[[int, int], Nonzeros]
+"""Returns nonzeros of an operand by number, as `Source.take` does."""
 
 UNPACKED = (".tns", ".mtx", ".gz", ".npz")
 """Suffixes of files that can be packed, and not streamed."""
 
 
-def operand(x: Any) -> SparseTensor | PackedFile | Source:
+def operand(x: Any) -> Operand:
     """Return the operand to stream; a path is opened, and is the caller's to close.
 
     Raises:
@@ -113,25 +90,34 @@ def operand(x: Any) -> SparseTensor | PackedFile | Source:
     return sparse.expand_dense().coalesce()
 
 
-def source_of(x: SparseTensor | PackedFile | Source, kept: Sequence[int] | None) -> Source:
-    """Return the nonzeros of an operand, sorted by the modes `kept` if these are given.
+def taken_by(x: Operand, kept: Sequence[int] | None) -> tuple[Operand, Take]:
+    """Return an operand, and what takes its nonzeros sorted by the modes `kept` if these are given.
 
     A file whose nonzeros are in another order is read whole.
 
     Raises:
         EquationError: a source of the caller's is in no such order.
     """
-    ordered = kept is None or leading(kept)
+    ordered = kept is None or list(kept) == list(range(len(kept)))
     if isinstance(x, PackedFile) and not ordered:
         x = x.tensor()
-    if isinstance(x, SparseTensor):
-        return TensorSource(x, kept)
-    if not ordered:
+    if not isinstance(x, SparseTensor):
+        if ordered:
+            return x, x.take
         raise EquationError(
             "the result's rows come in order only where it keeps the first modes of what is streamed, which is given "
             "in lexicographic order; give a SparseTensor, or memory for the whole result"
         )
-    return x
+    coords, values = x.coords, resolved(x.values.detach())
+    order = None if kept is None or ordered else crd.lexsort(*crd.of_modes(coords, x.shape, kept))
+
+    def take(start: int, stop: int) -> Nonzeros:
+        if order is None:
+            return coords[:, start:stop].contiguous(), values[start:stop]
+        entries = order[start:stop].sort().values
+        return coords.index_select(1, entries), values.index_select(0, entries)
+
+    return x.with_values(values), take
 
 
 FULL = 0.97
@@ -159,7 +145,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class StoredPart(Record):
+class StoredPart:
     """The arrays of a part of a chunk.
 
     Attributes:
@@ -170,14 +156,9 @@ class StoredPart(Record):
     items: int
     arrays: NamedInts
 
-    @classmethod
-    def of(cls, arrays: PartArrays, values: Tensor) -> StoredPart:
-        """Return the arrays of a packed part."""
-        return cls(arrays.items, tuple([(NAMES[t.dtype], t.numel()) for t in (*arrays.index, values)]))
-
 
 @dataclass(frozen=True)
-class Chunk(Record):
+class Chunk:
     """Some of the nonzeros of a tensor, packed into one buffer.
 
     Attributes:
@@ -256,17 +237,26 @@ class StreamCut:
 
 
 def cut(
-    source: Source, compiler: Compiler, most: tuple[int, int | None], sink: Sink, where: torch.device, at: At
+    source: Operand,
+    take: Take,
+    compiler: Compiler,
+    most: tuple[int, int | None],
+    where: torch.device,
+    at: At,
+    put: Put,
+    pinned: bool = False,
 ) -> StreamCut:
     """Cut, pack and store all nonzeros.
 
     Args:
-        source: of the nonzeros, in the order of the result's rows where chunks number these.
+        source: of the nonzeros.
+        take: takes them, in the order of the result's rows where chunks number these.
         compiler: which packs.
         most: bytes of a chunk, and rows of the result that it may number, None for any.
-        sink: takes the buffers of chunks, in order.
         where: the device on which chunks are packed.
         at: told how many nonzeros are packed.
+        put: takes the buffers of chunks, in order.
+        pinned: whether these are in pinned memory.
 
     Raises:
         PlanError: the plan does not apply, or a single nonzero takes more than a chunk may.
@@ -276,15 +266,18 @@ def cut(
     variants: dict[Variant, int] = {}
     coords = [torch.empty((len(compiler.template.output.kept_shape), 0), dtype=torch.long, device="cpu")]
     count = nbytes * FULL / (4 * len(source.shape) + source.dtype.itemsize)
-    compiler.choose((c.to(where), v.to(where)) for c, v in _samples(source, max(1, int(count))))
+    compiler.choose((c.to(where), v.to(where)) for c, v in _samples(source, take, max(1, int(count))))
     start = end = 0  # of the nonzeros that follow, and of the rows so far
     while start < source.nnz:
         stop = _stop(source, start, int(count))
-        packed = compiler.pack(*(t.to(where) for t in source.take(start, stop)))
+        packed = compiler.pack(*(t.to(where) for t in take(start, stop)))
         if packed is not None:
             programs, parts, coords_of_rows = packed
             numbered = 0 if coords_of_rows is None else coords_of_rows.shape[1]
-            chunk = Chunk(stop - start, 0, numbered, 0, tuple([StoredPart.of(*part) for part in parts]))
+            tensors = [(*arrays.index, values) for arrays, values in parts]
+            kinds = [tuple([(NAMES[t.dtype], t.numel()) for t in part]) for part in tensors]
+            stored = [StoredPart(arrays.items, kind) for (arrays, _), kind in zip(parts, kinds, strict=True)]
+            chunk = Chunk(stop - start, 0, numbered, 0, tuple(stored))
             share = max(chunk.nbytes / nbytes, numbered / rows if rows else 0.0)
             count = (stop - start) / share * FULL
             if share > 1 and stop - start == 1:
@@ -295,11 +288,10 @@ def cut(
             if share > 1:
                 count = min(count, stop - start - 1)
                 continue
-            buffer = host_bytes(chunk.nbytes, sink.pinned)
-            packed_arrays = [array for arrays, values in parts for array in (*arrays.index, values)]
-            for view, array in zip(chunk.tensors(buffer), packed_arrays, strict=True):
+            buffer = host_bytes(chunk.nbytes, pinned)
+            for view, array in zip(chunk.tensors(buffer), chain(*tensors), strict=True):
                 view.copy_(array)
-            sink.put(buffer)
+            put(buffer)
             first = 0
             if coords_of_rows is not None:  # whose first row may be the last of the chunk before
                 coords_of_rows = coords_of_rows.to("cpu")
@@ -312,19 +304,18 @@ def cut(
     return StreamCut(tuple(chunks), tuple(variants), torch.cat(coords, 1))
 
 
-def _samples(source: Source, count: int) -> Iterator[Nonzeros]:
+def _samples(source: Operand, take: Take, count: int) -> Iterator[Nonzeros]:
     """Yield nonzeros to choose a plan by: a first chunk, then all if in memory, else about `SAMPLES` ranges."""
-    yield source.take(0, _stop(source, 0, count))
-    whole = getattr(source, "x", None)
-    if isinstance(whole, SparseTensor):
-        yield whole.coords, whole.values
+    yield take(0, _stop(source, 0, count))
+    if isinstance(source, SparseTensor):
+        yield source.coords, source.values
         return
     step = max(count, source.nnz // SAMPLES)
     for start in range(step, source.nnz, step):
-        yield source.take(start, _stop(source, start, count))
+        yield take(start, _stop(source, start, count))
 
 
-def _stop(source: Source, start: int, count: int) -> int:
+def _stop(source: Operand, start: int, count: int) -> int:
     """Return the end of a chunk of `count` nonzeros, or of fewer up to the source's next end."""
     ends = getattr(source, "ends", None) or ()
     following = ends[bisect_right(ends, start) :][:1]

@@ -46,50 +46,6 @@ class ChunkTimes:
     back: tuple[float, float] | None
 
 
-@dataclass
-class StreamBuffers:
-    """Device buffers of one CUDA stream.
-
-    Attributes:
-        staging: (bytes of the largest chunk,) uint8; None on the CPU.
-        rows: (most rows of a chunk, *width) where rows are copied back; None where the result stays.
-    """
-
-    stream: Any
-    staging: Tensor | None
-    rows: Any
-
-
-@dataclass
-class ResultTarget:
-    """The buffers that receive results.
-
-    Attributes:
-        whole: (copies, rows, *width) on the device, to which chunks add; None where rows are copied back.
-        host: (rows, *width) on the host.
-        firsts: (chunks, *width) the first row of each chunk, which the chunk before may have as its last.
-    """
-
-    whole: Tensor | None
-    host: Any = None
-    firsts: Any = None
-
-
-class HostEvent:
-    """A moment on the CPU, told as by an event of CUDA."""
-
-    def record(self) -> None:
-        """Take the time."""
-        self.at = time.perf_counter()
-
-    def synchronize(self) -> None:
-        """Wait for nothing: what was begun before is done."""
-
-    def elapsed_time(self, end: HostEvent) -> float:
-        """Return the milliseconds until another moment."""
-        return (end.at - self.at) * 1e3
-
-
 @dataclass(eq=False)
 class Engine:
     """The loop that runs the chunks of one stream in one order, any number of times.
@@ -103,7 +59,10 @@ class Engine:
         shape: (rows, *width) of the result, as it is summed.
         dtype: that sums are made in.
         resident: whether the result is kept on the device; else rows are copied back.
-        _marks: events of each chunk that was run: begin, copied, computed, copied back.
+        buffers: of each stream itself, (bytes of the largest chunk,) uint8 on the device, None on the CPU, and
+            (most rows of a chunk, *width) where rows are copied back, None where they are not.
+        _marks: of each chunk that was run, when it began, was copied, computed, and copied back: events of CUDA, or
+            times on the CPU.
     """
 
     cut: StreamCut
@@ -114,29 +73,31 @@ class Engine:
     shape: tuple[int, ...]
     dtype: torch.dtype
     resident: bool
-    buffers: list[StreamBuffers] = field(default_factory=list)
+    buffers: list[tuple[Any, Tensor | None, Any]] = field(default_factory=list)
     _bound: dict[int, tuple[int, Call, list[Tensor]]] = field(default_factory=dict)
     _marks: list[list[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.cuda = self.device.type == "cuda"
 
-    def _allocate(self) -> ResultTarget:
-        """Return zeros for the result, and reuse or allocate the streams' buffers."""
+    def _allocate(self) -> list[Tensor]:
+        """Reuse or allocate the streams' buffers. Return zeros for the result.
+
+        Returns:
+            (copies, rows, *width) on the device, to which chunks add; or, where rows are copied back, (rows, *width) on
+            the host, and (chunks, *width) for the first row of each chunk, which the chunk before may have as its last.
+        """
         (rows, *width), window = self.shape, self.cut.window
         device, cuda = self.device, self.cuda
         for _ in range(0 if self.buffers else self.streams):
             staging = torch.empty(self.cut.largest, dtype=torch.uint8, device=device) if cuda else None
             chunk_rows = None if self.resident else torch.empty((window, *width), dtype=self.dtype, device=device)
-            self.buffers.append(StreamBuffers(torch.cuda.Stream(device) if cuda else None, staging, chunk_rows))
+            self.buffers.append((torch.cuda.Stream(device) if cuda else None, staging, chunk_rows))
         if self.resident:  # a chunk's programs see as many rows as the largest has
-            whole = (self.cut.copies, rows + window, *width)
-            return ResultTarget(torch.zeros(whole, dtype=self.dtype, device=device))
-        host, firsts = (
-            torch.zeros((n, *width), dtype=self.dtype, device="cpu", pin_memory=device.type == "cuda")
-            for n in (rows, len(self.order))
-        )
-        return ResultTarget(None, host, firsts)
+            return [torch.zeros((self.cut.copies, rows + window, *width), dtype=self.dtype, device=device)]
+        pinned = device.type == "cuda"
+        sizes = rows, len(self.order)
+        return [torch.zeros((n, *width), dtype=self.dtype, device="cpu", pin_memory=pinned) for n in sizes]
 
     def close(self) -> None:
         """Free the buffers, and what is bound to them."""
@@ -156,71 +117,70 @@ class Engine:
             (rows, *width) of the result, on the device or on the CPU.
         """
         self._marks = []
-        target, copied = self._allocate(), list[Callable[[], object]]()
+        results, copied = self._allocate(), list[Callable[[], object]]()
+        streams = [stream for stream, *_ in self.buffers if self.cuda]
         here = torch.cuda.current_stream(self.device) if self.cuda else None
         with closing(store.feed(self.order, self.streams, copied)) as feed:
             try:
-                for buffers in self.buffers if self.cuda else ():
-                    buffers.stream.wait_stream(here)
-                self._chunks(feed, tables, target, copied, at)
+                for stream in streams:
+                    stream.wait_stream(here)
+                self._chunks(feed, tables, results, copied, at)
                 if here is not None:
-                    for buffers in self.buffers:
-                        here.wait_stream(buffers.stream)
-                    if target.host is not None or store.passing:
+                    for stream in streams:
+                        here.wait_stream(stream)
+                    if store.passing or not self.resident:
                         here.synchronize()
             except BaseException:
-                for buffers in self.buffers if self.cuda else ():  # what they read and write is about to be freed
-                    buffers.stream.synchronize()
+                for stream in streams:  # what they read and write is about to be freed
+                    stream.synchronize()
                 raise
-        if target.whole is not None:
-            return (target.whole.sum(0) if self.cut.copies > 1 else target.whole[0])[: self.shape[0]]
+        if self.resident:
+            (whole,) = results
+            return (whole.sum(0) if self.cut.copies > 1 else whole[0])[: self.shape[0]]
+        host, first_rows = results
         first = torch.tensor([self.cut.chunks[n].first for n in self.order], dtype=torch.long, device="cpu")
-        return target.host.index_add_(0, first, target.firsts)
+        return host.index_add_(0, first, first_rows)
 
     def _chunks(
         self,
         feed: Generator[Tensor, None, None],
         tables: Sequence[Tensor],
-        target: ResultTarget,
+        results: Sequence[Tensor],
         copied: list[Callable[[], object]],
         at: At,
     ) -> None:
         """Enqueue all chunks on a GPU, or run them on the CPU."""
         done, window = 0, self.cut.window
         for position, number in enumerate(self.order):
-            buffers, chunk = self.buffers[position % len(self.buffers)], self.cut.chunks[number]
-            event = partial(torch.cuda.Event, enable_timing=True) if self.cuda else HostEvent
-            marks: list[Any] = [event() for _ in range(4 if target.whole is None else 3)]
-            if not self.cuda:
-                marks[0].record()
-            held = next(feed)
-            with torch.cuda.stream(buffers.stream):  # without effect on the CPU
-                buffer = held
-                if buffers.staging is not None:
+            (stream, staging, out), chunk = self.buffers[position % len(self.buffers)], self.cut.chunks[number]
+            marks = [] if self.cuda else [self._now()]
+            buffer = held = next(feed)
+            with torch.cuda.stream(stream):  # without effect on the CPU
+                if staging is not None:
                     if self._marks:
-                        buffers.stream.wait_event(self._marks[-1][1])
-                    marks[0].record()
-                    buffer = buffers.staging
+                        stream.wait_event(self._marks[-1][1])
+                    marks.append(self._now())
+                    buffer = staging
                     buffer[: chunk.nbytes].copy_(held[: chunk.nbytes], non_blocking=True)
-                marks[1].record()
-                copied.append(marks[1].synchronize)
+                marks.append(self._now())
+                copied.append(partial(self._wait, marks[1]))
                 call, values = self._call(position, buffer, held)
-                if target.whole is None:
-                    out = buffers.rows
-                    out[: chunk.rows].zero_()
+                if self.resident:
+                    (out,) = results
+                    out = out[0, chunk.first : chunk.first + window] if window else out
                 else:
-                    out = target.whole[0, chunk.first : chunk.first + window] if window else target.whole
+                    out[: chunk.rows].zero_()
                 call(values, tables, out)
-                marks[2].record()
-                if target.whole is None:  # rows go to the host: the first apart, others where no chunk copies any
-                    target.firsts[position].copy_(out[0], non_blocking=True)
-                    host_rows = target.host[chunk.first + 1 : chunk.first + chunk.rows]
-                    host_rows.copy_(out[1 : chunk.rows], non_blocking=True)
-                    marks[3].record()
+                marks.append(self._now())
+                if not self.resident:  # rows go to the host: the first apart, others where no chunk copies any
+                    host, first_rows = results
+                    first_rows[position].copy_(out[0], non_blocking=True)
+                    host[chunk.first + 1 : chunk.first + chunk.rows].copy_(out[1 : chunk.rows], non_blocking=True)
+                    marks.append(self._now())
             self._marks.append(marks)
             done += chunk.nbytes
             if at is not unseen:  # all streams have work while the host waits for an earlier chunk
-                self._marks[max(0, position - self.streams)][-1].synchronize()
+                self._wait(self._marks[max(0, position - self.streams)][-1])
                 at(done)
 
     # -- chunks -----------------------------------------------------------------------------------------------------
@@ -236,12 +196,26 @@ class Engine:
         return call, values
 
     # -- evidence ---------------------------------------------------------------------------------------------------
+    def _now(self) -> Any:
+        """Return an event that the current stream records; on the CPU the time in milliseconds."""
+        if not self.cuda:
+            return time.perf_counter() * 1e3
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _wait(self, mark: Any) -> None:
+        """Wait until a mark is passed, as on the CPU all are."""
+        if self.cuda:
+            mark.synchronize()
+
     def times(self) -> list[ChunkTimes]:
         """Return the times of each chunk of the last run, in the order in which they ran."""
         times = []
         for position, (number, marks) in enumerate(zip(self.order, self._marks, strict=False)):
-            marks[-1].synchronize()
-            begin, copied, ran, *back = [self._marks[0][0].elapsed_time(event) for event in marks]
+            self._wait(marks[-1])
+            first = self._marks[0][0]
+            begin, copied, ran, *back = [first.elapsed_time(one) if self.cuda else one - first for one in marks]
             chunk, stream = self.cut.chunks[number], position % len(self.buffers)
             to_host = (ran, *back) if back else None
             times.append(ChunkTimes(number, chunk.nnz, chunk.nbytes, stream, (begin, copied), (copied, ran), to_host))

@@ -11,19 +11,21 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sparsetc.errors import FormatError, IOFormatError, PlanError, printable
 from sparsetc.io import memory
-from sparsetc.support import FilePath
+from sparsetc.io.atomic import replacing
+from sparsetc.support import FilePath, Ints
 
 PAGE = 4096
 RESERVED = 1 << 20
@@ -44,7 +46,7 @@ def host_bytes(nbytes: int, pinned: bool) -> Tensor:
 
 
 class ChunkMemory:
-    """Chunks in memory, pinned where a GPU copies from it. It is a sink of `cut`.
+    """Chunks in memory, pinned where a GPU copies from it.
 
     Attributes:
         passing: True if buffers are filled anew once a run has copied them.
@@ -52,14 +54,9 @@ class ChunkMemory:
 
     passing = False
 
-    def __init__(self, pinned: bool) -> None:
-        self.pinned = pinned
+    def __init__(self) -> None:
         self.buffers: list[Tensor] = []
         self.closed, self.lock = False, Lock()
-
-    def put(self, buffer: Tensor) -> None:
-        """Keep a chunk."""
-        self.buffers.append(buffer)
 
     def feed(
         self, order: Sequence[int], streams: int, copied: Sequence[Callable[[], object]]
@@ -73,47 +70,43 @@ class ChunkMemory:
         self.buffers.clear()
 
 
-class ChunkWriter:
-    """Writes buffers one after the other into an empty file, then the header. It is a sink of `cut`.
+Put: TypeAlias = Callable[[Tensor], object]
+"""Takes the buffer of a chunk, after those of the chunks before."""
 
-    Attributes:
-        checksums: CRC-32 of each block of each buffer.
+
+@contextmanager
+def writing(path: FilePath) -> Iterator[tuple[Put, list[Ints], dict[str, Any]]]:
+    """Write a file of buffers one after the other, which is there whole or not at all.
+
+    Yields:
+        What writes a buffer; the CRC-32 of each block of each buffer so far; and the header, to be filled in. It is
+        written at the end; what is behind it moves where it takes more than was left for it.
+
+    Raises:
+        PlanError: safetensors reads no header of this size.
     """
-
-    pinned = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.checksums: list[list[int]] = []
+    checksums: list[Ints] = []
+    header: dict[str, Any] = {}
+    with replacing(path) as file:
         file.seek(RESERVED)
 
-    def put(self, buffer: Tensor) -> None:
-        """Write a buffer."""
-        data = buffer.numpy().data
-        self._file.write(data)
-        self.checksums.append([zlib.crc32(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)])
+        def put(buffer: Tensor) -> None:
+            data = buffer.numpy().data
+            file.write(data)
+            checksums.append(tuple([zlib.crc32(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]))
 
-    def finish(self, header: dict[str, Any]) -> None:
-        """Write the header; what is behind it moves where it takes more than was left for it.
-
-        Raises:
-            PlanError: safetensors reads no header of this size.
-        """
+        yield put, checksums, header
         text = json.dumps(header, separators=(",", ":")).encode()
         if len(text) > MOST - PAGE:
             raise PlanError("a file cannot list so many chunks: make fewer, by a larger chunk_bytes=")
-        begin, end = max(RESERVED, -(-(len(text) + 8) // PAGE) * PAGE), self._file.tell()
+        begin, end = max(RESERVED, -(-(len(text) + 8) // PAGE) * PAGE), file.tell()
         for at in reversed(range(RESERVED, end, BLOCK) if begin > RESERVED else ()):
-            self._file.seek(at)
-            moved = self._file.read(min(BLOCK, end - at))
-            self._file.seek(at - RESERVED + begin)
-            self._file.write(moved)
-        self._file.seek(0)
-        self._file.write((begin - 8).to_bytes(8, "little") + text.ljust(begin - 8))
-
-
-Sink: TypeAlias = ChunkMemory | ChunkWriter
-"""A destination of chunks for `cut`."""
+            file.seek(at)
+            moved = file.read(min(BLOCK, end - at))
+            file.seek(at - RESERVED + begin)
+            file.write(moved)
+        file.seek(0)
+        file.write((begin - 8).to_bytes(8, "little") + text.ljust(begin - 8))
 
 
 class ChunkFile:

@@ -1,7 +1,6 @@
 """Streams: einsums of a sparse operand that is larger than the device, prepared once and run chunk after chunk.
 
 In: chunks that were packed, in memory or in a file, and what they are of. Out: `Stream`, called as a `Kernel` is.
-`ResultForm` makes the returned tensor of summed rows, and checks `out`.
 """
 
 from __future__ import annotations
@@ -20,86 +19,19 @@ from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.guard import finite
 from sparsetc.contraction.request import Result, arranged, dense_of_call, is_sparse
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
-from sparsetc.io.atomic import replacing
 from sparsetc.ir.plan import Plan
 from sparsetc.streaming import contents
 from sparsetc.streaming.budget import Budget, StreamOptions
 from sparsetc.streaming.compiler import Compiler
-from sparsetc.streaming.contents import Recipe
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.engine import ChunkTimes, Engine
-from sparsetc.streaming.store import ChunkFile, ChunkMemory, ChunkWriter
+from sparsetc.streaming.store import ChunkFile, ChunkMemory, Put
 from sparsetc.support import FilePath
 from sparsetc.support.entry import bar, entry_point, log_since, without_autocast
 from sparsetc.tensor.dtypes import accumulator, fitted, in_order, summed_dtype
 from sparsetc.tensor.inputs import as_dense
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
-
-
-class ResultForm:
-    """The result that a stream returns.
-
-    Attributes:
-        shape, dtype: of the result.
-        sparse: whether a sparse result was asked for.
-        output: shapes, and the pattern where chunks number the rows.
-        rows: how many rows are summed.
-    """
-
-    def __init__(self, recipe: Recipe, compiler: Compiler, made: StreamCut) -> None:
-        bound, template = compiler.bound, compiler.template
-        output = template.output
-        self._text, self._drops = recipe.equation, recipe.drop_zeros
-        self.shape = bound.output_shape
-        self.dtype = summed_dtype(compiler.dtype) if bound.einsum.plain_sum else compiler.dtype
-        self.sparse = is_sparse(recipe.output, template.bound.einsum, [template.problem.letters])
-        self.rows = made.coords.shape[1] if recipe.numbered else output.rows
-        self._order: Tensor | None = None
-        self._pattern: Pattern | None = None
-        if recipe.numbered:
-            with lasting():
-                output = replace(output, pattern=Pattern(made.coords, output.kept_shape, True), own=False, slot=None)
-                if self.sparse:
-                    self._pattern, self._order = arranged(output)
-        self.output = output
-
-    def of(self, rows: Tensor) -> Result:
-        """Return the result of (rows, *dense sizes), on their device."""
-        rows, output = fitted(rows, self.dtype, f'the result of "{self._text}"'), self.output
-        if self._pattern is not None:
-            return self._sparse(rows)
-        if output.pattern is None:
-            return output.shaped(rows)
-        # A dense result that does not fit on the device, of the rows that have nonzeros.
-        whole = torch.zeros((prod(output.kept_shape), *output.width_shape), dtype=rows.dtype, device="cpu")
-        whole.index_copy_(0, output.pattern.places, rows.cpu())
-        return replace(output, pattern=None).shaped(whole)
-
-    def _sparse(self, rows: Tensor) -> SparseTensor:
-        assert self._pattern is not None
-        if self._pattern.device != rows.device:  # kept there, so that results share it
-            self._pattern = self._pattern.like(self._pattern.coords.to(rows.device), True)
-            self._order = None if self._order is None else self._order.to(rows.device)
-        values = rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
-        result = SparseTensor._make(self._pattern, values)
-        return result.drop() if self._drops else result
-
-    def check(self, out: Any) -> None:
-        """Raise unless a result can be written to `out`."""
-        if self.sparse:
-            raise PlanError(f'"{self._text}" has a sparse result, which out= cannot take; use output="dense"')
-        if not isinstance(out, Tensor) or (tuple(out.shape), out.dtype) != (self.shape, self.dtype):
-            what = f"{tuple(out.shape)}, {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
-            raise ShapeError(f"out= must be a tensor of shape {self.shape} and {self.dtype}, found {what}")
-        if out.layout != torch.strided:
-            raise DtypeError(f"out= must be a dense tensor, found one of layout {out.layout}")
-        if out.is_meta:
-            raise DeviceError("out= is on meta, where nothing can be written")
-        if any(step == 0 and n > 1 for step, n in zip(out.stride(), out.shape, strict=True)):
-            raise ShapeError(f"out= was expanded: elements of it share memory; its strides are {out.stride()}")
-        if torch.is_grad_enabled() and out.requires_grad:
-            raise TransformError("out= requires a gradient, which a stream does not give: detach() it")
 
 
 class Stream:
@@ -154,15 +86,26 @@ class Stream:
         self._budget = budget
         self._make_other = by_nonzeros
         self._lock = store.lock  # of all streams of these chunks, which come through the same buffers
-        self._result = ResultForm(recipe, compiler, made)
-        self.resident = budget.keeps(made, self._result.rows, self._result.sparse or not recipe.numbered)
+        bound, template = compiler.bound, compiler.template
+        output = template.output
+        rows = made.coords.shape[1] if recipe.numbered else output.rows
+        self._dtype = summed_dtype(compiler.dtype) if bound.einsum.plain_sum else compiler.dtype
+        self._sparse = is_sparse(recipe.output, template.bound.einsum, [template.problem.letters])
+        self._pattern: Pattern | None = None  # of a sparse result, and the elements of rows in its order
+        self._elements: Tensor | None = None
+        if recipe.numbered:
+            with lasting():
+                output = replace(output, pattern=Pattern(made.coords, output.kept_shape, True), own=False, slot=None)
+                if self._sparse:
+                    self._pattern, self._elements = arranged(output)
+        self._output = output
+        self.resident = budget.keeps(made, rows, self._sparse or not recipe.numbered)
         numbers = range(self.chunks)
         by_size = sorted(numbers, key=lambda n: -made.chunks[n].nnz)
         self.order = tuple(by_size if options.order == "size" else numbers)
-        rows = self._result.rows
         # Programs are made for all rows, or as many as the chunk has that has most.
         programs = [compiler.generate(v, made.window if recipe.numbered else rows) for v in made.variants]
-        shape, dtype = (rows, *self._result.output.width_shape), accumulator(compiler.dtype)
+        shape, dtype = (rows, *output.width_shape), accumulator(compiler.dtype)
         streams = max(1, min(budget.streams, self.chunks))
         self._engine = Engine(made, self.order, programs, self.device, streams, shape, dtype, self.resident)
         self._by_nonzeros: Stream | None = None
@@ -191,7 +134,7 @@ class Stream:
     @property
     def device_bytes(self) -> int:
         """The most bytes on the device during a call: dense operands, a chunk a stream, the result or its rows."""
-        return self._budget.bytes(self.cut, self._result.rows, self.resident)
+        return self._budget.bytes(self.cut, self._engine.shape[0], self.resident)
 
     @property
     def source(self) -> str:
@@ -238,9 +181,9 @@ class Stream:
             self._check_open()
             tables, whole = self._tables(dense)
             if out is not None:
-                self._result.check(out)
+                self._check(out)
             blind = any(v.reads_zeros for v in self.cut.variants) and not finite(tables)
-            result: Any = self._other()(*whole) if blind else self._result.of(self._run(tables))
+            result: Any = self._other()(*whole) if blind else self._result(self._run(tables))
             return result if out is None else out.copy_(result)
 
     def _tables(self, dense: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -262,7 +205,7 @@ class Stream:
         with without_autocast(device):
             _, pulled = compiler.pull([None], whole, packed=True)
             tables = [t.detach() for t in compiler.template.tables(pulled)]
-            if compiler.backend == "torch":
+            if compiler.backend.widens:
                 tables = [t.to(accumulator(compiler.dtype)) for t in tables]
         return tables, whole
 
@@ -271,13 +214,47 @@ class Stream:
         engine, settings = self._engine, self.compiler.settings
         if not all(size for _, size in self.compiler.template.bound.sizes):  # nothing to sum
             return torch.zeros(engine.shape, dtype=engine.dtype, device=self.device if self.resident else "cpu")
-        exact = in_order(settings.deterministic and self.compiler.backend == "torch")
+        exact = in_order(settings.deterministic and not self.compiler.backend.atomics)
         shown = bar(self.nbytes, f"streaming {self.equation}", self.options.progress)
         start = time.perf_counter()
         with without_autocast(self.device), exact, shown as at:
             rows = engine.run(self._store, tables, at)
         log_since(start, logging.INFO, 'streamed %d bytes for "%s"', self.nbytes, self.equation)
         return rows
+
+    def _result(self, rows: Tensor) -> Result:
+        """Return the result of (rows, *dense sizes), on their device."""
+        rows, output = fitted(rows, self._dtype, f'the result of "{self.equation}"'), self._output
+        if self._pattern is not None:
+            if self._pattern.device != rows.device:  # kept there, so that results share it
+                self._pattern = self._pattern.like(self._pattern.coords.to(rows.device))
+                self._elements = None if self._elements is None else self._elements.to(rows.device)
+            values = rows if self._elements is None else rows.reshape(-1).index_select(0, self._elements)
+            result = SparseTensor._make(self._pattern, values)
+            return result.drop() if self.recipe.drop_zeros else result
+        if output.pattern is None:
+            return output.shaped(rows)
+        # A dense result that does not fit on the device, of the rows that have nonzeros.
+        whole = torch.zeros((prod(output.kept_shape), *output.width_shape), dtype=rows.dtype, device="cpu")
+        whole.index_copy_(0, output.pattern.places, rows.cpu())
+        return replace(output, pattern=None).shaped(whole)
+
+    def _check(self, out: Any) -> None:
+        """Raise unless a result can be written to `out`."""
+        if self._sparse:
+            raise PlanError(f'"{self.equation}" has a sparse result, which out= cannot take; use output="dense"')
+        shape = self.compiler.bound.output_shape
+        if not isinstance(out, Tensor) or (tuple(out.shape), out.dtype) != (shape, self._dtype):
+            what = f"{tuple(out.shape)}, {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
+            raise ShapeError(f"out= must be a tensor of shape {shape} and {self._dtype}, found {what}")
+        if out.layout != torch.strided:
+            raise DtypeError(f"out= must be a dense tensor, found one of layout {out.layout}")
+        if out.is_meta:
+            raise DeviceError("out= is on meta, where nothing can be written")
+        if any(step == 0 and n > 1 for step, n in zip(out.stride(), out.shape, strict=True)):
+            raise ShapeError(f"out= was expanded: elements of it share memory; its strides are {out.stride()}")
+        if torch.is_grad_enabled() and out.requires_grad:
+            raise TransformError("out= requires a gradient, which a stream does not give: detach() it")
 
     def _check_open(self) -> None:
         if self._store.closed:
@@ -326,11 +303,14 @@ class Stream:
         """
         with self._lock:
             self._check_open()
-            with replacing(path) as file:
-                writer, copied = ChunkWriter(file), [lambda: None] * self.chunks
-                for chunk, buffer in zip(self.cut.chunks, self._store.feed(range(self.chunks), 1, copied), strict=True):
-                    writer.put(buffer[: chunk.nbytes])
-                contents.write(writer, self.recipe, self.compiler, self.cut)
+            buffers = self._store.feed(range(self.chunks), 1, [lambda: None] * self.chunks)
+
+            def fill(put: Put) -> StreamCut:
+                for chunk, buffer in zip(self.cut.chunks, buffers, strict=True):
+                    put(buffer[: chunk.nbytes])
+                return self.cut
+
+            contents.write(path, self.recipe, self.compiler, fill)
 
     def close(self) -> None:
         """Free the chunks and the buffers on the device, or close the file."""

@@ -1,4 +1,4 @@
-"""Files and folders that nobody but the user may write to.
+"""Files and folders that nobody but the user may write to, and what numba compiled, which is kept there.
 
 In: paths and bytes. Out: folders of mode 0700 and files of mode 0600, and the bytes of such files, up to a bound; the
 folder of generated source and measured profiles, which is of that kind.
@@ -6,21 +6,36 @@ folder of generated source and measured profiles, which is of that kind.
 What is private is never reached through a link, and neither a file nor a folder is trusted that belongs to another user
 or that others may write to. Every refusal is an `OSError` that says why, as a failure of the disk is. Where the system
 has no owners and modes (Windows), what they would say is taken as granted.
+
+In: a function of Python over numpy arrays. Out: the same of tensors, as machine code; None where it is not worth that.
+What the compiler made is kept in the cache folder by the digest of all that it was made from. What cannot be read is
+compiled anew; what cannot be written is compiled again by the next process. Compiled functions hold no lock of Python.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
+import pickle
 import re
 import secrets
 import stat
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch import Tensor
+
+from sparsetc.support.entry import traced_by_modes, warn
 
 PREFIX, SUFFIX = ".sparsetc-", ".tmp"
 """Prefix and suffix of the names of unfinished files, with hexadecimal digits in between."""
@@ -181,7 +196,7 @@ STALE_SECONDS = 3600
 DIGITS = 20
 """Hexadecimal digits of the digest in a file name."""
 COMPILED = ".native"
-"""The end of the name of a file of machine code that `support.compiled` keeps."""
+"""The end of the name of a file of machine code."""
 SOURCE = re.compile(rf"\w+_[0-9a-f]{{{DIGITS}}}\.(?:py|{COMPILED[1:]})")
 """Names of files that are removed; a folder that was named may hold a user's own."""
 UNFINISHED = re.compile(rf"{re.escape(PREFIX)}[0-9a-f]+{re.escape(SUFFIX)}")
@@ -213,3 +228,115 @@ def _files(folder: Path, names: re.Pattern[str]) -> list[tuple[float, str]]:
                 with suppress(OSError):
                     files_by_age.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
     return sorted(files_by_age)
+
+
+# -- compiled functions ------------------------------------------------------------------------------------------------
+
+MOST_BYTES = 1 << 26
+"""Most bytes of a compiled function's file; one takes 20 to 100 kB."""
+ENOUGH, MANY = 1 << 12, 1 << 16
+"""Least elements of a loop for running it natively, and for importing numba for it, which takes .3 s."""
+
+
+@lru_cache
+def has_numba() -> bool:
+    """Return True if numba is installed."""
+    return find_spec("numba") is not None
+
+
+@lru_cache
+def usable() -> bool:
+    """Return True if numba can be imported; where it is installed and cannot, as for a later numpy, say so once."""
+    try:
+        import_module("numba")
+    except Exception as error:  # whatever a library raises that is not made for another
+        why = str(error)[:200]
+        warn(f"numba is installed and cannot be imported ({why}); torch's operations run in place of native loops")
+        return False
+    return True
+
+
+def native(function: Callable[..., Any], device: torch.device, elements: int) -> Callable[..., Any] | None:
+    """Return a function as machine code, which is made at its first call with arguments of some types.
+
+    None on a GPU, without numba, where ``SPARSETC_BACKEND`` names other programs, while a graph is traced or a
+    transform is active, and where there are too few elements to make up for a compiler.
+
+    Args:
+        function: of arrays, numbers and nothing else; it calls no function of the package.
+        device: of the tensors.
+        elements: that it goes over.
+
+    Returns:
+        A function of tensors on the CPU, in place of arrays, and numbers.
+    """
+    if device.type != "cpu" or os.environ.get("SPARSETC_BACKEND", "auto") not in ("auto", "numba"):
+        return None
+    seen = torch.compiler.is_compiling() or traced_by_modes() or torch._C._are_functorch_transforms_active()
+    if seen:  # by what knows torch's operations alone
+        return None
+    enough = ENOUGH if "numba" in sys.modules else MANY
+    return _native(function) if elements >= enough and has_numba() and usable() else None
+
+
+@lru_cache
+def _native(function: Callable[..., Any]) -> Callable[..., Any]:
+    from numba import njit
+
+    compiled: Any = njit(nogil=True, error_model="numpy")(function)
+    text = inspect.getsource(sys.modules[function.__module__])
+    compiled._cache = Kept(function.__name__, text, cache_folder(None))
+
+    def call(*arguments: Any) -> Any:
+        return compiled(*[a.detach().numpy() if isinstance(a, Tensor) else a for a in arguments])
+
+    return call
+
+
+class Kept:
+    """The compiled forms of one function on disk, in the interface of a cache of numba's dispatcher."""
+
+    def __init__(self, name: str, text: str, folder: Path | None) -> None:
+        """Set the text to compile, which with the name determines the result up to compiler and types."""
+        self.name = name
+        self.text = text
+        self.folder = folder
+        self.cache_path = str(folder)
+
+    def path(self, signature: Any, target: Any) -> Path:
+        """Return the file of a form: named by the text, the compiler, the processor and the types."""
+        import llvmlite
+        import numba
+
+        assert self.folder is not None
+        versions = sys.version, numba.__version__, llvmlite.__version__, target.codegen().magic_tuple()
+        made_from = repr((self.text, self.name, versions, str(signature)))
+        digest = hashlib.sha256(made_from.encode()).hexdigest()[:DIGITS]
+        return self.folder / f"{self.name}_{digest}{COMPILED}"
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return the compiled form for the types of a signature; None where no file of the user's own has it."""
+        if self.folder is None:
+            return None
+        from numba.core.compiler import CompileResult
+        from numba.core.runtime import rtsys
+
+        rtsys.initialize(target)  # what is loaded calls it; all that a compiler needs beside takes .3 s to import
+        try:
+            check(self.folder)
+            data = read_private(self.path(signature, target), MOST_BYTES)
+            return CompileResult._rebuild(target, *pickle.loads(data))
+        except Exception:  # absent, of others, or damaged in whatever way: it is compiled
+            return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep a compiled form, where the folder can be written to."""
+        if self.folder is None:
+            return
+        from numba.core import serialize
+
+        with suppress(OSError):
+            path = self.path(signature, compiled.target_context)
+            claim(self.folder)
+            write_private(path, serialize.dumps(compiled._reduce()))
+            evict_sometimes(path)

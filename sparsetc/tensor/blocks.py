@@ -80,6 +80,43 @@ class Blocks:
             inside.append((position < self.shape[mode]).reshape(-1, *shape))
         return tuple(inside)
 
+    def cut(self, coords: Tensor, coalesced: bool, sides: Ints) -> tuple[Tensor, Tensor | None]:
+        """Cut blocks into smaller ones, whose sides divide theirs; smaller blocks past the end are left out.
+
+        Returns:
+            (modes, m) coordinates of the smaller blocks, sorted if those of the larger are `coalesced`; and (m,) the
+            number of each, counted one larger block after the other, None if none is cut.
+        """
+        if sides == self.sides:
+            return coords, None
+        times = self._times(sides)
+        cut = crd.with_dense_modes(coords, times)  # coordinates of the larger, then places in them
+        order = len(times)
+        factors = torch.tensor(times, device=coords.device).unsqueeze(1)
+        cut = cut[:order] * factors + cut[order:]
+        grid = Blocks(sides, self.shape).grid
+        source = torch.nonzero((cut < torch.tensor(grid, device=coords.device).unsqueeze(1)).all(0)).flatten()
+        cut = cut.index_select(1, source)
+        if coalesced:
+            by_place = crd.lexsort(cut, grid)
+            cut, source = cut.index_select(1, by_place), source.index_select(0, by_place)
+        return cut.contiguous(), source
+
+    def cut_values(self, values: Tensor, sides: Ints, source: Tensor | None) -> Tensor:
+        """Cut values (n, *sides, *dense sizes) to (m, *smaller sides, *dense sizes), as `cut` says; differentiable."""
+        if source is None:
+            return values
+        times, order, dense = self._times(sides), len(sides), values.shape[1 + len(sides) :]
+        pairs = [n for pair in zip(times, sides, strict=True) for n in pair]
+        parts = values.reshape(values.shape[0], *pairs, *dense)
+        numbers, positions = range(1, 2 * order, 2), range(2, 2 * order + 1, 2)
+        moved = parts.permute(0, *numbers, *positions, *range(2 * order + 1, parts.ndim))
+        return moved.reshape(values.shape[0] * prod(times), *sides, *dense).index_select(0, source)
+
+    def _times(self, sides: Ints) -> Ints:
+        """Return the number of smaller blocks that one has along each mode."""
+        return tuple(old // new for old, new in zip(self.sides, sides, strict=True))
+
     def check_end(self, coords: Tensor, values: Tensor) -> None:
         """Raise `FormatError` unless values past the end are zero; waits for the device if a mode is ragged."""
         inside = inside_only(torch.ones_like(values, dtype=torch.bool), self.masks(coords))
@@ -116,53 +153,6 @@ def checked(sides: Any, shape: Sequence[int]) -> Blocks:
     if len(whole) != len(shape) or any(side < 1 for side in whole):
         raise ShapeError(f"blocks need a side of 1 or more for each of {len(shape)} modes, found sides {sides!r:.80}")
     return Blocks(whole, tuple(shape))
-
-
-@dataclass(frozen=True)
-class BlockCut:
-    """Blocks cut into smaller ones, whose sides divide theirs.
-
-    Attributes:
-        coords: (modes, m) of the smaller blocks; sorted if those of the larger are.
-        times: how many smaller blocks a larger one has along each mode.
-        source: (m,) the number of each smaller block, counted one larger block after the other; None if none is cut.
-    """
-
-    blocks: Blocks
-    coords: Tensor
-    times: Ints
-    source: Tensor | None
-
-    @classmethod
-    def of(cls, blocks: Blocks, coords: Tensor, coalesced: bool, sides: Ints) -> BlockCut:
-        """Cut blocks into smaller ones; smaller blocks past the end are left out."""
-        times = tuple(old // new for old, new in zip(blocks.sides, sides, strict=True))
-        smaller = Blocks(sides, blocks.shape)
-        if all(k == 1 for k in times):
-            return cls(smaller, coords, times, None)
-        cut = crd.with_dense_modes(coords, times)  # coordinates of the larger, then places in them
-        order = len(times)
-        factors = torch.tensor(times, device=coords.device).unsqueeze(1)
-        cut = cut[:order] * factors + cut[order:]
-        sizes = torch.tensor(smaller.grid, device=coords.device).unsqueeze(1)
-        source = torch.nonzero((cut < sizes).all(0)).flatten()
-        cut = cut.index_select(1, source)
-        if coalesced:
-            by_place = crd.lexsort(cut, smaller.grid)
-            cut, source = cut.index_select(1, by_place), source.index_select(0, by_place)
-        return cls(smaller, cut.contiguous(), times, source)
-
-    def values(self, values: Tensor) -> Tensor:
-        """Cut values (n, *larger sides, *dense sizes) to (m, *smaller sides, *dense sizes); differentiable."""
-        if self.source is None:
-            return values
-        order, dense = len(self.times), values.shape[1 + len(self.times) :]
-        pairs = [n for pair in zip(self.times, self.blocks.sides, strict=True) for n in pair]
-        parts = values.reshape(values.shape[0], *pairs, *dense)
-        numbers, positions = range(1, 2 * order, 2), range(2, 2 * order + 1, 2)
-        moved = parts.permute(0, *numbers, *positions, *range(2 * order + 1, parts.ndim))
-        flat = moved.reshape(values.shape[0] * prod(self.times), *self.blocks.sides, *dense)
-        return flat.index_select(0, self.source)
 
 
 def split(tensor: Tensor, sides: Sequence[int], sizes: Sequence[int], first: int = 0) -> Tensor:

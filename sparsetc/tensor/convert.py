@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, FormatError, ShapeError
-from sparsetc.support import memory, required
+from sparsetc.support import required
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import Attributes, Sparse
@@ -42,7 +43,7 @@ def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     if not x.is_coalesced:
         scratch += coalescing_bytes(x.pattern.shape, x.nnz, values)
     what = f"a dense tensor of shape {x.shape} and {x.dtype}"
-    memory.check(what, math.prod(whole) * x.dtype.itemsize + scratch, x.device, memory_limit)
+    check_memory(what, math.prod(whole) * x.dtype.itemsize + scratch, x.device, memory_limit)
     if 0 in x.shape:
         return x.values.sum().to(x.dtype) * x.values.new_zeros(x.shape)  # empty, yet a function of the values
     return laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
@@ -94,13 +95,13 @@ def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple
         raise ShapeError(f"blocksize {tuple(blocksize)} must divide the shape {x.shape}")
     if not is_coo:
         pointers = 8 * (1 + x.shape[int(layout in (torch.sparse_csc, torch.sparse_bsc))])
-        memory.check(
+        check_memory(
             f"the pointers of {layout} of shape {x.shape}", pointers, x.device, instead="take torch.sparse_coo"
         )
         x = x.coalesce()
     if blocks is not None:
         if blocksize is not None and not any(o % n for o, n in zip(blocks.sides, blocksize, strict=True)):
-            return _compressed_blocks(x, layout, blocksize)
+            return _compressed_blocks(x, blocks, layout, (blocksize[0], blocksize[1]))
         x = expand_dense(x)
     coo = torch.sparse_coo_tensor(
         x.coords, x.values, x.shape, device=x.device, is_coalesced=x.is_coalesced or None, check_invariants=False
@@ -108,10 +109,10 @@ def to_torch(x: Attributes, layout: torch.layout | None = None, blocksize: tuple
     return coo if is_coo else coo.to_sparse(layout=layout, blocksize=blocksize)
 
 
-def _compressed_blocks(x: Attributes, layout: torch.layout, blocksize: tuple[int, int]) -> Tensor:
+def _compressed_blocks(x: Attributes, blocks: Blocks, layout: torch.layout, blocksize: tuple[int, int]) -> Tensor:
     """Return a BSR or BSC tensor, with blocks cut to this size, which must divide the shape."""
-    pattern, cut = x.pattern.cut(tuple(blocksize))
-    values, outer = cut.values(x.values), 0 if layout == torch.sparse_bsr else 1
+    pattern, source = x.pattern.cut(blocksize)
+    values, outer = blocks.cut_values(x.values, blocksize, source), 0 if layout == torch.sparse_bsr else 1
     if outer:
         pattern, order = pattern.permuted((1, 0))
         values = crd.picked(values, order)
@@ -186,8 +187,7 @@ def from_torch(cls: type[Sparse], tensor: Tensor) -> Sparse:
     if tensor.sparse_dim() == 0:
         raise FormatError("a tensor with no sparse mode is not sparse; use its values")
     shape, indices = tuple(tensor.shape), tensor._indices()
-    memory = [indices.untyped_storage()]
-    coordinates = reading(torch.sparse_coo, shape, [indices], memory, lambda own: own[0].contiguous())
+    coordinates = reading(torch.sparse_coo, shape, [indices], lambda own: own[0].contiguous())
     if tensor.requires_grad:  # autograd follows values(), which only a coalesced tensor has
         return cls._make(coordinates.pattern, tensor.coalesce().values())
     return cls._make(coordinates.pattern, coordinates.values(tensor._values()))
@@ -207,10 +207,8 @@ def _from_compressed(cls: type[Sparse], tensor: Tensor) -> Sparse:
         sides = tuple(values.shape[batch + 1 : batch + 3])
         blocks = Blocks((*[1] * batch, *sides), shape[: batch + 2])
         values = values.reshape(*values.shape[: batch + 1], *[1] * batch, *values.shape[batch + 1 :])
-
-    memory = [outer.untyped_storage(), inner.untyped_storage()]
     coords_of = partial(_compressed_coordinates, by_rows=by_rows)
-    coordinates = reading((tensor.layout, blocks), shape, [outer, inner], memory, coords_of, blocks)
+    coordinates = reading((tensor.layout, blocks), shape, [outer, inner], coords_of, blocks)
     return cls._make(coordinates.pattern, coordinates.values(values.flatten(0, batch)))
 
 
@@ -268,7 +266,7 @@ def from_dense(cls: type[Sparse], tensor: Any, *, mask: Any = None, blocksize: S
     blocks = None if blocksize is None else checked(blocksize, strided.shape)
     if blocks is not None:
         nbytes = math.prod(blocks.grid) * math.prod(blocks.sides) * strided.itemsize if blocks.ragged else 0
-        memory.check(f"a tensor {tuple(strided.shape)} padded to blocks of {blocks.sides}", nbytes, strided.device)
+        check_memory(f"a tensor {tuple(strided.shape)} padded to blocks of {blocks.sides}", nbytes, strided.device)
         strided = blocks.cut_out(strided if mask is None else strided.masked_fill(chosen == 0, 0))
     with lasting():
         taken = chosen.detach() != 0
@@ -295,7 +293,7 @@ def from_scipy(cls: type[Sparse], matrix: Any) -> Sparse:
         return _compressed_coordinates(own, by_rows=matrix.format != "csc")
 
     indices = [as_tensor(a, "an index array") for a in memory]
-    coordinates = reading((matrix.format, blocks), shape, indices, memory, coords_of, blocks)
+    coordinates = reading((matrix.format, blocks), shape, indices, coords_of, blocks, memory)
     values = values[: coordinates.coords.shape[1]]  # of compressed rows there may be room for more
     return cls._make(coordinates.pattern, coordinates.values(values))
 
@@ -352,15 +350,17 @@ def expand_dense(x: Sparse) -> Sparse:
         >>> stc.eye(2).with_values(torch.ones(2, 3)).expand_dense().nnz
         6
     """
-    if x.blocksize:
-        pattern, cut = x._pattern.cut((1,) * x.sparse_order)
-        values = cut.values(x._values)
+    blocks = x._pattern.blocks
+    if blocks is not None:
+        ones = (1,) * x.sparse_order
+        pattern, source = x._pattern.cut(ones)
+        values = blocks.cut_values(x._values, ones, source)
         return expand_dense(type(x)._make(pattern, values.reshape(pattern.nnz, *values.shape[1 + x.sparse_order :])))
     if not x.dense_order:
         return x
     nbytes = 8 * x.order * x.values.numel()
     nbytes += 0 if x.values.is_contiguous() else x.values.nbytes
-    memory.check(f"the coordinates of {x.values.numel():,} entries of dense modes", nbytes, x.device)
+    check_memory(f"the coordinates of {x.values.numel():,} entries of dense modes", nbytes, x.device)
     return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.reshape(-1))
 
 

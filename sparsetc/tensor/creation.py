@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DeviceError, DtypeError, FormatError, ShapeError
-from sparsetc.support import memory
+from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import check_dtype, multiplied
 from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.elementwise import holding, where_holds
-from sparsetc.tensor.parts import flat
 from sparsetc.tensor.sparse_tensor import SparseTensor
+from sparsetc.tensor.structure import flat
 
 PERMUTED = 1 << 22
 """Positions up to which random ones are the first of a permutation of all."""
@@ -126,7 +126,7 @@ def kron(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     shape = crd.checked_shape([n * m for n, m in zip(x.shape, y.shape, strict=True)])
     count, like = x.nnz * y.nnz, torch.empty(0, dtype=torch.result_type(x.values, y.values), device=x.device)
     nbytes = count * (8 * x.order + like.itemsize) + coalescing_bytes(shape, count, like)
-    memory.check(f"the {count:,} entries of a Kronecker product of shape {shape}", nbytes, x.device)
+    check_memory(f"the {count:,} entries of a Kronecker product of shape {shape}", nbytes, x.device)
     sizes = torch.tensor(y.shape, device=x.device).view(-1, 1, 1)
     coords = (x.coords.unsqueeze(2) * sizes + y.coords.unsqueeze(1)).flatten(1)
     values = multiplied(torch.outer, torch.result_type(x._values, y._values), x._values, y._values)
@@ -175,7 +175,7 @@ def full(shape: Sequence[int], value: float, *, dtype: torch.dtype | None = None
     like = torch.full((), value, dtype=dtype, device=device)
     check_dtype(like.dtype)
     nbytes = prod(sizes) * (8 * len(sizes) + like.itemsize) + 8 * max(sizes)
-    memory.check(f"all entries of shape {sizes}", nbytes, like.device)
+    check_memory(f"all entries of shape {sizes}", nbytes, like.device)
     values = like.new_full((prod(sizes),), value)
     return SparseTensor._of(crd.with_dense_modes(none, sizes), values, sizes, True)
 

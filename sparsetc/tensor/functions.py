@@ -7,7 +7,7 @@ method or `einsum` gives; or an error that says what to do instead.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from string import ascii_letters
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support import Ints, later
-from sparsetc.tensor.arithmetic import Arithmetic, matmul
+from sparsetc.tensor.arithmetic import einsum, matmul
 from sparsetc.tensor.attributes import IN_PLACE, is_sparse
 from sparsetc.tensor.elementwise import attempted, elementwise, is_strided
 from sparsetc.tensor.inputs import as_dense
@@ -28,49 +28,54 @@ POSITIONAL = ("condition", "input", "tensors", "other", "mat1", "mat2", "vec", "
 """Arguments of torch's functions that are as often named, in order."""
 
 
-class Functions:
-    """Handle functions of torch and numpy that are called with a `SparseTensor`."""
+def of_torch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Call an operator or a function of torch's with a SparseTensor among the arguments."""
+    # functions of torch's written in Python hand on what they were not given as None or False
+    refused = {"out", "rounding_mode", "inplace", "dtype"}
+    kwargs = {
+        name: value
+        for name, value in (kwargs or {}).items()
+        if value is not None and (value is not False or name not in refused)
+    }
+    kwargs.pop("_stacklevel", None)
+    args = (*args, *[kwargs.pop(one) for one in POSITIONAL if one in kwargs])
+    name = getattr(function, "__name__", str(function))
+    if "axis" in kwargs and name not in METHODS:
+        kwargs["dim"] = kwargs.pop("axis")
+    implementation = FUNCTIONS.get(name)
+    if implementation is None:
+        if name.endswith("_") and not name.startswith("_"):
+            raise DtypeError(IN_PLACE.format(name))
+        raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
+    if found := kwargs.keys() & (refused - {"dtype"} if name in TYPED else refused):
+        raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(found)}=")
+    if torch.compiler.is_compiling() and implementation is FUNCTIONS["matmul"] and not is_sparse(args[0]):
+        raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
+    return implementation(*args, **kwargs)
 
-    __slots__ = ()
 
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Operators of torch and some of its functions, with a SparseTensor among the arguments."""
-        # functions of torch's written in Python hand on what they were not given as None or False
-        refused = {"out", "rounding_mode", "inplace", "dtype"}
-        kwargs = {
-            name: value
-            for name, value in (kwargs or {}).items()
-            if value is not None and (value is not False or name not in refused)
-        }
-        kwargs.pop("_stacklevel", None)
-        args = (*args, *[kwargs.pop(one) for one in POSITIONAL if one in kwargs])
-        name = getattr(function, "__name__", str(function))
-        if "axis" in kwargs and name not in METHODS:
-            kwargs["dim"] = kwargs.pop("axis")
-        implementation = FUNCTIONS.get(name)
-        if implementation is None:
-            if name.endswith("_") and not name.startswith("_"):
-                raise DtypeError(IN_PLACE.format(name))
-            raise DtypeError(f"torch's {name} takes no SparseTensor: call .to_dense(), or compute with .values")
-        if found := kwargs.keys() & (refused - {"dtype"} if name in TYPED else refused):
-            raise DtypeError(f"torch's {name} of a SparseTensor takes no {min(found)}=")
-        if torch.compiler.is_compiling() and implementation is FUNCTIONS["matmul"] and not is_sparse(args[0]):
-            raise DtypeError("Dynamo exchanges the operands of @ (torch 2.13): a graph breaks here; write an einsum")
-        return implementation(*args, **kwargs)
+def of_ufunc(x: Any, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a ufunc of numpy's with a SparseTensor among the arguments."""
+    if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
+        return UFUNCS[ufunc.__name__](*(as_dense(a, f"numpy's {ufunc.__name__}: an operand") for a in args))
+    raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
-        if method == "__call__" and not kwargs and ufunc.__name__ in UFUNCS:
-            return UFUNCS[ufunc.__name__](*(as_dense(a, f"numpy's {ufunc.__name__}: an operand") for a in args))
-        raise DtypeError(f"numpy's {ufunc.__name__} takes no SparseTensor: call .to_dense(), or compute with .values")
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of numpy that is no ufunc; others are refused: they might take our attributes for numpy's."""
-        name = function.__name__
-        if function not in (getattr(np, name, None), np.linalg.norm) or name not in ARRAY_FUNCTIONS:
-            raise DtypeError(f"numpy's {name} takes no SparseTensor: call .to_dense().numpy(), or compute with .values")
-        args = [as_dense(operand, f"numpy's {name}: an operand") for operand in args]
-        return (ARRAY_FUNCTIONS[name] or function._implementation)(*args, **kwargs)
+def of_numpy(x: Any, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of numpy that is no ufunc; others are refused: they might take our attributes for numpy's."""
+    name = function.__name__
+    if function not in (getattr(np, name, None), np.linalg.norm) or name not in ARRAY_FUNCTIONS:
+        raise DtypeError(f"numpy's {name} takes no SparseTensor: call .to_dense().numpy(), or compute with .values")
+    args = [as_dense(operand, f"numpy's {name}: an operand") for operand in args]
+    implementation = ARRAY_FUNCTIONS[name]
+    if implementation is None:
+        return function._implementation(*args, **kwargs)
+    kwargs = {NUMPYS_NAMES.get(one, one): value for one, value in kwargs.items() if value is not None}
+    if "out" in kwargs:
+        raise DtypeError(f"numpy's {name} of a SparseTensor takes no out=")
+    if "dtype" in kwargs:
+        kwargs["dtype"] = torch.from_numpy(np.empty(0, kwargs["dtype"])).dtype
+    return implementation(*args, **kwargs)
 
 
 def _operator(name: str) -> Callable[[Any, Any], Any]:
@@ -78,10 +83,18 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
     swapped = MIRRORED.get(name, f"r{name}")
 
     def called(x: Any, y: Any, alpha: Any = 1) -> Any:
-        y = y if alpha == 1 else y * alpha
+        y = y if type(alpha) is int and alpha == 1 else _times(alpha, y, x)
         return getattr(x, f"__{name}__")(y) if is_sparse(x) else getattr(y, f"__{swapped}__")(x)
 
     return called
+
+
+def _times(alpha: Any, y: Any, x: Any) -> Any:
+    """Return ``alpha * y`` in the dtype that torch adds it to x in. Raise `DtypeError` for an alpha that it refuses."""
+    like = (torch.zeros(1, dtype=one.dtype) if hasattr(one, "dtype") else torch.as_tensor(one) for one in (x, y))
+    dtype = attempted(torch.add, *like, alpha=alpha).dtype
+    y = y.to(dtype) if hasattr(y, "dtype") else y
+    return y * (bool(alpha) if dtype == torch.bool else alpha)
 
 
 def _of_tensors(function: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -166,20 +179,6 @@ def _mapped(name: str) -> Callable[..., Any]:
     return called
 
 
-def _by_numpys_names(name: str) -> Callable[..., Any]:
-    """Return a function of torch that also takes numpy's names of its arguments."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        kwargs = {NUMPYS_NAMES.get(one, one): value for one, value in kwargs.items() if value is not None}
-        if "out" in kwargs:
-            raise DtypeError(f"numpy's {name} of a SparseTensor takes no out=")
-        if "dtype" in kwargs:
-            kwargs["dtype"] = torch.from_numpy(np.empty(0, kwargs["dtype"])).dtype
-        return FUNCTIONS[name](*args, **kwargs)
-
-    return called
-
-
 def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """``beta * input + alpha * x @ y``; a sparse product with a dense input is dense."""
     if not (is_sparse(x) or is_sparse(y)):
@@ -198,7 +197,7 @@ def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float 
     if not len(input.shape) == len(x.shape) == len(y.shape):
         shapes = ", ".join(str(tuple(operand.shape)) for operand in (input, x, y))
         raise ShapeError(f"sampled_addmm takes three matrices, or three batches of them, found {shapes}")
-    sampled = Arithmetic._einsum_of("...ij,...ik,...kj->...ij", input.map(torch.ones_like), x, y, output="sparse")
+    sampled = einsum("...ij,...ik,...kj->...ij", input.map(torch.ones_like), x, y, output="sparse")
     return sampled * alpha if beta == 0 else input * beta + sampled * alpha
 
 
@@ -212,7 +211,7 @@ def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
             raise ShapeError(f"tensordot: mode {m} of {tuple(x.shape)} and mode {n} of {tuple(y.shape)} differ in size")
         second[n] = first[m]
     kept = [c for c in (*first, *second) if (c in first) != (c in second)]
-    return Arithmetic._einsum_of(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
+    return einsum(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
 
 
 METHODS = """
@@ -290,7 +289,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_sparse_sum": _method("sum"),
     "linear": lambda x, weight, bias=None: matmul(x, weight.T) if bias is None else matmul(x, weight.T) + bias,
     "linalg_vector_norm": lambda x, ord=2, dim=None, keepdim=False: x.norm(ord, dim, keepdim),
-    "einsum": lambda *args: Arithmetic._einsum_of(*args),
+    "einsum": einsum,
 }
 """Implementations of torch's functions for arguments with a SparseTensor among them, by torch's names."""
 UFUNCS: dict[str, Callable[..., Any]] = {
@@ -316,39 +315,42 @@ RENAMED = """
     sum mean prod any all count_nonzero argmax argmin diag diagonal tril triu clip reshape squeeze kron where stack
     concatenate einsum tensordot allclose real imag angle nan_to_num isposinf isneginf
 """.split()  # noqa: SIM905
-"""Functions of numpy that are torch's, but for the names of arguments."""
+"""Functions of numpy that are torch's."""
 ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
     **dict.fromkeys(("flip", "shape", "ndim", "fix", "swapaxes")),
-    **{name: _by_numpys_names(name) for name in RENAMED},
-    "size": lambda a, axis=None: a.numel() if axis is None else a.size(axis),
+    **{name: FUNCTIONS[name] for name in RENAMED},
+    "size": lambda a, dim=None: a.numel() if dim is None else a.size(dim),
     "max": _method("amax"),
     "min": _method("amin"),
-    **{name: partial(_by_numpys_names(name), ddof=0) for name in ("var", "std")},
+    **{name: partial(FUNCTIONS[name], correction=0) for name in ("var", "std")},
     "round": lambda a, decimals=0: FUNCTIONS["round"](a, decimals=decimals),
-    "trace": lambda a, offset=0, axis1=0, axis2=1: a.diagonal(offset, axis1, axis2).sum(-1),
-    "transpose": lambda a, axes=None: a.permute(list(axes or range(a.ndim)[::-1])),
-    "roll": lambda a, shift, axis=None: a.roll(shift, axis),
+    "trace": lambda a, offset=0, dim1=0, dim2=1: a.diagonal(offset, dim1, dim2).sum(-1),
+    "transpose": lambda a, dims=None: a.permute(list(dims or range(a.ndim)[::-1])),
+    "roll": lambda a, shift, dim=None: a.roll(shift, dim),
     "moveaxis": _method("movedim"),
-    "expand_dims": lambda a, axis: a.unsqueeze(axis),
+    "expand_dims": _method("unsqueeze"),
     "broadcast_to": _method("expand"),
     "ravel": _method("flatten"),
     "copy": _method("clone"),
     "nonzero": lambda a: tuple(a.nonzero().T),
     "array_equal": FUNCTIONS["equal"],
     "dot": _of_orders((1, 1), (1, 2), (2, 1), (2, 2)),
-    "norm": _by_numpys_names("linalg_norm"),
+    "norm": FUNCTIONS["linalg_norm"],
 }
-"""Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
+"""Functions of numpy that are no ufuncs, with torch's names of arguments; None for what numpy itself does by methods
+and operators of ours."""
 for _name in ("softmax", "log_softmax"):
     FUNCTIONS[_name].__doc__ = f"Return `sparsetc.{_name}` along a mode: absent elements have no share."
-for _name, _call in FUNCTIONS.items():  # what x.sin() is, and x.real, by torch's names
-    if hasattr(Tensor, _name) and _name not in METHODS and not _name.startswith("_"):
-        _call.__doc__ = (
-            _call.__doc__
-            or f"Return ``torch.{_name}`` of this tensor, as of a dense one: positions without an entry are 0."
-        )
-        setattr(Functions, _name, property(_call) if _name in ("real", "imag") else _call)
-Functions.where = lambda x, condition, y=0: FUNCTIONS["where"](condition, x, y)  # type: ignore[attr-defined]
-Functions.where.__doc__ = "Return this tensor's elements where ``condition`` holds, and those of ``y`` elsewhere."  # type: ignore[attr-defined]
+
+
+def methods() -> Iterator[tuple[str, Any]]:
+    """Yield the methods and properties of a SparseTensor that are functions of torch's, by torch's names."""
+    for name, call in FUNCTIONS.items():
+        if hasattr(Tensor, name) and name not in ("where", *METHODS) and not name.startswith("_"):
+            usual = f"Return ``torch.{name}`` of this tensor, as of a dense one: positions without an entry are 0."
+            call.__doc__ = call.__doc__ or usual
+            yield name, property(call) if name in ("real", "imag") else call
+
+
 if sys.modules.get("opt_einsum"):  # it finds a backend by a tensor's module: its functions for torch serve here
     sys.modules["opt_einsum"].backends.dispatch._aliases["sparsetc"] = "opt_einsum.backends.torch"

@@ -1,7 +1,7 @@
 """Indexing of sparse tensors: ints, slices, ``...``, None, labels, index tensors and masks of modes.
 
 In: a SparseTensor without blocks, and a list of indices. Out: a SparseTensor, a dense tensor or an element,
-differentiable; see `Parts.__getitem__`.
+differentiable; see `SparseTensor.__getitem__`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sparsetc.errors import CoordinateError, ShapeError
 from sparsetc.support import later
-from sparsetc.support.compiled import native, room
+from sparsetc.support.checks import room
 from sparsetc.support.entry import entry_point
+from sparsetc.support.files import native
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor import loops
 from sparsetc.tensor.inputs import as_tensor
@@ -41,19 +42,54 @@ def sorted_pattern(rows: Tensor, shape: tuple[int, ...], entries: Tensor | None)
 
 
 def indexed(x: Any, keys: list[Any]) -> Any:
-    """Return the elements at a list of indices; see `Parts.__getitem__`."""
+    """Return the elements at a list of indices; see `SparseTensor.__getitem__`."""
     keys = _of_all_modes(keys, x)
     picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, Tensor)]
     if len(picked) > 1:
         return _picked(x, keys, picked)
-    left, mode = _EntriesLeft(x), 0
-    for key in keys:
+    labels, sizes = _labels_at(x._pattern.labels, keys), list(x.shape)
+    coords, values, first, sizes[0] = _index_first(x, keys[0])
+    copied = first is not keys[0]
+    kept: Tensor | None = None  # which of these entries are left, in order; None for all
+    rows, shape = list[Tensor](), list[int]()  # of the modes so far, as the result has them
+    index, at, in_order = None, 0, True
+    mode, axis = 0, 1  # the next one, and the next dense one of the values
+    for key in (first, *keys[1:]):
         if mode >= x.sparse_order:
-            left.index_dense(key, mode)
+            if isinstance(key, slice) and key != WHOLE:  # of which torch takes none with a step below 0
+                key = torch.tensor(range(*key.indices(sizes[mode])), dtype=torch.int64, device=values.device)
+            values = values[tuple([WHOLE] * axis + [key])]
+            axis += not isinstance(key, int)
+        elif key is None:
+            rows.append(torch.zeros_like(crd.picked(coords[0], kept)))
+            shape.append(1)
         else:
-            left.index(key, mode)
+            row, size = crd.picked(coords[mode], kept), sizes[mode]
+            if isinstance(key, Tensor):
+                index, at = key, len(rows)
+            elif key != WHOLE:
+                inside, row, size = _sliced(row, key, size, not mode and not rows)
+                in_order &= isinstance(key, int) or key.step is None or key.step > 0
+                if inside is not None and not bool(inside.all()):
+                    inside = inside.nonzero()[:, 0]
+                    kept = inside if kept is None else kept.index_select(0, inside)
+                    row, *rows = (r.index_select(0, inside) for r in (row, *rows))
+            if not isinstance(key, int):
+                rows.append(row)
+                shape.append(size)
         mode += key is not None
-    return left.result(_labels_at(x._pattern.labels, keys))
+    if index is not None:
+        which = _select(rows, shape, at, index, in_order)
+        kept = which if kept is None else crd.picked(kept, which)
+    if kept is not None or not copied:
+        values = values.clone() if kept is None else values.index_select(0, kept)
+    if not rows:
+        return values.sum(0, dtype=values.dtype)  # of one, or of none
+    whole = copied and all(isinstance(key, slice) and key == WHOLE for key in keys[1 : x.sparse_order])
+    coords, new = coords if whole else torch.stack(rows), tuple(shape)
+    pattern, order = (Pattern(coords, new, True), None) if in_order else sorted_pattern(coords, new, None)
+    pattern.labels = labels
+    return x._make(pattern, crd.picked(values, order))
 
 
 def _of_all_modes(keys: Sequence[Any], x: Any) -> list[Any]:
@@ -68,123 +104,63 @@ def _of_all_modes(keys: Sequence[Any], x: Any) -> list[Any]:
     return [key if key is None else _within(key, *next(modes), x._pattern) for key in keys]
 
 
-class _EntriesLeft:
-    """The entries that are left while one mode after the other is indexed.
+def _index_first(x: Any, key: Any) -> tuple[Tensor, Tensor, Any, int]:
+    """Take the run of entries for an index of the slowest mode.
 
-    Attributes:
-        coords: (order, n) of the entries that the first mode's index takes.
-        values: their values, whose dense modes are indexed at once.
-        kept: which of these entries are left, in order; None for all.
-        rows: coordinates of the modes so far, as the result has them.
-        shape: sizes of these modes.
-        in_order: whether the entries are in the order of `rows`.
-        copied: whether the values are not the tensor's own.
-        whole: whether `coords` are the rows, where they were copied.
-        axis: the next dense mode of the values.
+    Returns:
+        Their coordinates, (order, n), and values; what is left of the index, and the size of the mode: all of an index
+        tensor, which slices with steps may become, and then entries are copies.
     """
+    size, coords = x.shape[0], x._pattern.coords
+    if isinstance(key, slice) and key.step not in (None, 1):
+        indices = key.indices(size)
+        if len(range(*indices)) <= x.nnz:
+            key = torch.from_numpy(np.arange(*indices)).to(x.device)
+    if isinstance(key, Tensor):
+        return *_runs(x._pattern, key, x._values), WHOLE, key.numel()
+    run = WHOLE if key is None else slice(*_range(coords[0], key, size))
+    return coords[:, run], x._values[run], key, size
 
-    def __init__(self, x: Any) -> None:
-        self.x = x
-        self.coords, self.values = x._pattern.coords, x._values
-        self.kept: Tensor | None = None
-        self.rows: list[Tensor] = []
-        self.shape: list[int] = []
-        self.in_order = True
-        self.copied = self.whole = False
-        self.axis = 1
 
-    def index_dense(self, key: Any, mode: int) -> None:
-        """Index a dense mode; None adds one."""
-        if isinstance(key, slice) and key != WHOLE:  # of which torch takes none with a step below 0
-            key = torch.tensor(range(*key.indices(self.x.shape[mode])), dtype=torch.int64, device=self.values.device)
-        self.values = self.values[tuple([WHOLE] * self.axis + [key])]
-        self.axis += not isinstance(key, int)
+def _select(rows: list[Tensor], shape: list[int], at: int, index: Tensor, in_order: bool) -> Tensor | None:
+    """Take the entries at indexed positions of a mode, repeated as the index is; its row becomes places in the index.
 
-    def index(self, key: Any, mode: int) -> None:
-        """Index a mode with coordinates; None adds one, of size 1."""
-        if key is None:
-            self.rows.append(torch.zeros_like(crd.picked(self.coords[0], self.kept)))
-            self.shape.append(1)
-            self.whole = False
-            return
-        size, first = self.x.shape[mode], not mode and not self.rows
-        if first:
-            key, size = self._index_first(key, size)
-        row = crd.picked(self.coords[mode], self.kept)
-        self.whole &= isinstance(key, slice) and key == WHOLE
-        if isinstance(key, Tensor):
-            row, size = self._select(row, key, size), key.numel()
-        elif key != WHOLE:
-            inside, row, size = _sliced(row, key, size, first)
-            self.in_order &= isinstance(key, int) or key.step is None or key.step > 0
-            if inside is not None and not bool(inside.all()):
-                inside = inside.nonzero()[:, 0]
-                self.kept = inside if self.kept is None else self.kept.index_select(0, inside)
-                row, *self.rows = (r.index_select(0, inside) for r in (row, *self.rows))
-        if not isinstance(key, int):
-            self.rows.append(row)
-            self.shape.append(size)
+    Args:
+        rows: coordinates of the entries; those of the result at the end.
+        shape: sizes of the modes; those of the result at the end.
+        at: the number of the mode.
+        index: (n,) positions.
+        in_order: whether the entries are in the order of the rows, as they shall be at the end.
 
-    def _select(self, row: Tensor, index: Tensor, size: int) -> Tensor:
-        """Take the entries at indexed positions of a mode, repeated as the index is; return their places in the index.
-
-        Entries that were in the order of the rows are in the order of the rows and their places.
-
-        Args:
-            row: the coordinates of the mode.
-            index: (n,) positions.
-            size: of the mode.
-        """
-        which: Tensor | None = None
-        counts = torch.bincount(index, minlength=size) if size <= row.numel() + index.numel() else None
-        if counts is not None and (not size or int(counts.max()) < 2):
-            places = torch.full_like(counts, -1).index_copy_(0, index, torch.arange(index.numel(), device=row.device))
-            place = places.index_select(0, row)
-            if index.numel() < size:
-                which = torch.nonzero(place >= 0).flatten()
-                place = place.index_select(0, which)
+    Returns:
+        (entries,) the number of each entry before; None for all in their order.
+    """
+    row, size = rows[at], shape[at]
+    which: Tensor | None = None
+    counts = torch.bincount(index, minlength=size) if size <= row.numel() + index.numel() else None
+    if counts is not None and (not size or int(counts.max()) < 2):
+        places = torch.full_like(counts, -1).index_copy_(0, index, torch.arange(index.numel(), device=row.device))
+        place = places.index_select(0, row)
+        if index.numel() < size:
+            which = torch.nonzero(place >= 0).flatten()
+            place = place.index_select(0, which)
+    else:
+        order = torch.sort(index, stable=True)
+        kinds = None if counts is None else row
+        if counts is not None:
+            first = torch.cumsum(counts, 0) - counts
         else:
-            order = torch.sort(index, stable=True)
-            kinds = None if counts is None else row
-            if counts is not None:
-                first = torch.cumsum(counts, 0) - counts
-            else:
-                first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
-                counts = last - first
-            (which,), place = _enumerated(kinds, first, counts, row.unsqueeze(0), order.indices)
-        self.rows = [crd.picked(r, which) for r in self.rows]
-        if self.in_order and not crd.is_sorted_unique([index]):
-            sorting = crd.lexsort([*self.rows, place], [*self.shape, index.numel()])  # the rows stay as they are
-            place = place.index_select(0, sorting)
-            which = sorting if which is None else which.index_select(0, sorting)
-        self.kept = which if self.kept is None else crd.picked(self.kept, which)
-        return place
-
-    def _index_first(self, key: Any, size: int) -> tuple[Any, int]:
-        """Take the run of entries for an index of the slowest mode; return the rest of the index, and a size."""
-        if isinstance(key, slice) and key.step not in (None, 1):
-            indices = key.indices(size)
-            if len(range(*indices)) <= self.x.nnz:
-                key = torch.from_numpy(np.arange(*indices)).to(self.x.device)
-        if isinstance(key, Tensor):
-            self.coords, self.values = _runs(self.x._pattern, key, self.values)
-            self.copied = self.whole = True
-            return WHOLE, key.numel()
-        run = slice(*_range(self.coords[0], key, size))
-        self.coords, self.values = self.coords[:, run], self.values[run]
-        return key, size
-
-    def result(self, labels: Labels) -> Any:
-        """Return a SparseTensor of what is left, or a dense tensor where no mode with coordinates is."""
-        values = self.values
-        if self.kept is not None or not self.copied:
-            values = values.clone() if self.kept is None else values.index_select(0, self.kept)
-        if not self.rows:
-            return values.sum(0, dtype=values.dtype)  # of one, or of none
-        coords, shape = self.coords if self.whole else torch.stack(self.rows), tuple(self.shape)
-        pattern, order = (Pattern(coords, shape, True), None) if self.in_order else sorted_pattern(coords, shape, None)
-        pattern.labels = labels
-        return self.x._make(pattern, crd.picked(values, order))
+            first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
+            counts = last - first
+        (which,), place = _enumerated(kinds, first, counts, row.unsqueeze(0), order.indices)
+    shape[at] = index.numel()
+    before = [crd.picked(r, which) for r in rows[:at]]
+    if in_order and not crd.is_sorted_unique([index]):
+        sorting = crd.lexsort([*before, place], shape[: at + 1])  # the rows before stay as they are
+        place = place.index_select(0, sorting)
+        which = sorting if which is None else which.index_select(0, sorting)
+    rows[:] = *before, place, *(crd.picked(r, which) for r in rows[at + 1 :])
+    return which
 
 
 def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
@@ -341,7 +317,7 @@ def _enumerated(
 
 
 def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
-    """Pick positions by several index tensors of one length, as one mode; see `Parts.__getitem__`."""
+    """Pick positions by several index tensors of one length, as one mode; see `SparseTensor.__getitem__`."""
     if any(key is None or isinstance(key, int) for key in keys):
         raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     x = x.expand_dense()

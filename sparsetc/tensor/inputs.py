@@ -210,8 +210,7 @@ def constructed(
         if coalesce and check and comes_again:
             kind = torch.sparse_coo if blocks is None else blocks
             loose = (raw.shape[0], vals.dtype, vals.device) in passing and vals.ndim == 1 and blocks is None
-            memory = [coords.untyped_storage()]
-            coordinates = reading(kind, sizes, [coords], memory, lambda own: own[0].long().contiguous(), blocks)
+            coordinates = reading(kind, sizes, [coords], lambda own: own[0].long().contiguous(), blocks)
             loose = loose and coordinates.unsorted
             pattern, merge = (None, None) if loose else (coordinates.pattern, coordinates.merge)
         else:

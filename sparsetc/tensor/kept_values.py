@@ -3,19 +3,17 @@
 In: a tensor of values, whoever wraps it: a SparseTensor, another one made anew, a layer's Parameter. Out: a bounded
 mapping that goes with the tensor, and is empty again once its values have changed.
 
-On a CPU anyone may write to the memory unseen, through ``.data`` or an ndarray, so the bits are compared with a copy,
-which takes a tenth of the time of packing. On a GPU that would take a launch and a wait, so torch's count of changes is
-believed. It does not count writes through ``.data``. Optimisers that write so do it after a gradient, and values that
-learn are taken for changed after each.
+On a CPU anyone may write to the memory unseen, through ``.data`` or an ndarray, so the bytes are compared with a copy,
+which takes less than a tenth of the time of packing. On a GPU that would take a launch and a wait, so torch's count of
+changes is believed. It does not count writes through ``.data``. Optimisers that write so do it after a gradient, and
+values that learn are taken for changed after each.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -27,41 +25,9 @@ KEPT = 16
 """Things kept for one tensor of values. Not measured: the storages of four modes, each with those of its gradients."""
 
 
-@dataclass
-class _Seen:
-    """A copy of values, made with the first object kept for them.
-
-    Attributes:
-        tensor: that they were seen in.
-        storage: their memory on a GPU; assigning ``.data`` gives a tensor another one.
-        changes: on a GPU, torch's count of changes of the tensor, and the number of gradients of what no leaf is.
-        copy: their bits on a CPU.
-    """
-
-    tensor: weakref.ref[Tensor]
-    storage: weakref.ref[torch.UntypedStorage] | None
-    changes: tuple[int, int] | None
-    copy: np.ndarray | None
-    kept: Lru[Any, Any] = field(default_factory=lambda: Lru(KEPT))
-
-    @classmethod
-    def of(cls, values: Tensor) -> _Seen:
-        key, forget = id(values), _seen.pop  # held, as names of modules are gone when a process ends
-        tensor = weakref.ref(values, lambda _: forget(key, None))
-        if counted(values):
-            return cls(tensor, weakref.ref(values.untyped_storage()), _changes(values), None)
-        return cls(tensor, None, None, _bits(values).copy())
-
-    def unchanged(self, values: Tensor) -> bool:
-        if self.tensor() is not values:
-            return False
-        if self.copy is not None:
-            return not counted(values) and np.array_equal(self.copy, _bits(values))
-        return self.storage() is values.untyped_storage() and self.changes == _changes(values)  # type: ignore[misc]
-
-
-_seen: dict[int, _Seen] = {}
-"""Values that were packed, by their tensors' ids, which are found faster than tensors."""
+_seen: dict[int, tuple[weakref.ref[Tensor], Any, Lru[Any, Any]]] = {}
+"""Values that were packed, by their tensors' ids, which are found faster than tensors: the tensor, its `_state` at that
+time, and what is kept."""
 _captured = WeakTensorKeyDictionary()
 """Packed values that CUDA graphs read: they stay as long as the values live, also when these change."""
 _others = 0
@@ -78,14 +44,17 @@ def kept_with(values: Tensor) -> Lru[Any, Any] | None:
     trained = values.requires_grad and torch.is_grad_enabled() and captured(values)
     if not values.is_leaf or trained or (counted(values) and values.is_inference()):
         return None
-    seen = _seen.get(id(values))
-    if seen is None or not seen.unchanged(values):
+    seen, state = _seen.get(id(values)), _state(values)
+    if seen is None or seen[0]() is not values or seen[1] != state:
         if captured(values):  # what a graph packs is there at a replay alone
             return None
-        seen = _seen[id(values)] = _Seen.of(values)
+        key, forget = id(values), _seen.pop  # held, as names of modules are gone when a process ends
+        copy = state if counted(values) else bytearray(state)
+        seen = weakref.ref(values, lambda _: forget(key, None)), copy, Lru(KEPT)
+        _seen[key] = seen
     elif captured(values):
         _captured.setdefault(values, []).append(seen)
-    return seen.kept
+    return seen[2]
 
 
 def counted(values: Tensor) -> bool:
@@ -102,11 +71,14 @@ def gradient_taken(values: Tensor) -> None:
         _seen.pop(id(values), None)
 
 
-def _changes(values: Tensor) -> tuple[int, int]:
-    return values._version, _others if values.requires_grad else 0
+def _state(values: Tensor) -> Any:
+    """Return what changes with values.
 
-
-def _bits(values: Tensor) -> np.ndarray:
-    """Return values on a CPU as an ndarray of integers, which tells NaN from NaN and 0 from -0; of the same memory."""
-    real = real_numbers(values)
-    return real.view(WORDS[real.element_size()]).numpy()
+    On a CPU their bytes, of the same memory where they lie in order, which tell NaN from NaN and 0 from -0: the C
+    library compares them in half the time that numpy takes. On a GPU their storage, since assigning ``.data`` gives a
+    tensor another one, torch's count of changes, and the number of gradients of what is no leaf.
+    """
+    if counted(values):
+        return weakref.ref(values.untyped_storage()), values._version, _others if values.requires_grad else 0
+    real = real_numbers(values).contiguous()
+    return real.view(WORDS[real.element_size()]).numpy().data

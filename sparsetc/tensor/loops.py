@@ -1,4 +1,4 @@
-"""Loops over sorted coordinates: Python, which `support.compiled` makes machine code of where numba is installed.
+"""Loops over sorted coordinates: Python, which `support.files` makes machine code of where numba is installed.
 
 In: numpy arrays, those that are written to included. Out: how much was written. Where two rising runs of numbers are
 merged, no branch depends on which number is smaller, since a processor guesses every other one wrong.

@@ -96,9 +96,9 @@ def reading(
     kind: object,
     shape: Ints,
     indices: Sequence[Tensor],
-    memory: Sequence[object],
     coords_of: Callable[[tuple[Tensor, ...]], Tensor],
     blocks: Blocks | None = None,
+    memory: Sequence[object] = (),
 ) -> Reading:
     """Return the reading of these index arrays, known or new.
 
@@ -106,10 +106,11 @@ def reading(
         kind: what else the pattern depends on, as the layout.
         shape: sizes of all modes, the dense ones last.
         indices: the index arrays.
-        memory: the objects that own their memory; a reading lives no longer than these.
         coords_of: makes (order, n) int64 coordinates of copies of the arrays.
         blocks: those that the coordinates are of, which `kind` must tell apart.
+        memory: what owns the arrays' memory, by default their storages; a reading lives no longer.
     """
+    memory = memory or [i.untyped_storage() for i in indices]
     key = _key(kind, shape, indices, memory)
     kept = readings.get(key)
     if kept is not None:
@@ -166,7 +167,7 @@ def read_together(shape: Any, coords: Any, values: Any) -> Unsorted | None:
         four = *sizes, *[1] * (READ_TOGETHER - len(sizes))
         launch([coords.contiguous(), word, *coords.shape, *four, values.contiguous(), own, copy])
         entries = readings.put(key, Reading((own,), _versions([coords]), own, sizes, None), memory)
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream(device).synchronize()
         if outside[0]:
             outside[0] = 0
             readings.pop(key)

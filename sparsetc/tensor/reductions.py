@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, KeywordError, ShapeError
-from sparsetc.support import memory, outside, volume
+from sparsetc.support import outside, volume
+from sparsetc.support.checks import check_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.dtypes import accumulator, exactly, fitted, multiplied, summed_dtype
@@ -65,7 +66,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     x = x.expand_dense().permute(*others, mode).coalesce()
     *sizes, size = x.shape
     rows = prod(sizes)
-    memory.check(f"the candidates of {rows:,} rows", 96 * (rows * max(k, 1) + x.nnz), x.device)
+    check_memory(f"the candidates of {rows:,} rows", 96 * (rows * max(k, 1) + x.nnz), x.device)
     matrix = x.reshape(rows, size)
     row, position = matrix._pattern.coords
     # before the absent position number j of a row are j others, and the entries that stand no further than these all
@@ -454,7 +455,7 @@ def _check_memory(x: Any, kind: str, gone: Sequence[int], output: str, dtype: to
     nbytes = x._values.numel() * (8 * len(left) + 96 + 2 * accumulator(x.dtype).itemsize)
     if not x.is_coalesced:
         nbytes += coalescing_bytes(x._pattern.shape, x.nnz, x._values)
-    memory.check(f"the {kind} over modes {gone} of {x.shape}", nbytes + dense * prod(left) * dtype.itemsize, x.device)
+    check_memory(f"the {kind} over modes {gone} of {x.shape}", nbytes + dense * prod(left) * dtype.itemsize, x.device)
 
 
 def _of_nothing(x: Any, kind: str, gone: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Tensor:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.support import later
 from sparsetc.support.entry import entry_point
-from sparsetc.tensor import coerce, convert, tables
+from sparsetc.tensor import coerce, convert, functions, tables
 from sparsetc.tensor.arithmetic import Arithmetic
-from sparsetc.tensor.attributes import IN_PLACE, Attributes, Sparse, merged
+from sparsetc.tensor.attributes import IN_PLACE, Sparse
+from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.dtypes import dtype_name
-from sparsetc.tensor.functions import Functions
 from sparsetc.tensor.picture import SIDE, as_html, binned
 from sparsetc.tensor.reductions import Reductions
 from sparsetc.tensor.structure import Structure
@@ -50,6 +51,10 @@ INSTEAD = {
 }
 """Replacements for attributes of torch's tensors that a SparseTensor lacks; for others to_dense() or values."""
 
+CONVERSIONS = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}
+CONVERSIONS |= {"int": torch.int32, "long": torch.int64, "bool": torch.bool}
+"""torch's names for conversions. They are not set in the class: annotations there mean Python's types by them."""
+
 
 def _constructor(make: Callable[Concatenate[type[SparseTensor], P], R]) -> Callable[P, R]:
     """The class method that a function of the class is."""
@@ -66,19 +71,7 @@ def _converted(dtype: torch.dtype) -> Callable[[Sparse], Sparse]:
     return converted
 
 
-class Typed(Attributes):
-    """torch's names for conversions, in a class of their own: annotations elsewhere mean Python's types by them."""
-
-    __slots__ = ()
-    float, double, half = map(_converted, (torch.float32, torch.float64, torch.float16))
-    bfloat16, int, long, bool = map(_converted, (torch.bfloat16, torch.int32, torch.int64, torch.bool))
-
-    def type(self, dtype: Any = None) -> Any:
-        """Convert values to a dtype. Without one, return torch's old name of the values' type."""
-        return self._values.type() if dtype is None else self.to(dtype)
-
-
-class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
+class SparseTensor(Arithmetic, Reductions, Structure):
     """A sparse tensor in coordinate form, immutable by convention.
 
     Args:
@@ -196,6 +189,18 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
     # ---- the same tensor, otherwise ---------------------------------------------------------------------------
 
+    __torch_function__ = classmethod(functions.of_torch)
+    __array_ufunc__ = functions.of_ufunc
+    __array_function__ = functions.of_numpy
+
+    def where(self, condition: Any, y: Any = 0) -> SparseTensor:
+        """Return this tensor's elements where ``condition`` holds, and those of ``y`` elsewhere."""
+        return functions.FUNCTIONS["where"](condition, self, y)  # type: ignore[no-any-return]
+
+    def type(self, dtype: Any = None) -> Any:
+        """Convert values to a dtype. Without one, return torch's old name of the values' type."""
+        return self._values.type() if dtype is None else self.to(dtype)
+
     def unique_map(self) -> Tensor:
         """Return for each entry the number of the entry of `coalesce` that it is added to, (nnz,) int64.
 
@@ -203,11 +208,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
             >>> stc.SparseTensor([[1, 0, 1]], [1.0, 2.0, 3.0], coalesce=False).unique_map()
             tensor([1, 0, 1])
         """
-        merge = None if self.is_coalesced else merged(self._pattern)[1]
-        number = torch.arange(self.nnz, device=self.device)
-        if merge is not None:
-            number[merge.order] = number.clone() if merge.run is None else merge.run
-        return number
+        return numbered([*self.coords], self._pattern.shape, self.nnz, self.coords[0]).rank
 
     def cuda(self, device: int | torch.device | str | None = None) -> SparseTensor:
         """Move the tensor to a CUDA device, by default the current one."""
@@ -256,7 +257,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
         if self.order != 2:
             raise ShapeError(f"a linear operator is of a matrix, found shape {self.shape}")
         vector = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
-        return Arithmetic._compile_of("ij,j->i", self, vector).as_linear_operator()
+        return later("api", "compile")("ij,j->i", self, vector).as_linear_operator()
 
     labels = property(tables.labels_of)
     with_labels = tables.with_labels
@@ -286,3 +287,7 @@ class SparseTensor(Arithmetic, Functions, Reductions, Structure, Typed):
 
 
 _to_dense = entry_point(convert.to_dense)
+for _name, _method in functions.methods():
+    setattr(SparseTensor, _name, _method)
+for _name, _dtype in CONVERSIONS.items():
+    setattr(SparseTensor, _name, _converted(_dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from map_cases import CPU, PATTERNS, SMALL, as_if_large, kernels
 from sparsetc import masks
 from sparsetc.maps import kernel
 from sparsetc.maps.kernel import Heads, WalkKernel
-from sparsetc.maps.native_walk import NativeWalk
+from sparsetc.maps.native_walk import native_walk
 from sparsetc.maps.pairs import pairs_of
 from sparsetc.maps.task import walk_of
 from sparsetc.nn.attention import _gat
@@ -73,10 +74,11 @@ def loops() -> list[Any]:
     saved = {"o": rows, "g_o": rows, **dict.fromkeys(("lse", "lse_out", "delta"), torch.empty(2, 9))}
     outputs = {"grad_features": torch.empty(2, 9, 24), "grad_source": torch.empty(2, 9)}
     walks = [walk_of(body, 0), walk_of(body, 1, ("features", "source"))]
-    return [
-        NativeWalk(walk, entries, inputs | saved | outputs, Heads(2), None, "gat")
+    paths = [
+        native_walk(walk, entries, inputs | saved | outputs, Heads(2), None, "gat")[1]
         for walk, entries in zip(walks, pairs.entries(), strict=True)
     ]
+    return [SimpleNamespace(source=SimpleNamespace(text=path.read_text(encoding="utf-8"))) for path in paths]
 
 
 CASES: dict[str, tuple[Callable[[], list[Any]], int]] = {

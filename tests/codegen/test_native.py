@@ -21,7 +21,7 @@ from sparsetc.codegen.numba import unprinted
 from sparsetc.device.profile import of_backend
 from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.support import files
-from sparsetc.support.compiled import usable
+from sparsetc.support.files import usable
 
 pytest.importorskip("numba")
 

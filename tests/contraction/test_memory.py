@@ -20,7 +20,6 @@ from peak_memory import SLACK, Case, measure
 
 import sparsetc as stc
 from sparsetc.options import Options
-from sparsetc.support import memory
 from sparsetc.support.entry import entry_point
 
 TORCH = "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
@@ -181,7 +180,6 @@ def test_the_limit_bounds_the_peak(measured: Callable[[Case], list[tuple[int, in
 
 def test_options_of_the_process_hold_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["sparsetc.options"], "_DEFAULT", Options())
-    monkeypatch.setattr(memory, "limit_of_process", None)
     x, said = stc.eye(1000), []
 
     def refused(limit: str | None = None) -> None:

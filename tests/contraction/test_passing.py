@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 import sparsetc as stc
 from sparsetc import api
 from sparsetc.contraction import passing
-from sparsetc.support import compiled
+from sparsetc.support import files
 from sparsetc.tensor import readings
 
 SIZES = {"i": 7, "j": 5, "k": 6, "r": 4, "s": 3}
@@ -117,7 +117,7 @@ def test_values_that_do_not_learn(
     """A native loop adds their rows where there are enough."""
     if native:
         pytest.importorskip("numba")
-        monkeypatch.setattr(compiled, "ENOUGH", 0)
+        monkeypatch.setattr(files, "ENOUGH", 0)
     until_passing(equation)
     compilations.clear()
     coords, values, shape = entries(equation.split(",")[0])

@@ -84,7 +84,7 @@ def test_every_einsum(equation: str, name: str, backend: str) -> None:
         found = kernel(*operands[1:])
     assert kernel.plan.name == "dense"
     assert [p.format for p in kernel.plan.parts] == ["dense"]
-    assert kernel.step.executable.programs.backend == "torch"
+    assert kernel.step.executable.programs.backend.name == "torch"
     assert_matches(found, equation, operands)
 
 

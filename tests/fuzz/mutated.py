@@ -302,7 +302,7 @@ def _of_gpu(path: Path) -> None:
         raise Fault("a profile says what a terminal should not be shown")
     step = _step()
     for candidate in (c for method in PLANS.values() for c in method.estimates(step.problem)):
-        seconds = seconds_of(candidate.plan, costs(candidate, step.problem), candidate.expected, "triton", found)
+        seconds = seconds_of(candidate.plan, costs(candidate, step.problem), candidate.expected, found)
         if not 0 < sum(seconds) < float("inf"):
             raise Fault("a profile by which a plan has no price")
 

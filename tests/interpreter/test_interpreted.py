@@ -24,7 +24,7 @@ def run(problem: Problem, **settings: Any) -> stc.Kernel:
         if settings.get("plan", "auto") == "auto":
             raise
         pytest.skip(f"the plan does not apply: {error}")
-    assert kernel.step.executable.programs.backend == "triton"
+    assert kernel.step.executable.programs.backend.name == "triton"
     return kernel
 
 
@@ -44,7 +44,7 @@ def test_two_parts(name: str, long: str, fused: bool) -> None:
     kernel = run(problem, plan=plan)
     assert len(kernel.plan.parts) == 2
     assert sum(p.nnz for p in kernel.plan.parts) == operands[0].nnz
-    assert kernel.step.executable.programs.backend == "triton"
+    assert kernel.step.executable.programs.backend.name == "triton"
     assert len(kernel.step.executable.programs.kernels) == (1 if fused else 2)
 
 

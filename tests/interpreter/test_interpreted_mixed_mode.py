@@ -32,7 +32,7 @@ PLAN = "mm-csf"
 def test_operation(name: str) -> None:
     kernel = check(Problem(OPERATIONS[name], pattern="random"), plan=PLAN)
     programs = kernel.step.executable.programs
-    assert programs.backend == "triton"
+    assert programs.backend.name == "triton"
     assert len(programs.kernels) == 1
 
 

@@ -14,6 +14,7 @@ from pair_cases import CHAINS, EQUATIONS, SIZES, check_pair, operands, pairs, sm
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
 import sparsetc as stc
+from sparsetc.backends import TRITON
 from sparsetc.codegen.programs import Programs
 from sparsetc.products import scalar
 from sparsetc.products import tasks as task_lists
@@ -130,7 +131,7 @@ def test_ones_are_not_stored(name: str, lanes: int, dtype: torch.dtype) -> None:
     k, dense = kernel(name, lanes, dtype)
     parts = without_values(k)
     made, folder = [p.program for p in parts], k.contraction.settings.cache_dir
-    programs = Programs(made, dtype, "triton", torch.device("cpu"), folder, name="pattern")
+    programs = Programs(made, dtype, TRITON, torch.device("cpu"), folder, name="pattern")
     assert "tl.load(values" not in programs.source
     out = zeros(k, dtype)
     programs.bind([p.arrays for p in parts])([None] * len(parts), k.step.tables(dense), out)

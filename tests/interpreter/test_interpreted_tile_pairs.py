@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from tile_pairs import FOLDS, DrawnTiles, drawn_tiles, error, spread_tiles
 
+from sparsetc.backends import TRITON
 from sparsetc.codegen.programs import Programs
 
 CPU = torch.device("cpu")
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 def check(case: DrawnTiles) -> None:
     """Small whole numbers: every type and order of sums is exact."""
     case = replace(case, whole=False)
-    found = Programs([case.program], case.dtype, "triton", CPU, None).blocks(case.arrays())
+    found = Programs([case.program], case.dtype, TRITON, CPU, None).blocks(case.arrays())
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
@@ -43,7 +44,7 @@ def test_tiles_in_halves(name: str, index64: bool) -> None:
 @settings(max_examples=30, deadline=None)
 @given(spread_tiles())
 def test_parts_are_as_exact_as_float32(case: DrawnTiles) -> None:
-    found = Programs([case.program], case.dtype, "triton", CPU, None).blocks(case.arrays())
+    found = Programs([case.program], case.dtype, TRITON, CPU, None).blocks(case.arrays())
     assert error(found, case) < 1e-6
 
 

@@ -220,12 +220,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MEASURED = r"""
 import re, sys
 import sparsetc as stc, sparsetc.io.packing
-from sparsetc.support import compiled
+from sparsetc.support import files
 def peak():
     with open("/proc/self/status") as lines:
         return int(re.search(r"VmHWM:\s*(\d+) kB", lines.read())[1]) * 1024
 held, sparsetc.io.packing.HELD = sparsetc.io.packing.HELD, 1 << 40
-compiled.MANY = compiled.ENOUGH = 0
+files.MANY = files.ENOUGH = 0
 stc.pack(sys.argv[3], sys.argv[2])  # by DuckDB and numba
 sparsetc.io.packing.HELD = held
 before = peak()

@@ -9,6 +9,7 @@ import torch
 from interpret import run_program
 from pattern_cases import CASES, expected, finished, kernel, without_values, zeros
 
+from sparsetc.backends import TORCH
 from sparsetc.codegen.programs import Programs
 from sparsetc.errors import FormatError
 from sparsetc.ir.nest.coordinates import Consecutive, Field
@@ -39,7 +40,7 @@ def test_torch_programs_need_no_values(name: str, dtype: torch.dtype) -> None:
     k, dense = kernel(name, 1, dtype)
     parts = without_values(k)
     made, folder = [p.program for p in parts], k.contraction.settings.cache_dir
-    programs = Programs(made, dtype, "torch", torch.device("cpu"), folder, name="pattern")
+    programs = Programs(made, dtype, TORCH, torch.device("cpu"), folder, name="pattern")
     assert "values[" not in programs.source
     assert "sparse, of ones" in programs.source
     for _ in range(2):

@@ -243,7 +243,7 @@ def test_what_parts_share_is_rounded_once() -> None:
         packed = [p.packed for p in kernel.step.parts]
         own = statistics_of(Choice(kernel.plan), packed, kernel.step.filled, kernel.step.problem)
         profile = of_backend("triton")
-        return sum(seconds_of(kernel.plan, costs, own, "triton", profile)) / profile.call
+        return sum(seconds_of(kernel.plan, costs, own, profile)) / profile.call
 
     one, both = (seconds(replace(SCALAR["fused"], parts=parts)) for parts in ((0,), (0, 1)))
     assert both - one < 0.5

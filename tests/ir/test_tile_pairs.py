@@ -17,6 +17,7 @@ from program_checks import verify
 from tile_pairs import FOLDS, NOTHING_FREE, ONE_MODE, RAGGED, DrawnTiles, drawn_tiles, error, spread_tiles
 
 import sparsetc as stc
+from sparsetc.backends import TORCH
 from sparsetc.codegen import programs as launches
 from sparsetc.codegen.programs import Programs
 from sparsetc.device.profile import default_gpu
@@ -248,7 +249,7 @@ def test_the_runner_agrees_with_einsum(name: str, dot: bool, bitmap: bool) -> No
 def test_any_tiles_agree_with_einsum(case: DrawnTiles) -> None:
     assert torch.equal(run(case), case.expected())
     whole = replace(case, whole=True).program
-    found = Programs([whole], case.dtype, "torch", torch.device("cpu"), None).blocks(case.arrays())
+    found = Programs([whole], case.dtype, TORCH, torch.device("cpu"), None).blocks(case.arrays())
     assert torch.equal(found.view_as(case.expected()).double(), case.expected())
 
 
@@ -274,7 +275,7 @@ def test_the_runner_wants_its_arrays() -> None:
 def test_the_torch_program_takes_pairs_of_a_part_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items 1 and 2 alone, one at a time, their pairs counted from the list's beginning."""
     case = DrawnTiles(ONE_MODE, pairs=(2, 0, 3), whole=True)
-    launch, (ptr, *rest) = Programs([case.program], case.dtype, "torch", torch.device("cpu"), None), case.arrays()
+    launch, (ptr, *rest) = Programs([case.program], case.dtype, TORCH, torch.device("cpu"), None), case.arrays()
     monkeypatch.setattr(launches, "chunks", partial(launches.chunks, most=1))
     assert torch.equal(launch.blocks([ptr[1:], *rest]).view(2, 32, 16), case.expected()[1:])
 
@@ -285,7 +286,7 @@ def test_the_program_of_a_kernel_is_the_one_that_runs() -> None:
     x, y = (random_sparse(tuple(sizes[c] for c in t), "random", torch.float64, n) for n, t in enumerate(("ijk", "kl")))
     (step,) = stc.compile("ijk,kl->ijl", x, y, plan=stc.plans.plan_bcb(i=2, j=4, k=4, l=2)).contraction.steps
     path, (b,) = step.numeric, step.numeric._buffers
-    assert path.program == block_program(path.problem, WHOLE, "torch", False, path.program.rows)
+    assert path.program == block_program(path.problem, WHOLE, TORCH, False, path.program.rows)
     operands = ((path.blocking.x, x), (path.blocking.y, y))
     whole = [blocks.whole(o.values[: blocks.nnz]) for blocks, o in operands]
     lists = [b.ptr, path.tasks.x, path.tasks.y]

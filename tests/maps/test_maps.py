@@ -23,6 +23,7 @@ from sparsetc.device.profile import gpu
 from sparsetc.maps.body import Body
 from sparsetc.maps.elementwise import INPUT, Builder, Elementwise, Ref
 from sparsetc.maps.kernel import WalkKernel
+from sparsetc.maps.mask_tiles import tiles_of
 from sparsetc.maps.pairs import APART, Pairs, pairs_of
 from sparsetc.maps.row_tiles import RowTiles, of_pattern, of_tiles
 from sparsetc.maps.task import Task
@@ -180,7 +181,7 @@ def test_gathered_tiles_hold_the_pattern(mode: int, height: int, width: int) -> 
 )
 @pytest.mark.parametrize("shape", [(130, 200), (64, 64), (1, 3)])
 def test_tiles_of_a_mask(mask: masks.Mask, shape: tuple[int, int]) -> None:
-    tiles = of_tiles(*masks.tiles_of(mask, shape, 32, 64, torch.device("cpu")), shape, 32, 64)
+    tiles = of_tiles(*tiles_of(mask, shape, 32, 64, torch.device("cpu")), shape, 32, 64)
     assert torch.equal(met(tiles), mask.dense(*shape))
 
 

@@ -57,6 +57,21 @@ def test_a_loss_and_its_gradients() -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_gradients_of_columns_where_those_of_rows_are_zero(poisoned: None) -> None:
+    """The rows' walk gives the columns' one its sums, whatever it computes itself."""
+    given, meets = map_cases.PATTERNS["scattered"]()
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(n, 4, dtype=F64, generator=g) for n in (*meets.shape, meets.shape[1]))
+    numbers = torch.randn(meets.shape[0], dtype=F64, generator=g)
+    named: dict[str, Any] = {"products": {"s": (q, k)}, "rows": {"r": numbers}, "softmax": True, "values": v}
+    inputs = [k.requires_grad_(), numbers.requires_grad_()]
+    found = stc.map_entries(lambda s, r: s + torch.floor(r), given, **named)
+    expected = dense_attention(q, k, v, meets, 1.0, None)
+    both = [torch.autograd.grad(y.square().sum(), inputs, materialize_grads=True) for y in (found, expected)]
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def like_steps(both: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "sparsetc"):
         found = both()

@@ -113,7 +113,7 @@ def test_results_that_do_not_fit_are_copied_back(name: str, output: str) -> None
         with stc.stream_kernel(equation, x, *dense, output=output, plan="coo", memory_limit=limit) as s:
             assert_same(s(*dense), expected)
             assert s.device_bytes <= limit
-            rows = [0 if one.rows is None else one.rows.nbytes for one in s._engine.buffers]
+            rows = [0 if rows is None else rows.nbytes for *_, rows in s._engine.buffers]
             assert sum(rows) + held <= s.device_bytes
 
 

@@ -79,7 +79,7 @@ def enqueued(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStream]:
 
 
 def cuda_streams(s: Stream) -> list[FakeStream]:
-    return [buffers.stream for buffers in s._engine.buffers]
+    return [stream for stream, *_ in s._engine.buffers]
 
 
 @pytest.mark.parametrize("equation", ["ijklm,jr,kr->ir", "ijklm,k->ijlm", "ijklm->"])

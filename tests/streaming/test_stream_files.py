@@ -455,8 +455,14 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: int, error: BaseException) -> I
 def test_a_full_disk_leaves_no_file(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, path = tensor(5, 2000), tmp_path / "x.safetensors"
     path.write_bytes(b"the old one")
-    start = store.ChunkWriter.__init__
-    monkeypatch.setattr(store.ChunkWriter, "__init__", lambda self, opened: start(self, Disk(opened, room)))
+    whole = store.replacing
+
+    @contextmanager
+    def replacing(path: Path) -> Iterator[Disk]:
+        with whole(path) as opened:
+            yield Disk(opened, room)
+
+    monkeypatch.setattr(store, "replacing", replacing)
     with pytest.raises(OSError, match="No space left"):
         stc.stream_kernel("ijklm,k->ijlm", x, torch.ones(9), chunk_bytes=4096, file=path)
     with stc.stream_kernel("ijklm,k->ijlm", x, torch.ones(9), chunk_bytes=4096) as s:

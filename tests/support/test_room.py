@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._C._dynamo import guards
 
-from sparsetc.support.compiled import LARGE, room, room_of
+from sparsetc.support.checks import LARGE, room, room_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int8, torch.bool])

@@ -264,7 +264,7 @@ def test_a_cuda_graph_keeps_what_it_reads_and_gives_nothing_to_others(monkeypatc
         capturing = True
         call()  # a graph reads what is packed
         assert len(packed) == 1
-        held = weakref.ref(kept_values._seen[id(p)])
+        held = weakref.ref(kept_values._seen[id(p)][2])
         p.mul_(2)
         call()  # changed since: it is packed within the graph, for the graph alone
         call()

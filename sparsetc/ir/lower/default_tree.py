@@ -32,7 +32,7 @@ S x 16 by 16 x (i, j), then (i, S) x 16 by 16 x R, kept positions being columns 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, combinations
@@ -207,7 +207,7 @@ def _matrix_product(inner: Inner, schedule: Schedule, factors: Sequence[Tree]) -
     if not inner.summed:
         return None
     names = {name for tree in factors for name in tree.factors}
-    beside = {a for o in inner.operands if o.name not in names for a in o.axes}
+    beside = _axes(o for o in inner.operands if o.name not in names)
     sides = _matrix_sides(inner, schedule, factors, frozenset(inner.summed) - beside)
     if sides is None:
         return None
@@ -254,7 +254,7 @@ def _matrix_sides(
 
 def _dense(inner: Inner, tree: Tree) -> set[str]:
     """The dense axes of a tree's factors."""
-    return {a for name in tree.factors if name in inner.operand for a in inner.operand[name].axes}
+    return _axes(inner.operand[name] for name in tree.factors if name in inner.operand)
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------
@@ -314,126 +314,102 @@ def groups_of(bound: Bound, sides: Ints, dot: bool = True) -> TileGroups:
 
 @lru_cache
 def _divided(
-    side: NamedInts, sizes: NamedInts, output: Names, operands: tuple[Operand, ...], dot: bool, wide: bool
+    sides: NamedInts, sizes: NamedInts, output: Names, operands: tuple[Operand, ...], dot: bool, wide: bool
 ) -> TileGroups:
-    return Division(dict(side), dict(sizes), output, operands).groups(dot, wide)
+    """Divide the letters that have sides. Return the division that takes the fewest multiplications.
 
-
-class Division:
-    """Ways to divide the letters that have sides, of an output and of dense operands.
-
-    Attributes:
-        inner: operands that vary along what is summed; the others scale the result once.
-        classes: summed letters that must stay together, since an operand has them all, with their operands.
+    Args:
+        sides: positions of a tile by letter.
+        sizes: of all letters.
+        output: letters of the result.
+        operands: the dense ones.
+        dot: whether the type has a matrix instruction.
+        wide: whether a program has enough of the dense axes for a dot to sum them.
     """
+    side, size, letters = dict(sides), dict(sizes), tuple([c for c, _ in sides])
+    kept, summed = among(letters, output), outside(letters, output)
+    inner = [o for o in operands if {*o.rows} & {*summed}]  # the others scale the result once
+    gridded = among(kept, {c for o in inner for c in o.rows})
+    free = outside(kept, gridded)
+    # Summed letters that an operand has together stay together; of equal classes, the last comes first.
+    classes = sorted(
+        joined(({*o.rows} & {*summed}, o) for o in inner), key=lambda own: -max(map(letters.index, own[0]))
+    )
 
-    def __init__(
-        self, side: Mapping[str, int], sizes: Mapping[str, int], output: Names, operands: Sequence[Operand]
-    ) -> None:
-        """Find which letters must stay together.
+    def width(own: Iterable[Operand]) -> int:
+        """Return the number of elements over all dense axes of some operands."""
+        return volume(size, _axes(own))
 
-        Args:
-            side: positions of a tile by letter.
-            sizes: of all letters.
-            output: letters of the result.
-            operands: the dense ones.
-        """
-        self.side = side
-        self.sizes = sizes
-        self.letters = tuple(side)
-        self.kept = self._ordered(output)
-        self.summed = outside(self.letters, output)
-        self.operands, self.output = operands, output
-        self.inner = tuple([o for o in operands if set(o.rows) & set(self.summed)])
-        tied = {c for o in self.inner for c in o.rows if c in self.kept}
-        self.gridded = self._ordered(tied)
-        self.free = outside(self.kept, tied)
-        classes = joined((set(o.rows) & set(self.summed), o) for o in self.inner)
-        self.classes = sorted(classes, key=lambda c: -max(map(self.letters.index, c[0])))  # of equals, the last first
-
-    def groups(self, dot: bool, wide: bool = True) -> TileGroups:
-        """Return the division that takes the fewest multiplications.
-
-        Args:
-            dot: whether the type has a matrix instruction.
-            wide: whether a program has enough of the dense axes for a dot to sum them.
-        """
-        if candidates := [*self.single(), *self.chained()] if dot else []:
-            return min(candidates, key=lambda candidate: candidate[0])[1]
-        return (self.sampled() if dot and wide else None) or self.elementwise()
-
-    def _ordered(self, letters: Collection[str]) -> Names:
-        """Return the letters with sides, in the order of the sides."""
-        return among(self.letters, letters)
-
-    def positions(self, letters: Letters) -> int:
-        """Return the number of positions of a tile along these letters."""
-        return volume(self.side, letters)
-
-    def width(self, operands: Sequence[Operand]) -> int:
-        """Return the number of elements over all dense axes of these operands."""
-        return volume(self.sizes, {a for o in operands for a in o.axes})
-
-    def _joint(self, classes: Iterable[tuple[set[str], list[Operand]]]) -> tuple[Names, list[Operand]]:
+    def joint(some: Iterable[tuple[set[str], list[Operand]]]) -> tuple[Names, list[Operand]]:
         """Return the letters and the operands of some classes."""
-        letters, operands = zip(*classes, strict=True)
-        return self._ordered(set().union(*letters)), list(chain(*operands))
+        together, own = zip(*some, strict=True)
+        return among(letters, set().union(*together)), list(chain(*own))
 
-    def single(self) -> Iterator[tuple[int, TileGroups]]:
+    def single() -> Iterator[tuple[int, TileGroups]]:
         """Yield divisions with one dot, with their cost: all dense axes that vary along summed letters are its rows."""
-        axes, columns = {a for o in self.inner for a in o.axes}, Names()
-        for c in reversed(self.free):  # as many of the last kept letters as the columns hold
-            if self.positions((c, *columns)) > COLUMNS:
+        axes, columns = _axes(inner), Names()
+        for c in reversed(free):  # as many of the last kept letters as the columns hold
+            if volume(side, (c, *columns)) > COLUMNS:
                 break
             columns = (c, *columns)
-        gridded = self.free[: len(self.free) - len(columns)]
-        for chosen in _subsets(self.classes, len(self.classes) if axes else 0):
-            first, operands = self._joint(chosen)
-            spread = outside(self.summed, first)
-            wide = self.positions((*columns, *spread))
-            if {a for o in operands for a in o.axes} != axes or wide < 2 or (not columns and wide < MIN_DOT):
+        others = free[: len(free) - len(columns)]
+        for chosen in _subsets(classes, len(classes) if axes else 0):
+            first, own = joint(chosen)
+            spread = outside(summed, first)
+            beside = volume(side, (*columns, *spread))
+            if _axes(own) != axes or beside < 2 or (not columns and beside < MIN_DOT):
                 continue
-            rows, deep = self.width(operands), max(MIN_DOT, self.positions(first))
-            formed = self.positions(first) * rows if len(operands) > 1 else 0
-            scaled = rows * wide if spread else 0
-            cost = formed + scaled + rows * max(MIN_DOT, wide) * deep // MATRIX_RATE
-            yield cost * self.positions(gridded), TileGroups(first, (), spread, columns, (*self.gridded, *gridded))
+            rows, deep = width(own), max(MIN_DOT, volume(side, first))
+            formed = volume(side, first) * rows if len(own) > 1 else 0
+            scaled = rows * beside if spread else 0
+            cost = formed + scaled + rows * max(MIN_DOT, beside) * deep // MATRIX_RATE
+            yield cost * volume(side, others), TileGroups(first, (), spread, columns, (*gridded, *others))
 
-    def chained(self) -> Iterator[tuple[int, TileGroups]]:
+    def chained() -> Iterator[tuple[int, TileGroups]]:
         """Yield divisions with two dots, with their cost: between operands that have no dense axis in common."""
-        axes = [{a for o in operands for a in o.axes} for _, operands in self.classes]
-        apart = [own for _, own in joined((axes, c) for axes, c in zip(axes, self.classes, strict=True) if axes)]
+        groups = ((_axes(own), (together, own)) for together, own in classes)
+        apart = [each for _, each in joined(group for group in groups if group[0])]
         for chosen in _subsets(apart, len(apart) - 1):
-            first, one = self._joint(chain(*chosen))
-            second, two = self._joint(chain(*outside(apart, chosen)))
-            m, n = self.width(one), self.width(two)
-            deep, wide = max(MIN_DOT, self.positions(first)), max(MIN_DOT, self.positions(second))
-            formed = (deep * m if len(one) > 1 else 0) + (wide * n if len(two) > 1 else 0)
-            spread = outside(self.summed, (*first, *second))
-            cost = (formed + m * wide * (deep + n) // MATRIX_RATE) * self.positions((*spread, *self.kept))
-            yield cost, TileGroups(first, second, spread, self.free, self.gridded)
+            first, one = joint(chain(*chosen))
+            second, two = joint(chain(*outside(apart, chosen)))
+            m, n = width(one), width(two)
+            deep, across = max(MIN_DOT, volume(side, first)), max(MIN_DOT, volume(side, second))
+            formed = (deep * m if len(one) > 1 else 0) + (across * n if len(two) > 1 else 0)
+            spread = outside(summed, (*first, *second))
+            cost = (formed + m * across * (deep + n) // MATRIX_RATE) * volume(side, (*spread, *kept))
+            yield cost, TileGroups(first, second, spread, free, gridded)
 
-    def sampled(self) -> TileGroups | None:
-        """Return the groups of a dense product sampled at stored positions that sums axes of both sides, or None."""
-        summed = {a for o in self.operands for a in o.axes} - set(self.output)
-        wide = [o for o in self.operands if o.rows and set(o.axes) >= summed]
-        if self.summed or not summed or len(wide) != len(self.operands) or set(self.output) & set(wide[0].axes):
-            return None
-        groups = joined((o.rows, o) for o in wide)
-        largest = max(groups, key=lambda g: self.positions(g[0]))
-        sides = largest[1], [o for g in groups if g is not largest for o in g[1]]
-        rows = [self.positions({c for o in side for c in o.rows}) for side in sides]
-        if len(groups) < 2 or min(rows) < MIN_DOT or self.positions(self.letters) > SAMPLED:
-            return None
-        left, right = (tuple([o.name for o in side]) for side in sides)
-        return TileGroups(columns=self.letters, sampled=(left, right))
+    if dot and (candidates := [*single(), *chained()]):
+        return min(candidates, key=lambda candidate: candidate[0])[1]
+    if dot and wide and not summed and (sampled := _sampled(side, output, operands)):
+        return TileGroups(columns=letters, sampled=sampled)
+    # Without a dot, positions of a kept letter, else of a summed one, lie side by side.
+    vector = tuple(sorted(kept or letters, key=side.__getitem__, reverse=True)[:1])
+    columns, second = (vector, ()) if kept else ((), vector)
+    return TileGroups((), second, outside(summed, vector), columns, outside(kept, vector))
 
-    def elementwise(self) -> TileGroups:
-        """Return the groups without a dot: positions of a kept letter, else of a summed one, lie side by side."""
-        letters = self.kept or self.letters
-        vector = (max(letters, key=self.side.__getitem__),) if letters else ()
-        gridded, spread = (outside(own, vector) for own in (self.kept, self.summed))
-        return TileGroups((), () if self.kept else vector, spread, vector if self.kept else (), gridded)
+
+def _sampled(side: Mapping[str, int], output: Names, operands: Sequence[Operand]) -> tuple[Names, Names] | None:
+    """Return the operands of the two sides of a dense product that is sampled at stored positions, or None.
+
+    It sums axes of both sides.
+    """
+    summed = _axes(operands) - {*output}
+    wide = [o for o in operands if o.rows and {*o.axes} >= summed]
+    if not summed or len(wide) != len(operands) or {*output} & {*wide[0].axes}:
+        return None
+    groups = joined((o.rows, o) for o in wide)
+    largest = max(groups, key=lambda group: volume(side, group[0]))
+    sides = largest[1], [o for group in groups if group is not largest for o in group[1]]
+    rows = [volume(side, {c for o in own for c in o.rows}) for own in sides]
+    if len(groups) < 2 or min(rows) < MIN_DOT or prod(side.values()) > SAMPLED:
+        return None
+    left, right = (tuple([o.name for o in own]) for own in sides)
+    return left, right
+
+
+def _axes(operands: Iterable[Operand]) -> set[str]:
+    return {a for o in operands for a in o.axes}
 
 
 def _subsets(things: Sequence[T], most: int) -> Iterator[tuple[T, ...]]:

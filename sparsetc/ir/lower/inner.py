@@ -29,8 +29,9 @@ from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.nest import ITEM, LANES, LEAF, LEVELS, PAIRED, Axis, Bitmap, Halves, Nest, Values, Whole, pairs
 from sparsetc.ir.nest.axes import home
+from sparsetc.ir.nest.coordinates import with_inputs
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program import Key, Operand, named_operands, printed_sizes
+from sparsetc.ir.program import Decode, Key, Operand, named_operands, printed_sizes
 from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, row_major
 
 X = "X"
@@ -172,6 +173,24 @@ class Inner:
         read: dict[str, Letters] = {name: self.sides.keys() & letters for name, letters in self.stored.items()}
         read |= {o.name: (*o.axes, *self.along(o.rows)) for o in self.operands}
         return {name: frozenset((*self.view.walked[level], *read[name])) for name, level in self.levels.items()}
+
+    @cached_property
+    def decodes(self) -> list[list[Decode]]:
+        """The statements that read the wanted coordinates of each level, those along a tile's side after the tile's."""
+        view, letters = self.view, self.letters
+        kept = self.kept if self.key.kind == "row" else ()
+        addressed = {letters.index(c) for c in (*kept, *[c for o in self.operands for c in o.rows])}
+        wanted = with_inputs({*addressed}, view.coordinates)
+        levels: list[list[Decode]] = [[] for _ in LEVELS]
+        for mode, coordinate in view.coordinates.items():
+            letter, level, placed = letters[mode], view.mode_levels[mode], view.along.get(mode)
+            if mode in wanted and (placed is None or not coordinate.sides):
+                levels[level].append(Decode(letter, coordinate, level, tile=placed is not None))
+            if mode in addressed and placed is not None:
+                size, along = self.sizes[letter], self.along((letter,))
+                end = 0 if view.within(mode, size) else size
+                levels[level].append(Decode(letter, placed, level, along=along, end=end))
+        return levels
 
     @cached_property
     def keyed(self) -> frozenset[str]:

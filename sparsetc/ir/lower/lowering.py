@@ -24,13 +24,11 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.lower.inner import Inner, X, verify_tree
-from sparsetc.ir.nest.axes import ITEM, LEAF, LEVELS, Axis, TileLoop, home
-from sparsetc.ir.nest.coordinates import with_inputs
+from sparsetc.ir.nest.axes import ITEM, LEVELS, Axis, TileLoop, home
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import (
     LANES,
     Add,
-    Decode,
     DenseAxis,
     Gather,
     Loop,
@@ -74,10 +72,9 @@ class Lowering:
         if beside := [name for name in schedule.rounded if name not in gathered]:
             read = f"rows are gathered of {', '.join(gathered) or 'nothing'}"
             raise PlanError(f'"{inner.equation}": {beside[0]!r} is rounded, and {read}')
-        self.split = self._split()
+        self.split, self.halved = self._halves()
         if self.split:
             self.operand[self.split] = replace(self.operand[self.split], split=True)
-        self.halved = self._halved()
         self.operand |= {name: replace(self.operand[name], halves=True) for name in self.halved}
         self.unscale: list[Tile] = []
         self.tile_sizes = dict(schedule.tile_sizes)
@@ -144,24 +141,22 @@ class Lowering:
         return self._scaled(total, scales)
 
     # -- halves -----------------------------------------------------------------------------------------------------
-    def _split(self) -> str:
-        """Return the operand whose rows the one dot takes in halves; nothing where stored values are not in halves."""
-        if not self.view.values.halves:
-            return ""
-        sides = [side.name for side in self.dots[0].parts] if len(self.dots) == 1 else []
-        rows = [name for name, o in self.operand.items() if name in sides and o.rows and not o.rounded]
-        if not rows or X not in sides:
-            raise self._no_halves()
-        return rows[0]
+    def _halves(self) -> tuple[str, list[str]]:
+        """Return the operand whose rows the one dot takes in halves beside stored ones, and those that it reads so.
 
-    def _halved(self) -> list[str]:
-        """Return the operands that are read in halves: both sides of the one dot, where all values are 1."""
-        if self.schedule.precision != F16X3 or self.split or self.view.pairs:
-            return []
-        sides = [side.name for side in self.dots[0].parts if side.name in self.operand] if len(self.dots) == 1 else []
-        if self.view.values.held or len(sides) != 2:
+        The latter are both sides of the dot, where all values are 1.
+        """
+        stored = self.view.values
+        if not stored.halves and (self.schedule.precision != F16X3 or self.view.pairs):
+            return "", []
+        sides = [side.name for side in self.dots[0].parts] if len(self.dots) == 1 else []
+        own = among(sides, self.operand)
+        rows = [name for name in own if self.operand[name].rows and not self.operand[name].rounded]
+        if stored.halves and rows and X in sides:
+            return rows[0], []
+        if stored.halves or stored.held or len(own) != 2:
             raise self._no_halves()
-        return sides
+        return "", [*own]
 
     def _no_halves(self) -> PlanError:
         return PlanError(
@@ -182,64 +177,34 @@ class Lowering:
         return self.make(Scale(Tile(names.unscale(name), (), self.inner.depth(rows)), name, rows=rows))
 
     # -- what is read -----------------------------------------------------------------------------------------------
-    def load(self, factor: str) -> Value | Gather:
-        """Return the statement that reads a factor."""
-        return self.value(factor) if factor in self.inner.stored else self.gather(factor)
-
-    def _contracting(self, factor: str) -> Names:
-        """Return the axes summed by the dot of which a factor is a side; none where there is no such dot."""
-        return next((dot.over for dot in self.dots if factor in [side.name for side in dot.parts]), ())
-
-    def value(self, name: str) -> Value:
-        """Stored values: what a dot sums is behind the others, as the columns of a matrix."""
-        over = self._contracting(name)
-        axes = tuple([c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes])
-        rows, columns = [c for c in axes if c not in over], [c for c in axes if c in over]
-        lanes, folded = self.view.beside[LEAF], len(rows) if columns else 0
-        out = Tile(name.lower(), (*lanes, *rows, *columns), LEAF, folded)
-        return Value(out, name.lower())
-
-    def gather(self, name: str) -> Gather:
-        """Return the statement that gathers rows of a dense operand: one for each lane if lanes determine them."""
-        o = self.operand[name]
+    def load(self, name: str) -> Value | Gather:
+        """Return the statement that reads stored values, or gathers rows: one a lane if lanes determine them."""
         level = self.inner.levels[name]
-        sides = self.inner.along(o.rows) if self.inner.sides else ()
-        lanes, along = self.view.beside[level], [c for c in sides if c in self.tile_sizes]
+        axes, folded = self.layout(name, level)
+        axes = (*self.view.beside[level], *axes)
+        if name in self.inner.stored:
+            return Value(Tile(name.lower(), axes, level, folded), name.lower())
+        o = self.operand[name]
         letters = (*o.axes, *o.rows) if self.inner.sides else (*o.rows, *o.axes)
-        axes, folded = (*lanes, *o.axes, *along), 0
-        over = self._contracting(name)
-        if over and len(axes) > 2 and {*over} < {*axes} == {*o.axes}:
-            # A side of a dot is a matrix as it is loaded; what is summed beside the dot lies before what is kept.
-            rows = sorted(outside(axes, over), key=lambda c: c not in self.summed)
-            axes, folded = (*rows, *among(axes, over)), len(rows)
         return Gather(Tile(f"{name.lower()}_{''.join(letters) or 'scalar'}", axes, level, folded), o)
 
-    def decodes(self, level: int) -> list[Decode]:
-        """Return the statements that read the wanted coordinates of one level, those along a tile's side last."""
-        view = self.view
-        letters = self.inner.letters
-        reads = []
-        for mode in [c.mode for c in view.levels[level] if letters[c.mode] in self._wanted]:
-            letter, placed = letters[mode], view.along.get(mode)
-            if placed is None or not view.coordinates[mode].sides:
-                reads.append(Decode(letter, view.coordinates[mode], level, tile=placed is not None))
-            if placed is not None and letter in self._addressed:
-                size, along = self.inner.sizes[letter], self.inner.along((letter,))
-                reads.append(Decode(letter, placed, level, along=along, end=0 if view.within(mode, size) else size))
-        return reads
+    def layout(self, name: str, level: int) -> tuple[Names, int]:
+        """Return the axes of a factor but the lanes, and how many make up the rows if it is loaded as a matrix.
 
-    @cached_property
-    def _addressed(self) -> set[str]:
-        """Letters whose coordinates an operand or the key reads."""
-        kept = self.inner.kept if self.inner.key.kind == "row" else ()
-        return {c for o in self.inner.operands for c in o.rows} | set(kept)
-
-    @cached_property
-    def _wanted(self) -> set[str]:
-        """Return the letters whose coordinates are addressed, directly or through another coordinate."""
-        letters = self.inner.letters
-        addressed = {mode for mode, letter in enumerate(letters) if letter in self._addressed}
-        return {letters[mode] for mode in with_inputs(addressed, self.view.coordinates)}
+        What the dot of which it is a side sums is behind the others.
+        """
+        over: Names = next((dot.over for dot in self.dots if name in [side.name for side in dot.parts]), ())
+        if name in self.inner.stored:
+            axes = [c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes]
+            rows, columns = [c for c in axes if c not in over], [c for c in axes if c in over]
+            return (*rows, *columns), len(rows) if columns else 0
+        o = self.operand[name]
+        along = [c for c in self.inner.along(o.rows) if c in self.tile_sizes] if self.inner.sides else ()
+        if over and len(o.axes) > 2 and {*over} < {*o.axes} and not along and not self.view.beside[level]:
+            # What is summed beside the dot lies before what is kept.
+            rows = sorted(outside(o.axes, over), key=lambda c: c not in self.summed)
+            return (*rows, *among(o.axes, over)), len(rows)
+        return (*o.axes, *along), 0
 
     # -- the order of a tile's positions ----------------------------------------------------------------------------
     @cached_property
@@ -350,7 +315,7 @@ class Lowering:
         factors = {node.name: node for node in self.tree.nodes if node.kind == "factor"}
         wanted = [name for name in (*self.inner.stored, *self.inner.operand) if name in factors and name not in late]
         for level in range(len(LEVELS)):
-            self.statements += self.decodes(level)
+            self.statements += self.inner.decodes[level]
             for name in wanted:
                 if self.inner.levels[name] == level:
                     self.tile(factors[name])
@@ -462,15 +427,16 @@ class WholeLowering(Lowering):
         self.order = (LANES, *self.sizes)
         self.factors: dict[str, frozenset[str]] = {}
 
-    def load(self, factor: str) -> Value | Gather:
-        """Return the statement that reads stored values in order, or rows along their coordinates."""
-        s = super().load(factor)
-        operand = self.inner.operand.get(factor)
-        sides = self.inner.along(operand.rows) if operand and self.inner.sides else ()
-        axes = (*sides, *operand.axes) if operand else self._stored(factor)
-        out = Tile(s.out.name, (*self.view.beside[s.out.level], *axes), s.out.level)
-        self.factors[out.name] = frozenset((factor,))
-        return replace(s, out=out)
+    def load(self, name: str) -> Value | Gather:
+        s = super().load(name)
+        self.factors[s.out.name] = frozenset((name,))
+        return s
+
+    def layout(self, name: str, level: int) -> tuple[Names, int]:
+        """Return the axes of stored values in order, or of rows along their coordinates; none is a matrix."""
+        o = self.inner.operand.get(name)
+        along = self.inner.along(o.rows) if o and self.inner.sides else ()
+        return (*along, *o.axes) if o else self._stored(name), 0
 
     def _stored(self, name: str) -> Names:
         """Return the letters of stored values' positions, in the order of the sequence."""

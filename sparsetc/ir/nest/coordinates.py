@@ -22,9 +22,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any, Literal
 
 from sparsetc.errors import FormatError
 from sparsetc.support import Names, cached_property
@@ -63,26 +63,43 @@ class Reader:
     lookup: Callable[[str, Any], Any]
 
 
-class Writer(Protocol):
-    """The interface by which an expression is written in a language with Python's operators."""
+@dataclass(eq=False)
+class Writer:
+    """Writes an expression with Python's operators: in a language, which a printer says, or with the names of modes.
+
+    Attributes:
+        names: of the modes.
+        own_axis: the axis positions along which go without its name.
+        field: how bits of a word are written; empty where they are computed.
+    """
+
+    names: Sequence[str]
+    own_axis: str
+    field: str = ""
 
     def position(self, axis: str) -> str:
         """The name of the positions along an axis."""
+        return "position" if axis == self.own_axis else axis
 
     def coordinate(self, mode: int) -> str:
         """The name of a mode's coordinate."""
+        return self.names[mode]
 
     def along(self, mode: int) -> str:
         """The name of the positions along a mode's side of a tile."""
+        return "place"
 
     def lookup(self, lookup: Lookup) -> str:
-        """Return the text that reads an array; it needs no parentheses."""
+        """Return the text that reads an array, which needs no parentheses; of bases, the array alone."""
+        return lookup.array if lookup.every > 1 else f"{lookup.array}[{lookup.where.text(self)}]"
 
     def bits(self, bits: Bits) -> tuple[str, str]:
         """Return the text that reads bits of a word, and its last operator; empty if the text needs no parentheses.
 
         A shift alone is in none.
         """
+        if self.field:
+            return self.field.format(array=bits.word.array, bits=bits.width), ""
         text, last = bits.operations(self.lookup(bits.word))
         return (text[1:-1], ">>") if bits.top and bits.shift and not last else (text, last)
 
@@ -113,17 +130,20 @@ class Expression:
     @cached_property
     def modes(self) -> frozenset[int]:
         """Modes whose coordinates are read."""
-        return frozenset([node.mode for node in self.nodes if isinstance(node, Coordinate)])
+        return self._read("coordinate")
 
     @cached_property
     def sides(self) -> frozenset[int]:
         """Modes along whose sides positions are read."""
-        return frozenset([node.mode for node in self.nodes if isinstance(node, Along)])
+        return self._read("along")
 
     @cached_property
     def axes(self) -> frozenset[str]:
         """Axes whose positions are read."""
-        return frozenset([node.axis for node in self.nodes if isinstance(node, Position)])
+        return self._read("position")
+
+    def _read(self, kind: str) -> frozenset[Any]:
+        return frozenset([node.of for node in self.nodes if isinstance(node, Variable) and node.kind == kind])
 
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
@@ -137,33 +157,22 @@ class Expression:
 
 
 @dataclass(frozen=True)
-class Position(Expression):
-    """The position along an axis: ``item``, ``fiber``, ``tile``, ``nonzero`` or ``lane``."""
+class Variable(Expression):
+    """Positions along an axis or along a mode's side of a tile, or the coordinate of a mode that was read before."""
 
-    axis: str
-
-    def evaluate(self, reader: Any) -> Any:
-        return reader.position(self.axis)
-
-
-@dataclass(frozen=True)
-class Along(Expression):
-    """The positions along a mode's side of a tile, from 0 on."""
-
-    mode: int
+    kind: Literal["position", "along", "coordinate"]
+    of: str | int
 
     def evaluate(self, reader: Any) -> Any:
-        return reader.along(self.mode)
+        return getattr(reader, self.kind)(self.of)
 
 
-@dataclass(frozen=True)
-class Coordinate(Expression):
-    """The coordinate of a mode that was read before; in tiles, the tile's coordinate."""
-
-    mode: int
-
-    def evaluate(self, reader: Any) -> Any:
-        return reader.coordinate(self.mode)
+Position = partial(Variable, "position")
+"""The position along an axis: ``item``, ``fiber``, ``tile``, ``nonzero`` or ``lane``."""
+Along = partial(Variable, "along")
+"""The positions along a mode's side of a tile, from 0 on."""
+Coordinate = partial(Variable, "coordinate")
+"""The coordinate of a mode that was read before; in tiles, the tile's coordinate."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +196,9 @@ class Lookup(Expression):
     def every(self) -> int:
         """Return how many neighbouring positions read one element: 1 for a word, 0 if not a position alone decides."""
         match self.where:
-            case Position(axis) if axis != "lane":
+            case Variable("position", axis) if axis != "lane":
                 return 1
-            case Formula(">>", Position(axis), Constant(bits)) if axis != "lane":
+            case Formula(">>", Variable("position", axis), Constant(bits)) if axis != "lane":
                 return 1 << bits
         return 0
 
@@ -197,7 +206,7 @@ class Lookup(Expression):
     def each(self) -> int:
         """Elements of each position's own, where the array is a list along a side for each; else 0."""
         match self.where:
-            case Formula("+", Formula("*", Position(_), Constant(side)), Along(_)):
+            case Formula("+", Formula("*", Variable("position"), Constant(side)), Variable("along")):
                 return side
         return 0
 
@@ -207,7 +216,10 @@ class Lookup(Expression):
             (axis,) = self.axes
             positions = counts[axis]
             return positions * self.each if self.each else -(-positions // self.every)
-        return shape[self.where.mode] if isinstance(self.where, Coordinate) else None
+        match self.where:
+            case Variable("coordinate", int(mode)):
+                return shape[mode]
+        return None
 
     def evaluate(self, reader: Reader) -> Any:
         return reader.lookup(self.array, self.where.evaluate(reader))
@@ -270,31 +282,6 @@ def enclosed(text: str, last: str, least: int) -> str:
     return f"({text})" if last and OPERATORS[last][0] < least else text
 
 
-@dataclass
-class Readable(Writer):
-    """Writes coordinates with the names of modes; positions along the axis `own` go without its name."""
-
-    names: Sequence[str]
-    own: str
-    field: str = "decode {array}"
-
-    def position(self, axis: str) -> str:
-        return "position" if axis == self.own else axis
-
-    def coordinate(self, mode: int) -> str:
-        return self.names[mode]
-
-    def along(self, mode: int) -> str:
-        return "place"
-
-    def lookup(self, lookup: Lookup) -> str:
-        """An element; of bases, which several positions share, the array alone."""
-        return lookup.array if lookup.every > 1 else f"{lookup.array}[{lookup.where.text(self)}]"
-
-    def bits(self, bits: Bits) -> tuple[str, str]:
-        return self.field.format(array=bits.word.array, bits=bits.width), ""
-
-
 FORMULA = re.compile(r"(?:\{(?:m[0-9]+|p|lane)\}|0x[0-9a-fA-F]+|[0-9]+|//|<<|>>|[-+*%&|()]|[ ])+")
 """The signs of a formula: coordinates, numbers, and operators that Triton and torch both read."""
 SIGNS = {node: sign for sign, (*_, node) in OPERATORS.items()}
@@ -349,7 +336,7 @@ class ModeCoordinate:
 
     mode: int
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         """The coordinate, where the position of its level is `at`."""
         raise NotImplementedError
 
@@ -376,7 +363,7 @@ class Field(ModeCoordinate):
     top: bool
     frame: int = 0
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         bits = Bits(Lookup(self.array, at), self.shift, self.bits, self.top)
         number = Formula(">>", at, Constant(self.frame.bit_length() - 1))
         return Formula("+", bits, Lookup(f"{self.array}_base", number)) if self.frame else bits
@@ -397,7 +384,7 @@ class Computed(ModeCoordinate):
 
     formula: str | Expression
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         return self.formula if isinstance(self.formula, Expression) else parsed(self.formula, at)
 
 
@@ -415,7 +402,7 @@ class Consecutive(ModeCoordinate):
     array: str
     by: int
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         return Formula("+", at, Lookup(self.array, Coordinate(self.by)))
 
     def check(self, leaf: bool) -> None:
@@ -443,7 +430,7 @@ class Listed(ModeCoordinate):
     side: int
     along: int | None = None
 
-    def expression(self, at: Position) -> Expression:
+    def expression(self, at: Variable) -> Expression:
         place = Along(self.mode if self.along is None else self.along)
         return Lookup(self.array, Formula("+", Formula("*", at, Constant(self.side)), place))
 
@@ -471,14 +458,9 @@ def words_of(levels: Iterable[Iterable[Lookup]], read: Iterable[Expression]) -> 
 
     Words that are read whole have 31.
     """
-    bits, framed = dict[str, int](), set[str]()
-    for value in read:
-        for field in value.fields:
-            array = field.word.array
-            bits[array] = max(bits.get(array, 0), field.shift + field.width)
-            framed |= {array for lookup in value.lookups if lookup.every > 1}
+    framed = {f.word.array for value in read for f in value.fields if any(w.every > 1 for w in value.lookups)}
     words = [dict.fromkeys([w.array for w in level if w.every == 1]) for level in levels]
-    return [[(bits.get(array) or 31, array in framed) for array in each] for each in words]
+    return [[(word_bits(read, array) or 31, array in framed) for array in each] for each in words]
 
 
 def word_bits(coordinates: Iterable[ModeCoordinate | Expression], name: str) -> int:

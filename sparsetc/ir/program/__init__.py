@@ -4,14 +4,15 @@
 from sparsetc.ir.program.cost import REGISTERS, Cost
 from sparsetc.ir.program.operands import (
     HALVES,
+    MADE,
     MIN_DOT,
     WARPGROUP,
     DenseAxis,
     Operand,
     Stored,
+    arguments,
     named_operands,
     printed_sizes,
-    tables,
 )
 from sparsetc.ir.program.resources import ONE, SECTOR, STORED, Statistics
 from sparsetc.ir.program.text import comments, header

@@ -6,12 +6,11 @@ order of dense axes; `Stored`, which says from which arrays values are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -197,36 +196,25 @@ def in_runs(given: Names, read: Names, sizes: Mapping[str, int]) -> bool:
 
 HALVES = ("high", "low", "most")
 """The tables of a dense operand in halves: both, scaled, and the largest magnitude of each part that a step gathers."""
-MADE = ("", "rounded", *HALVES)
-"""The tables that may be made of a dense operand: itself, in bfloat16, and those of halves."""
+MADE: dict[str, Callable[[str], str]] = {
+    "": str,
+    "rounded": rounded,
+    "high": "{}_high".format,
+    "low": "{}_low".format,
+    "most": most,
+}
+"""Names, by operand, of the tables that may be made of a dense one: itself, in bfloat16, and those of halves."""
 
 
-class DenseTable(NamedTuple):
-    """An argument of a program that holds a dense operand, converted once a call if it is not the operand itself.
-
-    Attributes:
-        made: one of `MADE`.
-    """
-
-    operand: str
-    made: str = ""
-
-    @property
-    def name(self) -> str:
-        """Return the argument's name in a launch, which may take an operand both as it is and cast."""
-        return rounded(self.operand) if self.made == "rounded" else self.own
-
-    @property
-    def own(self) -> str:
-        """Return the argument's name within a program."""
-        if self.made in HALVES[:2]:
-            return f"{self.operand}_{self.made}"
-        return most(self.operand) if self.made == "most" else self.operand
-
-
-def tables(o: Operand) -> tuple[DenseTable, ...]:
-    """Return the arguments of a program for one operand."""
+def tables(o: Operand) -> Names:
+    """Return what is made of one operand, once a call, for a program to read: some of `MADE`."""
     if o.halves:
-        return tuple([DenseTable(o.name, made) for made in HALVES])
-    elements = DenseTable(o.name, "rounded" if o.rounded else "")
-    return (elements, DenseTable(o.name, "most")) if o.split else (elements,)
+        return HALVES
+    elements = "rounded" if o.rounded else ""
+    return (elements, "most") if o.split else (elements,)
+
+
+def arguments(operands: Iterable[Operand], launch: bool = False) -> list[str]:
+    """Return the names of the tables of operands; a launch, which may take one both as it is and cast, tells these."""
+    each = [(o.name, made) for o in operands for made in tables(o)]
+    return [MADE[made if launch or made != "rounded" else ""](name) for name, made in each]

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from typing import ClassVar, Literal, TypeVar
 
@@ -31,7 +32,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest import ITEM, LANES, LEVELS, PAIRED, Axis, Expression, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import MADE, DenseAxis, DenseTable, Operand, Stored, stored_of, tables
+from sparsetc.ir.program.operands import MADE, DenseAxis, Operand, Stored, stored_of, tables
 from sparsetc.support import Ints, Letters, NamedInts, Names, cached_property, row_major
 
 
@@ -472,8 +473,10 @@ def place(statements: Iterable[Statement], around: Sequence[Loop]) -> tuple[Stat
     return body
 
 
-def tables_of(programs: Sequence[TileProgram]) -> tuple[DenseTable, ...]:
-    """Return the arguments of a launch of several programs; an operand that some have cast goes in both forms."""
-    each = zip(*[p.operands for p in programs], strict=True)
-    by_program = ({t for o in own for t in tables(o)} for own in each)
-    return tuple([t for own in by_program for t in sorted(own, key=lambda t: MADE.index(t.made))])
+def tables_of(programs: Sequence[TileProgram]) -> list[tuple[int, str]]:
+    """Return the tables of a launch of several programs: (number of a dense operand, which of `MADE`), in order.
+
+    An operand that some programs have cast goes in both forms.
+    """
+    each = zip(*[map(tables, p.operands) for p in programs], strict=True)
+    return [(n, made) for n, by_program in enumerate(each) for made in MADE if made in chain(*by_program)]
