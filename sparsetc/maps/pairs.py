@@ -19,7 +19,6 @@ from sparsetc import masks
 from sparsetc.contraction.request import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError, TransformError
 from sparsetc.maps import mask_tiles
-from sparsetc.maps.kernel import Sides
 from sparsetc.maps.row_tiles import (
     RowEntries,
     RowTiles,
@@ -30,6 +29,7 @@ from sparsetc.maps.row_tiles import (
     stacked_shape,
     whole_blocks,
 )
+from sparsetc.maps.text import Layout
 from sparsetc.support import Ints
 from sparsetc.support.entry import exporting, traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked, without_blocks
@@ -101,17 +101,17 @@ class Pairs(NamedTuple):
                 made = mask_tiles.kept.put(of_mask, make())
         return made
 
-    def row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
+    def row_tiles(self, mode: int, layout: Layout, numbered: bool) -> RowTiles:
         """Return the row tiles of a mode, made once."""
-        key = "row tiles", mode, sides.height, sides.width, sides.gathered, numbered
-        return self.kept(key, lambda: self._row_tiles(mode, sides, numbered))
+        key = "row tiles", mode, layout.height, layout.width, layout.gathered, numbered
+        return self.kept(key, lambda: self._row_tiles(mode, layout, numbered))
 
     def met(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the rows and columns of all pairs, some at a time; of a stack those of each pattern."""
         if isinstance(self.given, Pattern) and self.given.blocks is None:
             yield self.given.coords[-2], self.given.coords[-1]
             return
-        tiles = self.row_tiles(0, Sides(SQUARE, SQUARE, 0, 0), False)
+        tiles = self.row_tiles(0, Layout(SQUARE, SQUARE), False)
         lanes = torch.arange(SQUARE, device=self.device)
         for ptr, col, bits in ((tiles.full_ptr, tiles.full_col, None), (tiles.part_ptr, tiles.part_col, tiles.bits)):
             window = torch.repeat_interleave(ptr.diff().long()) % tiles.windows
@@ -128,10 +128,10 @@ class Pairs(NamedTuple):
         assert isinstance(given, Pattern)
         return self.kept(("entries by row",), lambda: [entries_by_row(single(given), mode) for mode in (0, 1)])
 
-    def _row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
-        height, width = sides.height, sides.width
+    def _row_tiles(self, mode: int, layout: Layout, numbered: bool) -> RowTiles:
+        height, width = layout.height, layout.width
         if isinstance(self.given, Pattern):
-            return of_pattern(self.given, mode, height, width, numbered, sides.gathered)
+            return of_pattern(self.given, mode, height, width, numbered, layout.gathered)
         shape = self.shape[::-1] if mode else self.shape
         if mode and height == width:
             tiles = [mask_tiles.turned_tiles(of_mask) for of_mask in self._tiles(0, height, width)]
