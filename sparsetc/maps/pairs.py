@@ -33,6 +33,7 @@ from sparsetc.maps.text import Layout
 from sparsetc.support import Ints
 from sparsetc.support.entry import exporting, traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked, without_blocks
+from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -284,18 +285,19 @@ def _check(pattern_shape: Ints, pattern_device: torch.device, shape: Ints, devic
 # -- masks ------------------------------------------------------------------------------------------------------------
 
 
-def _kept(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Return what is made of tensors, kept while they live unchanged: on a CPU copies tell, as ndarrays may write."""
-    if traced_by_modes() or any(t.is_inference() for t in needs):  # whose versions nobody counts
+def kept_of(tensors: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """Return what is made of tensors, kept with them while they stay the same; of those that learn, made anew."""
+    unseen = traced_by_modes()
+    kept = [None if unseen or one.requires_grad or one.is_meta else kept_with(one) for one in tensors]
+    if not kept or kept[0] is None or None in kept:
         return make()
-    whole = (*[(id(t), t._version) for t in needs], *key)
-    copies, made = mask_tiles.kept.get(whole) or ((), None)
-    if made is None or not all(map(torch.equal, copies, needs)):
-        mask_tiles.kept.pop(whole)
+    others = kept[1:]  # which the first keeps, as long as their numbers are in keys
+    whole = *key, *map(id, others)
+    found = kept[0].get(whole)
+    if found is None:
         with lasting():
-            copies = () if needs[0].is_cuda else [t.clone() for t in needs]
-            _, made = mask_tiles.kept.put(whole, (copies, make()), needs=needs)
-    return made
+            found = kept[0].put(whole, (others, make()))
+    return found[1]
 
 
 def _of_block_mask(flex: Any, shape: Ints, device: torch.device) -> tuple[tuple[masks.Mask, ...], Ints]:
@@ -324,7 +326,7 @@ def _of_dense(meets: Tensor, heads: Ints, shape: Ints, device: torch.device) -> 
     def made() -> tuple[masks.Mask, ...]:
         return tuple([masks.dense_mask(one.clone()) for one in meets.reshape(prod(sizes[:-2]), *sizes[-2:])])
 
-    return _kept([meets], ("dense",), made), sizes[:-2]
+    return kept_of([meets], ("dense",), made), sizes[:-2]
 
 
 def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[masks.Mask, Tensor]:
@@ -345,7 +347,7 @@ def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool
         raise FormatError("attention of nested tensors takes masks of sparsetc.masks, of positions in q.values()")
     nested: tuple[Any, Any] = q, k
     offsets = [one.offsets() for one in nested]
-    documents: masks.Mask = _kept(offsets, ("documents",), lambda: masks.documents(*offsets))
+    documents: masks.Mask = kept_of(offsets, ("documents",), lambda: masks.documents(*offsets))
     if causal and documents.made[1] != documents.made[2]:
         raise ShapeError("attention: is_causal of nested tensors takes as many keys as queries in each sequence")
     inside = documents & masks.causal() if causal else documents
@@ -429,4 +431,4 @@ def _of_rows(given: tuple[Any, ...], shape: Ints) -> SparseTensor:
         pattern = Pattern(tensor.coalesce().pattern.coords, blocks.grid, True, blocks)
         return SparseTensor._make(pattern, ones.new_ones(()).expand(pattern.values_shape(())))
 
-    return _kept([indptr, indices], ("rows", *blocks.sides, *shape), made)  # type: ignore[no-any-return]
+    return kept_of([indptr, indices], ("rows", *blocks.sides, *shape), made)  # type: ignore[no-any-return]
