@@ -159,11 +159,13 @@ def record(kind: str, state: dict[str, Any]) -> Any:
 def _pattern_reduced(p: Pattern) -> Reduced[Pattern]:
     if p.labels:
         arrays = {name: None if of is None else (str(of.dtype), of.tolist()) for name, of in p.labels.items()}
-        return labelled, (p.like(p.coords, p.is_coalesced, labels={}), arrays)
+        plain = p.like(p.coords, p.is_coalesced)
+        plain.labels = {}
+        return labelled, (plain, arrays)
     # Kept, as a process that is spawned is given the memory itself.
-    coords = p._once("narrow", lambda: crd.narrowed(p.coords, max(p._shape)))
+    coords = p._once("narrow", lambda: crd.narrowed(p.coords, max(p.shape)))
     if p.blocks is None:
-        return pattern, (coords, p._shape, p.is_coalesced)
+        return pattern, (coords, p.shape, p.is_coalesced)
     return pattern_of_blocks, (coords, p.blocks.sides, p.blocks.shape, p.is_coalesced)
 
 

@@ -31,7 +31,7 @@ from sparsetc.ir.equation.einsum import Bound, Einsum, written
 from sparsetc.ir.plan import AUTO, DENSE, ONE_PASS, STEPS, Plan, requested
 from sparsetc.options import Options
 from sparsetc.planner.candidate import Choice
-from sparsetc.planner.paths import Edge, Search, checked_order
+from sparsetc.planner.paths import Search, State, checked_order
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import PLANS, by_nonzeros, choose
 from sparsetc.planner.workload import choose_together
@@ -165,10 +165,10 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
     return choice
 
 
-def _seconds_of_pass(request: Request, edge: Edge) -> float:
-    """Return the seconds of a first pass over the nonzeros as a plan of its own."""
-    (x,), e, after = request.sparse, request.bound.einsum, edge.after
-    inputs = e.inputs[e.sparse[0]], *(term.letters for term in edge.taken)
+def _seconds_of_pass(request: Request, taken: Sequence[tuple[str, ...]], after: State | None) -> float:
+    """Return the seconds of a first pass over the nonzeros, with the terms of these letters, as a plan of its own."""
+    (x,), e = request.sparse, request.bound.einsum
+    inputs = e.inputs[e.sparse[0]], *taken
     output = e.output if after is None else (*after.sparse, *sorted(after.dense))
     bound = Bound.of(Einsum(inputs, output, (0,), written(inputs, output)), request.bound.by_index)
     dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]

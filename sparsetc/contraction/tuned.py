@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -34,7 +34,8 @@ from sparsetc.packing.partition import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, ranked
 from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import JOINS, PLANS
+from sparsetc.planner.registry import PLANS
+from sparsetc.products import WAYS
 from sparsetc.support import Cache
 from sparsetc.support.checks import check_memory, state_of
 from sparsetc.support.entry import bar, log_since, warn_once
@@ -90,7 +91,7 @@ def tune(made: Step | Pair) -> None:
 
 def _considered(made: Step | Pair, name: str) -> list[Candidate]:
     """Return the candidates to time, the cost model's choice first, with those that `plan="auto"` leaves out."""
-    methods = PLANS if isinstance(made, Step) else JOINS
+    methods: Mapping[str, Any] = PLANS if isinstance(made, Step) else WAYS
     asked = [methods[name]] if name in methods else methods.values()
     candidates = ranked([c for method in asked for c in method.estimates(made.problem)])
     if isinstance(made, Step):

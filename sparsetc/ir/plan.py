@@ -364,6 +364,8 @@ ONE_PASS = Plan("one-pass")
 """The request for the fastest plan that passes over the nonzeros once, of one sparse operand."""
 STEPS = Plan("steps")
 """The request for the fastest path of several contractions, of one sparse operand."""
+JOINS = "scalar", "dense", "bcb", "bcb+scalar"
+"""The plans of two sparse operands."""
 DENSE = Plan("dense")
 """The request for torch's products of the dense tensor, with positions in blocks and dense modes as coordinates."""
 

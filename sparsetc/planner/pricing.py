@@ -291,18 +291,20 @@ def suited(plan: Plan, problem: Problem) -> Plan:
     schedules = [p.schedule for p in plan.parts]
     if problem.itemsize != 2 and F16 in [schedule.precision for schedule in schedules]:
         raise PlanError(f"precision {F16} is of operands of 16 bits, found {dtype_name(problem.dtype)}")
-    without: tuple[tuple[bool, dict[str, Any]], ...] = (  # what stands where an option does not apply
-        (not backend.whole, {"lanes": 1}),
-        (backend.tensor_cores and problem.dtype == torch.float32, {"rounded": ()}),
-        (backend.atomics and not problem.deterministic, {"copies": 1}),
-        (problem.products, {"dot": False}),
-    )
     options: dict[str, Any] = {}
-    for applies, replacements in without:
-        options |= {} if applies else replacements
+    stored: dict[str, Any] = {}
+    if backend.whole:
+        options["lanes"] = stored["lanes"] = 1
+    if not backend.narrow:
+        stored["narrow"] = False
+    if not backend.tensor_cores or problem.dtype != torch.float32:  # which alone is rounded
+        options["rounded"] = ()
+    if not backend.atomics or problem.deterministic:
+        options["copies"] = 1
+    if not problem.products:
+        options["dot"] = False
     if problem.native == "all" or True in [schedule.native for schedule in schedules]:
         options["native"] = problem.native != "none"
-    stored: dict[str, Any] = ({"lanes": 1} if backend.whole else {}) | ({} if backend.narrow else {"narrow": False})
     if not options and not stored:
         return plan
     parts = []

@@ -238,7 +238,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 MOST_PROPOSED = 3
 """Plans that are proposed of other problems, at most."""
-FACTS = ("backend", "precisions", "halves", "coalesced", "rows", "sparse_output", "adding")
+FACTS = ("precisions", "halves", "coalesced", "rows", "sparse_output", "adding")
 """Attributes of a `Problem` that plans, their costs and their results depend on, beside the einsum and the pattern."""
 
 
@@ -268,7 +268,8 @@ def facts_of(p: Problem) -> dict[str, Any]:
     slices = {c: counts.distinct((m,)) for m, c in letters.items()}
     fibers = {c: counts.distinct(tuple(n for n in letters if n != m)) for m, c in letters.items()}
     pattern = {"shape": p.shape, "nnz": counts.nnz, "slices": slices, "fibers": fibers}
-    problem = {name: getattr(p, name) for name in FACTS} | {"dtype": str(p.dtype), "sizes": dict(p.bound.sizes)}
+    problem = {"backend": p.backend.name} | {name: getattr(p, name) for name in FACTS}
+    problem |= {"dtype": str(p.dtype), "sizes": dict(p.bound.sizes)}
     tensor = digest(counts.once("bits", lambda: bits(counts.coords)), p.shape)
     return {"tensor": tensor, "equation": p.equation, "problem": problem, "pattern": pattern}
 
