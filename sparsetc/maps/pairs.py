@@ -31,7 +31,7 @@ from sparsetc.maps.row_tiles import (
 )
 from sparsetc.maps.text import Layout
 from sparsetc.support import Ints
-from sparsetc.support.entry import exporting, traced_by_modes
+from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked, without_blocks
 from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, lasting
@@ -156,6 +156,19 @@ class Pairs(NamedTuple):
             return [mask_tiles.tiles_of(mask, shape, height, width, self.device) for mask in turned]
 
         return self.kept(("tiles", mode, height, width), made)
+
+
+@entry_point
+def pattern_of(mask: masks.Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
+    """Return the entries of a mask, made once for each shape; an entry takes 16 bytes."""
+    pairs = Pairs(mask, shape, device)
+
+    def made() -> Pattern:
+        row, column = map(torch.cat, zip(*pairs.met(), strict=True))
+        keys = torch.sort(row * shape[1] + column).values
+        return Pattern(torch.stack((keys // shape[1], keys % shape[1])), shape, True)
+
+    return pairs.kept(("pattern",), made)
 
 
 def single(pattern: Pattern) -> Pattern:
