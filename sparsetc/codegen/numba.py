@@ -26,6 +26,7 @@ from sparsetc.ir.program import (
     Decode,
     DenseAxis,
     Gather,
+    Lines,
     Loop,
     Product,
     Statement,
@@ -34,10 +35,9 @@ from sparsetc.ir.program import (
     Value,
     Zero,
     comments,
+    flow,
     names,
 )
-from sparsetc.ir.program.text import Lines
-from sparsetc.ir.program.tile import flow
 from sparsetc.support import Names
 from sparsetc.tensor.dtypes import LONG
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sparsetc.ir.program import REGISTERS, TileProgram, names
-from sparsetc.ir.program.text import Lines
+from sparsetc.ir.program import REGISTERS, Lines, TileProgram, names
 from sparsetc.support import NamedInts, Names, cached_property
 
 LENGTHS = (16, 8, 4, 2, 1)

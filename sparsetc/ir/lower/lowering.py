@@ -24,7 +24,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.lower.inner import Inner, X, verify_tree
-from sparsetc.ir.nest.axes import ITEM, LEVELS, Axis, TileLoop, home
+from sparsetc.ir.nest import ITEM, LEVELS, Axis, TileLoop, home
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import (
     LANES,
