@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsetc.codegen.numba_nests import LENGTHS, Factor, Nest, pieces, zeros
+from sparsetc.codegen.numba_nests import LENGTHS, Factor, LoopNest, pieces, zeros
 from sparsetc.ir.nest import ITEM, Each, Fibers, Lookup, Run, Writer
 from sparsetc.ir.program import (
     REGISTERS,
@@ -369,7 +369,7 @@ class NumbaPrinter(Writer, Lines):
         self, out: Factor, sign: str, factors: Sequence[Factor], kept: Names, conditions: Sequence[str] = ()
     ) -> None:
         vector = self.vector if self.stores_vectors or out.name != self.p.output else ""
-        Nest(self, self.p, vector, out, sign, kept).write(factors, conditions)
+        LoopNest(self, self.p, vector, out, sign, kept, conditions).write(factors)
 
 
 STATEMENTS: dict[type[Statement], Callable[[NumbaPrinter, Any], None]] = {
