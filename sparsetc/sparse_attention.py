@@ -26,7 +26,7 @@ from sparsetc.contraction.library import _transforms as transforms
 from sparsetc.contraction.request import promoted
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
-from sparsetc.maps.pairs import Pairs, pairs_of, parts_of, within_sequences
+from sparsetc.maps.pairs import Pairs, kept_of, pairs_of, parts_of, within_sequences
 from sparsetc.maps.scores import POSITIONS, SCORE, Score, taken_apart
 from sparsetc.maps.task import Task
 from sparsetc.maps.trace import Untraced, check_takes, told_apart
@@ -35,8 +35,7 @@ from sparsetc.pairwise import computed, key_of, of_entries
 from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.tensor.dtypes import INTEGERS, accumulator
-from sparsetc.tensor.kept_values import kept_with
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -357,8 +356,8 @@ def _scored(
 
         if "entries" not in body.vectors.values():
             of_pairs = pairs.given.number if isinstance(pairs.given, Pattern) else pairs.given
-            key = body, of_pairs if body.places else None, pairs.shape, heads, fewer, dtype
-            return body, pairs, _kept(read, pairs.device, key, lambda: vectors_of(pairs))
+            key = body, of_pairs if body.places else None, pairs.shape, pairs.device, heads, fewer, dtype
+            return body, pairs, kept_of(read, key, lambda: vectors_of(pairs))
         if pairs.patterns == 1:
             pairs = of_entries(pairs)
             return body, pairs, vectors_of(pairs)
@@ -366,21 +365,6 @@ def _scored(
     body = _steps.once((told_apart(function), numbers, score), lambda: _in_steps(function, score, *numbers))
     vectors = _positions(heads, fewer, pairs)
     return body, pairs, [vectors[name].to(dtype) for name in POSITIONS]
-
-
-def _kept(
-    read: Sequence[Tensor], device: torch.device, key: tuple[Any, ...], make: Callable[[], list[Tensor]]
-) -> list[Tensor]:
-    """Return a thing made of tensors, kept with them while they stay the same; of those that learn, made anew."""
-    kept = [kept_with(one) if one.device == device and not one.requires_grad else None for one in read]
-    if not kept or kept[0] is None or None in kept:
-        return make()
-    others = kept[1:]  # which the first keeps, as long as their numbers are in keys
-    found = kept[0].get((*key, *map(id, others)))
-    if found is None:
-        with lasting():
-            found = kept[0].put((*key, *map(id, others)), (others, make()))
-    return found[1]  # type: ignore[no-any-return]
 
 
 def _taken_apart(function: Any, read: Sequence[Tensor], device: torch.device) -> Score | str:

@@ -343,7 +343,7 @@ def native_walk(
         A function of inputs and results by name, and the path of the text's copy for readers.
     """
     rows, ptr, far, order = entries
-    layout = Layout(walk.sizes(tensors), order is not None, group=heads.group, stacked=heads.patterns > 1)
+    layout = Layout(sizes=walk.sizes(tensors), ordered=order is not None, group=heads.group, stacked=heads.patterns > 1)
     source = NativeText(walk, layout)
     by_head = any(tensors[table].stride(0) > tensors[table].stride(1) for table in walk.other)
     source.print(name, dtype_name(tensors[walk.targets[-1]].dtype), by_head)
