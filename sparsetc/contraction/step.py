@@ -69,6 +69,7 @@ class Step(Preparation, Inspectable):
         is_product: whether packed values are the dense tensor, which torch multiplies once.
         only_programs: whether a call runs programs and nothing else, unless the guard refuses an infinity.
         ordered: whether sums are made in one order, without programs of several threads, as `deterministic` asks.
+        _others: steps with other settings, and contractions of batches, by what they are for.
         _empty: whether there is nothing to sum.
         _pattern: the pattern of a sparse result, None of a dense one; `_order` brings rows to its order.
         _as_rows: whether rows are the result as they lie.
