@@ -87,13 +87,14 @@ Contraction.compile = contraction
 
 def _innermost(request: Request, choice: Choice | None) -> tuple[Any, list[Rewrite], Request]:
     """Compile what an einsum runs. Return it, the rewrites around it, and the einsum that they lead to."""
-    wanted, several, count = requested(request.settings.plan), len(request.sparse) > 1, len(request.operands)
-    order, nonzeros = request.settings.path or wanted.path, several and by_nonzeros(wanted)
+    wanted = requested(request.settings.plan)
+    several, count = len(request.sparse) > 1, len(request.operands)
+    order, by_entries = request.settings.path or wanted.path, several and by_nonzeros(wanted)
     # Several operands by their entries take a path of what rewrites lead to, below.
-    if choice is None and not (nonzeros and count > 2):
+    if choice is None and not (by_entries and count > 2):
         path = None
         if order:
-            path = Path(request, several and (nonzeros or not request.dense_modes), checked_order(order, count))
+            path = Path(request, several and (by_entries or not request.dense_modes), checked_order(order, count))
         elif count > 2 or wanted == STEPS:
             choice = _steps_or_pass(request, wanted)
             if choice is not None and choice.plan.path:
@@ -107,7 +108,7 @@ def _innermost(request: Request, choice: Choice | None) -> tuple[Any, list[Rewri
         if choice.plan.is_request:
             request, choice = replace(request, settings=replace(request.settings, plan=choice.plan)), None
     rewrites, inner = rewrites_of(request)
-    if 1 < len(inner.sparse) < len(inner.operands) or len(inner.sparse) > 2:
+    if len(inner.sparse) > 1 and len(inner.operands) > 2:
         paired(request.settings.plan, inner.bound.einsum.indices)  # refused at once where it is not known
         return Path(inner, True, checked_order(order, len(inner.operands)) if order else None), rewrites, inner
     leaf = Step(inner, choice) if len(inner.sparse) == 1 else Pair(inner)
@@ -128,7 +129,8 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
     Raises:
         PlanError: steps of an einsum that cannot take any.
     """
-    bound, settings, asked = request.bound, request.settings, wanted == STEPS
+    bound, settings = request.bound, request.settings
+    asked = wanted == STEPS
     fault = _fault(request, asked) if asked or wanted == AUTO else "another plan is asked for"
     if fault and not asked:
         return None

@@ -66,6 +66,7 @@ class Contraction:
         sums: of integers that may pass 64 bits: how many terms each has, and a guard of operands; None where none can.
         equation: the einsum as written.
         bare: the patterns of the sparse operands, with nothing kept.
+        _others: the contraction without steps or rewrites ("full"), and in floats, once each was asked for.
         _inner: the pattern of each sparse operand of the innermost einsum, or which one of a call's it is.
         _pattern: the pattern of a sparse result, or which one of a call's it is; None of a dense one.
         _pushes: what is done to the innermost einsum's result.

@@ -69,6 +69,7 @@ class Step(Preparation, Inspectable):
         is_product: whether packed values are the dense tensor, which torch multiplies once.
         only_programs: whether a call runs programs and nothing else, unless the guard refuses an infinity.
         ordered: whether sums are made in one order, without programs of several threads, as `deterministic` asks.
+        _others: steps with other settings, and contractions of batches, by what they are for.
         _empty: whether there is nothing to sum.
         _pattern: the pattern of a sparse result, None of a dense one; `_order` brings rows to its order.
         _as_rows: whether rows are the result as they lie.
@@ -174,10 +175,10 @@ class Step(Preparation, Inspectable):
 
     # -- values -------------------------------------------------------------------------------------------------------
     def packed(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values | None:
-        """Return the values as the parts store them, as `kept_values` does, for a caller that may go without.
+        """Return the values as the parts store them, for a caller that may go without.
 
-        None while a transform of `torch.func` is active, which would follow them, and while candidates, which pack
-        differently, take turns.
+        They are those packed before, where none has changed. None while a transform of `torch.func` is active, which
+        would follow them, and while candidates, which pack differently, take turns.
 
         Args:
             values: as they are kept with their storage.
@@ -185,10 +186,6 @@ class Step(Preparation, Inspectable):
         """
         if transforming() or self.trials is not None:
             return None
-        return self.kept_values(values, flat)
-
-    def kept_values(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values:
-        """Return values as the parts store them: those packed before, where none has changed; arguments of `packed`."""
         if flat is None and not self._repacks:
             return [resolved(values.detach()).contiguous()] * len(self.parts)
         flat = flat or (lambda values: values)

@@ -230,7 +230,7 @@ def in_turns(
         nonlocal calls
         number = calls % len(trials) if calls < ROUNDS * len(trials) else 0
         trial = trials[number].run
-        packed = trial.packed_values(None) if values is None else trial.kept_values(values)
+        packed = trial.packed_values(None) if values is None else trial.packed(values)
         if trial.device.type == "cuda":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()

@@ -287,8 +287,8 @@ class BlockPairList:
     def of(cls, blocking: Blocking) -> BlockPairList:
         """The tasks of the join of blocks, expanded and sorted."""
         m = JoinOrder.of(blocking.pairs)
-        tasks = m.expand(0, m.tasks)
-        row, column = m.row.index_select(0, tasks.p), m.column.index_select(0, tasks.q)
+        p, q = m.expand(0, m.tasks)
+        row, column = m.row.index_select(0, p), m.column.index_select(0, q)
         place = narrowed(torch.add(column, row, alpha=m.join.columns), m.join.rows * m.join.columns)
         place, order = torch.sort(place, stable=True)
         starts = torch.nonzero(crd.starts_of_runs([place])).flatten()
@@ -296,7 +296,7 @@ class BlockPairList:
         narrow = index_dtype(m.tasks)
         x, y = (
             composed(entry, matched.index_select(0, order)).to(narrow)
-            for entry, matched in ((m.x_entry, tasks.p), (m.y_entry, tasks.q))
+            for entry, matched in ((m.x_entry, p), (m.y_entry, q))
         )
         return cls(place[starts].long(), ptr, x, y)
 

@@ -27,25 +27,6 @@ TASK_BYTES = 96
 
 
 @dataclass(frozen=True)
-class Expanded:
-    """Tasks from `begin` up to, and not including, `end` as two vectors, of int32 where that holds them.
-
-    Attributes:
-        p: (n,) the position in `x_entry` of the entry of x of each task, not falling.
-        q: (n,) the position in `y_entry` of the entry of y of each task, rising where p stays the same.
-        first: the first element of p.
-        shift: (entries of x with tasks here,) q of a task less its number, from `begin` on, for each p from `first` on.
-    """
-
-    begin: int
-    end: int
-    p: Tensor
-    q: Tensor
-    first: int
-    shift: Tensor
-
-
-@dataclass(frozen=True)
 class JoinOrder:
     """The tasks of a `Join` in the order of the entries of x, row by row: each entry of x has a run of entries of y.
 
@@ -93,8 +74,12 @@ class JoinOrder:
         """Number of matched entries of x and of y."""
         return self.row.numel(), self.column.numel()
 
-    def expand(self, begin: int, end: int) -> Expanded:
-        """Return the tasks ``begin .. end`` as arrays."""
+    def expand(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return the tasks from `begin` up to, and not including, `end` as two vectors, of int32 where that holds them.
+
+        They are p, (n,) the position in `x_entry` of the entry of x of each task, not falling; and q, (n,) that in
+        `y_entry` of the entry of y, rising where p stays the same.
+        """
         low, high = 0, self.ends.numel() - 1
         if (begin, end) != (0, self.tasks):
             bounds = self.ends.new_tensor([begin, end - 1])
@@ -106,7 +91,7 @@ class JoinOrder:
         shift = (self.first[low : high + 1] - starts + begin).to(narrow)
         entry = torch.repeat_interleave(lengths.to(narrow), output_size=end - begin)
         q = torch.arange(end - begin, dtype=narrow, device=ends.device).add_(shift.index_select(0, entry))
-        return Expanded(begin, end, entry.add_(low), q, low, shift)
+        return entry.add_(low), q
 
 
 def composed(first: Tensor | None, then: Tensor) -> Tensor:

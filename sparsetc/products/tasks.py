@@ -26,7 +26,7 @@ from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
 from sparsetc.join import loops
-from sparsetc.join.order import Expanded, JoinOrder
+from sparsetc.join.order import JoinOrder
 from sparsetc.packing.base import Packed, index_dtype
 from sparsetc.packing.words import bits_of
 from sparsetc.products.problem import JoinProblem
@@ -37,9 +37,9 @@ from sparsetc.support.files import native
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import INT32_MAX
 
-TaskGroup = tuple[Expanded, Tensor, Tensor]
-"""Consecutive tasks; (n,) the entry of the result that each adds to; (m,) int64, the places that none before reached,
-ascending."""
+TaskGroup = tuple[int, tuple[Tensor, Tensor], Tensor, Tensor]
+"""The number of the first of some consecutive tasks; p and q of each; (n,) the entry of the result that each adds to;
+(m,) int64, the places that none before reached, ascending."""
 
 
 def spans(join_order: JoinOrder, size: int) -> Iterator[tuple[int, int, int, int]]:
@@ -67,24 +67,25 @@ def groups(join_order: JoinOrder, size: int) -> Iterator[TaskGroup]:
     for begin, end, first, last in spans(join_order, size):
         spread = (last - first) * columns
 
-        def keyed(piece: tuple[int, int], first: int = first, spread: int = spread) -> tuple[Expanded, Tensor]:
+        def keyed(piece: tuple[int, int], first: int = first, spread: int = spread) -> tuple[Tensor, ...]:
             """Expand tasks, with their places from the first row's on."""
-            tasks = join_order.expand(*piece)
-            key = row.index_select(0, tasks.p).to(torch.int32 if spread <= INT32_MAX else torch.int64)
-            return tasks, key.sub_(first).mul_(columns).add_(column.index_select(0, tasks.q))
+            p, q = join_order.expand(*piece)
+            key = row.index_select(0, p).to(torch.int32 if spread <= INT32_MAX else torch.int64)
+            return p, q, key.sub_(first).mul_(columns).add_(column.index_select(0, q))
 
         pieces = [*pairwise([*range(begin, end, size), end])]
-        tasks, key = keyed(pieces[0])
+        p, q, key = keyed(pieces[0])
         fresh, slot = distinct(key, spread, reached)
         for piece in pieces[1:]:
-            fresh = torch.unique(torch.cat([fresh, distinct(keyed(piece)[1], spread)[0]]))
+            fresh = torch.unique(torch.cat([fresh, distinct(keyed(piece)[2], spread)[0]]))
         places = fresh.long() + first * columns
         if len(pieces) == 1:
-            yield tasks, slot, places
+            yield begin, (p, q), slot, places
         else:
             for n, piece in enumerate(pieces):
-                tasks, key = keyed(piece)
-                yield tasks, torch.searchsorted(fresh, key.to(fresh.dtype)) + reached, places[: 0 if n else None]
+                p, q, key = keyed(piece)
+                slot = torch.searchsorted(fresh, key.to(fresh.dtype)) + reached
+                yield piece[0], (p, q), slot, places[: 0 if n else None]
         reached += places.numel()
 
 
@@ -126,7 +127,7 @@ class NonzeroPairList:
     Attributes:
         x_word: (n,) uint8: p of each task, less the base of its frame.
         x_base: (frames,) p of the first task of each frame.
-        y_shift: (matched x,) q of a task less its position, by p; set where p has tasks in the list.
+        y_shift: (matched x,) q of a task less its position, by p.
         z_word: (n,) the entry of the result of each task.
     """
 
@@ -147,20 +148,20 @@ class NonzeroPairList:
         most = join_order.join.most_results
         entries = index_dtype(max(*join_order.matched, tasks))
         frames = torch.arange(begin, end, FRAME, device=device)
+        starts = torch.cat([join_order.ends.new_zeros(1), join_order.ends[:-1]])
         return cls(
             *(join_order, most, begin, end),
             x_word=room(device, torch.uint8, tasks),
             x_base=torch.searchsorted(join_order.ends, frames, right=True).to(entries),
-            y_shift=torch.empty(join_order.matched[0], dtype=entries, device=device),
+            y_shift=(join_order.first - starts + begin).to(entries),
             z_word=room(device, index_dtype(most), tasks),
         )
 
-    def take(self, tasks: Expanded, slot: Tensor) -> None:
-        """Write a group at the positions of its tasks."""
-        start, stop = tasks.begin - self.begin, tasks.end - self.begin
-        frame = torch.arange(start, stop, dtype=tasks.p.dtype, device=tasks.p.device) // FRAME
-        self.x_word[start:stop] = tasks.p - self.x_base.index_select(0, frame)
-        self.y_shift[tasks.first : tasks.first + tasks.shift.numel()] = tasks.shift - start
+    def take(self, begin: int, p: Tensor, slot: Tensor) -> None:
+        """Write a group of tasks at their positions."""
+        start, stop = begin - self.begin, begin - self.begin + p.numel()
+        frame = torch.arange(start, stop, dtype=p.dtype, device=p.device) // FRAME
+        self.x_word[start:stop] = p - self.x_base.index_select(0, frame)
         self.z_word[start:stop] = slot
 
     @property
@@ -294,13 +295,13 @@ class Tasks:
         filling = NonzeroPairList.room(m, 0, m.tasks) if self.fits else None
         self.nnz = 0
         with bar(m.tasks, f"pattern of {self.problem.what}", unit="tasks") as at:
-            for tasks, slot, fresh in groups(m, self.problem.chunk):
+            for begin, (p, _), slot, fresh in groups(m, self.problem.chunk):
                 done.append(fresh)
                 self.nnz += fresh.numel()
                 self.problem.check(self.nnz, least=True)
                 if filling is not None:
-                    filling.take(tasks, slot)
-                at(tasks.end)
+                    filling.take(begin, p, slot)
+                at(begin + p.numel())
         self._kept = None if filling is None else replace(filling, nnz=self.nnz)
         return torch.cat(done)
 
@@ -311,9 +312,9 @@ class Tasks:
             assert self._kept is not None
             yield self._kept
             return
-        for tasks, slot, _ in groups(self.join_order, self.problem.chunk):
-            alone = NonzeroPairList.room(self.join_order, tasks.begin, tasks.end)
-            alone.take(tasks, slot)
+        for begin, (p, _), slot, _ in groups(self.join_order, self.problem.chunk):
+            alone = NonzeroPairList.room(self.join_order, begin, begin + p.numel())
+            alone.take(begin, p, slot)
             yield replace(alone, nnz=self.nnz)
 
     def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -337,9 +338,7 @@ class Tasks:
             if self._kept is None:
                 self._by_groups()
             return
-        m, filled = self.join_order, NonzeroPairList.room(self.join_order, 0, self.join_order.tasks)
-        filled.y_shift[0:1] = m.first[0:1]
-        torch.sub(m.first[1:], m.ends[:-1], out=filled.y_shift[1:])
+        filled = NonzeroPairList.room(self.join_order, 0, self.join_order.tasks)
         fill(*self.by_row, self.found, FRAME.bit_length() - 1, filled.x_base, filled.x_word, filled.z_word)
         self._kept = replace(filled, nnz=self.nnz)
 

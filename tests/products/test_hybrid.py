@@ -44,11 +44,11 @@ def step_of(kernel: stc.Kernel) -> Any:
 def tasks_of(m: Join) -> list[tuple[int, int, int]]:
     """(entry of x, entry of y, place) of every task."""
     found = JoinOrder.of(m)
-    made = found.expand(0, m.tasks) if m.tasks else None
-    if made is None:
+    if not m.tasks:
         return []
-    p, q = composed(found.x_entry, made.p), composed(found.y_entry, made.q)
-    place = found.row[made.p] * m.columns + found.column[made.q]
+    at_x, at_y = found.expand(0, m.tasks)
+    p, q = composed(found.x_entry, at_x), composed(found.y_entry, at_y)
+    place = found.row[at_x] * m.columns + found.column[at_y]
     return list(zip(p.tolist(), q.tolist(), place.tolist(), strict=True))
 
 
