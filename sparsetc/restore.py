@@ -27,7 +27,7 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import RECORDS
 from sparsetc.options import Options, current, with_settings
 from sparsetc.support import Ints, NamedInts, Names
-from sparsetc.support.checks import check_memory, fits, from_state, misfit, quoted
+from sparsetc.support.checks import check_memory, fits, from_state, misfit, quoted, state_of
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
 from sparsetc.tensor.inputs import as_coords, as_values
@@ -180,4 +180,4 @@ copyreg.pickle(Pattern, _pattern_reduced)
 copyreg.pickle(Kernel, _kernel_reduced)
 copyreg.pickle(Tree, lambda t: (tree, (str(t),)))
 for _record in RECORDS.values():
-    copyreg.pickle(_record, lambda r: (record, (type(r).__name__, r.state)))
+    copyreg.pickle(_record, lambda r: (record, (type(r).__name__, state_of(r))))

@@ -264,21 +264,17 @@ def _node(
     return (result, lse) if return_lse else result
 
 
-def _number(pattern: Any) -> tuple[str, int] | None:
-    """Return the identity of a pattern in a graph; None if the object has none."""
+def _number(pattern: Any) -> int | None:
+    """Return the number of a pattern in a graph, 0 of all pairs; None if the object has none."""
     if pattern is None:
-        return "all", 0
-    if isinstance(pattern, masks.Mask):
-        return "mask", operator.index(pattern.number)
+        return 0
     if isinstance(pattern, SparseTensor):
-        return "pattern", operator.index(pattern._pattern.number)
-    if isinstance(pattern, Pattern):
-        return "pattern", operator.index(pattern.number)
-    return None
+        pattern = pattern._pattern
+    return operator.index(pattern.number) if isinstance(pattern, (masks.Mask, Pattern)) else None
 
 
 def _key(
-    known: tuple[str, int],
+    known: int,
     sizes: tuple[tuple[int, ...], int | None],
     own_keys: bool,
     device: torch.device,
@@ -291,12 +287,10 @@ def _key(
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """
-    kind, number_of_pattern = known
     (*heads, rows, columns), nnz = sizes
     with torch._C.DisableTorchFunction(), _disable_current_modes():
-        found = {"all": None, "mask": masks.numbered, "pattern": Pattern.numbered}[kind]
-        pattern = None if found is None else found(number_of_pattern)
-        if found is not None and pattern is None:
+        pattern = Pattern.numbered(known)
+        if known and pattern is None:
             return ""
         pairs = pairs_of(pattern, tuple(heads), (rows, columns), device, is_causal)
         if nnz is not None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparsetc.codegen.numba_nests import LENGTHS, Factor, Nest, pieces, zeros
-from sparsetc.ir.nest import ITEM, Bitmap, Each, Fibers, Lookup, Ones, Run, Writer
+from sparsetc.ir.nest import ITEM, Each, Fibers, Lookup, Run, Writer
 from sparsetc.ir.program import (
     REGISTERS,
     Add,
@@ -258,12 +258,12 @@ class NumbaPrinter(Writer, Lines):
         """Print the load of stored values: a number, an array for tiles, or a bitmap's values."""
         stored, name = self.p.stored(s.operand), s.out.name
         kind, strides = stored.values, tuple((c, self.p.stored(s.operand).stride(c)) for c in s.out.within)
-        if isinstance(kind, Ones):
+        if not kind.held:
             self.factors[name] = ()
         elif not kind.sides:
             self.put(f"{name} = load(values, {self.nonzero})")
             self.factors[name] = (Factor(name, in_array=False),)
-        elif isinstance(kind, Bitmap):
+        elif kind.bitmap:
             self.local.append(f"    {name} = np.empty({kind.volume}, {self.p.output}.dtype)")
             self.put(f"expand(bits, value_ptr, values, {kind.word}, tile, {name})")
             self.factors[name] = (Factor(name, strides),)

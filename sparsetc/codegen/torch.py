@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from sparsetc.codegen.torch_rows import bags, sampled, unread
-from sparsetc.ir.nest import AXIS_LEVEL, LANE, LEAF, Bitmap, Lookup, Ones, Writer
+from sparsetc.ir.nest import AXIS_LEVEL, LANE, LEAF, Lookup, Writer
 from sparsetc.ir.program import (
     Add,
     Decode,
@@ -189,10 +189,10 @@ class TorchPrinter(Writer, Lines):
         stored = self.p.stored(s.operand)
         kind, sides = stored.values, ", ".join(str(stored.values.sides[mode]) for mode in stored.values.sequence)
         values, pairs = stored.array("values"), f"pair_{stored.name}[{RANGES[LANE]}]"  # the tiles that pairs name
-        if isinstance(kind, Ones):
+        if not kind.held:
             count, dtype = COUNTS[self.rows[LEAF]], f"{self.p.output}.dtype"
             text = f"torch.ones({count}, dtype={dtype}, device={self.device})"
-        elif isinstance(kind, Bitmap):
+        elif kind.bitmap:
             bits, sizes = f"{stored.array('bits')}.view(-1, {kind.words})", f"{kind.word}, {kind.volume}"
             tiles = f"{bits}[{RANGES[LANE]}], {values}[{RANGES[LEAF]}], {sizes}"
             if stored.name:

@@ -19,7 +19,7 @@ from math import prod
 from typing import Any
 
 from sparsetc.codegen.triton_layout import TritonPrinter, all_of, load, placed, sides_of
-from sparsetc.ir.nest import BIAS, HEAD, ITEM, LANE, LEAF, Axis, Bitmap, Each, Fibers, Halves, Ones, Run, Values, Whole
+from sparsetc.ir.nest import BIAS, HEAD, ITEM, LANE, LEAF, Axis, Each, Fibers, Run
 from sparsetc.ir.nest.axes import TileLoop
 from sparsetc.ir.program import Add, DenseAxis, Gather, Key, Loop, Product, Scale, Stored, Tile, Value, names
 from sparsetc.ir.program.tile import walk
@@ -249,7 +249,12 @@ def values_first(printer: TritonPrinter) -> None:
 def value(printer: TritonPrinter, s: Value) -> None:
     """The values at the positions that a program, or a turn of a loop, has."""
     stored = printer.p.stored(s.operand)
-    TEXTS[type(stored.values)](printer, s, stored)
+    if stored.values.bitmap:
+        _bitmap(printer, s, stored)
+    elif stored.values.sides:
+        _whole(printer, s, stored)
+    else:
+        (_nonzeros if stored.values.held else _ones)(printer, s, stored)
 
 
 def _nonzeros(printer: TritonPrinter, s: Value, stored: Stored) -> None:
@@ -474,10 +479,6 @@ def _search(printer: TritonPrinter, s: Value, stored: Stored) -> None:
         )
         text = load(stored.array("values"), "passed + behind", "has")
         printer.put(f"{s.out.name} += {text}{_widened(printer, s, stored)}", "passed += count(word)")
-
-
-TEXTS: dict[type[Values], Callable[[TritonPrinter, Value, Stored], None]]
-TEXTS = {Values: _nonzeros, Whole: _whole, Ones: _ones, Bitmap: _bitmap, Halves: _whole}
 
 
 # -- scales of halves --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -31,12 +31,12 @@ from sparsetc.errors import OutOfMemoryError, SparsetcError
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO, ONE_PASS, Plan, requested
 from sparsetc.packing.partition import storage_keys
-from sparsetc.planner.candidate import Candidate, Choice, ranked
-from sparsetc.planner.pricing import describe, price
+from sparsetc.planner.pricing import Candidate, Choice, describe, price, ranked
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import JOINS, PLANS
+from sparsetc.planner.registry import PLANS
+from sparsetc.products import WAYS
 from sparsetc.support import Cache
-from sparsetc.support.checks import check_memory
+from sparsetc.support.checks import check_memory, state_of
 from sparsetc.support.entry import bar, log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
@@ -90,7 +90,7 @@ def tune(made: Step | Pair) -> None:
 
 def _considered(made: Step | Pair, name: str) -> list[Candidate]:
     """Return the candidates to time, the cost model's choice first, with those that `plan="auto"` leaves out."""
-    methods = PLANS if isinstance(made, Step) else JOINS
+    methods: Mapping[str, Any] = PLANS if isinstance(made, Step) else WAYS
     asked = [methods[name]] if name in methods else methods.values()
     candidates = ranked([c for method in asked for c in method.estimates(made.problem)])
     if isinstance(made, Step):
@@ -193,10 +193,9 @@ def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
     changes: dict[str, str] = {}
     for old, new in zip(base.plan.parts, plan.parts, strict=True):
         for before, after in (old.storage, new.storage), (old.schedule, new.schedule):
-            for name, value in after.state.items():
-                if (
-                    name not in ("tree", "tile_sizes", "tile_loops", "ruled") and value != before.state[name]
-                ):  # those follow
+            for name, value in state_of(after).items():
+                follows = name in ("tree", "tile_sizes", "tile_loops", "ruled")
+                if not follows and value != getattr(before, name):
                     changes.setdefault(name, "".join(str(value).split()))
     name = ", ".join([base.name, *(f"{name}={value}" for name, value in changes.items())])
     return price(Candidate(plan, base.expected, name), problem)

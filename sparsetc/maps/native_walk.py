@@ -102,10 +102,8 @@ class NativeText(Lines):
         opened = signature("def walk", ["begin", "end", *self.arguments], ":")
         body = "\n".join(["@native", *opened, *local, *self.out])
         called = sorted({"native", *CALLS.findall(body), *SCALARS.findall(body)})
-        head = [
-            f'"""{header(self.walk, self.layout, name, NUMBA)}"""',
-            *(["import numpy as np"] if "np." in body else []),
-        ]
+        head = [f'"""{header(self.walk, self.layout, name, NUMBA)}"""']
+        head += ["import numpy as np"] if "np." in body else []
         head.append(f"from numba import {number} as number")
         head.append(f"from sparsetc.runtime.vectors import {', '.join(called)}")
         self.text = "\n\n".join(head) + f"\n\n\n{body}\n"

@@ -182,13 +182,12 @@ class Pattern:
         self.blocks = blocks
         self.counts = {}
         self._cache = None
-        self.number = next(_numbers)
+        self.number = registered(self)
         self.results = {}
         self._derived = Lru(KEPT)
         self.ones = False
         self.uses = uses or Uses()
         self.labels = labels or {}
-        _all[self.number] = self
 
     @property
     def coords(self) -> Tensor:
@@ -243,8 +242,8 @@ class Pattern:
         used.discard(self)
 
     @staticmethod
-    def numbered(number: int) -> Pattern | None:
-        """Return the live pattern with a number, or None."""
+    def numbered(number: int) -> Any:
+        """Return the live pattern, or mask, with a number, or None."""
         return _all.get(number)
 
     def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:
@@ -394,11 +393,18 @@ class Pattern:
         return pattern
 
 
-_numbers = itertools.count()
+_numbers = itertools.count(1)
 used: weakref.WeakSet[Pattern] = weakref.WeakSet()
 """Patterns that have a cache."""
-_all: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
-"""All patterns by number."""
+_all: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""All patterns and masks by number."""
+
+
+def registered(thing: Any) -> int:
+    """Return a number from 1 by which graphs of torch name a pattern or mask as long as it lives."""
+    number = next(_numbers)
+    _all[number] = thing
+    return number
 
 
 def clear_patterns() -> None:

@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -30,7 +30,7 @@ from sparsetc.ir.plan import RECORDS, Part, Plan, verify
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner import Candidate, Problem
 from sparsetc.support import Ints, files
-from sparsetc.support.checks import Record, fits, from_state, misfit
+from sparsetc.support.checks import fits, from_state, misfit, state_of
 from sparsetc.support.entry import warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tuning.search import STORED, Trial, best_of
@@ -122,12 +122,12 @@ def _integer(digits: str) -> int:
 
 def as_data(value: Any, kinds: Mapping[str, Any] = RECORDS) -> Any:
     """Return a record of one of the kinds, such as a plan, as data for JSON; default values are left out."""
-    if isinstance(value, Record):
+    if is_dataclass(value):
         kind = type(value).__name__
         if kind not in kinds:  # a tree
             return {kind: str(value)}
         usual = {f.name: f.default for f in fields(kinds[kind])}
-        return {kind: {name: as_data(own, kinds) for name, own in value.state.items() if own != usual[name]}}
+        return {kind: {name: as_data(own, kinds) for name, own in state_of(value).items() if own != usual[name]}}
     return [as_data(one, kinds) for one in value] if isinstance(value, tuple | list) else value
 
 

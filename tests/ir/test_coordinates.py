@@ -24,8 +24,8 @@ from sparsetc.ir.nest.coordinates import (
     Formula,
     Lookup,
     Position,
-    Readable,
     Reader,
+    Writer,
     parsed,
 )
 from sparsetc.ir.nest.nest import runs, tiles
@@ -35,7 +35,7 @@ from sparsetc.packing.base import FORMATS
 from sparsetc.testing import check_format, pattern
 
 HERE = Position("nonzero")
-NAMES = Readable(["i", "j", "k"], "nonzero")
+NAMES = Writer(["i", "j", "k"], "nonzero", "decode {array}")
 
 
 def numbers(at: int = 13, arrays: dict[str, list[int]] | None = None) -> Reader:
@@ -113,7 +113,7 @@ def test_a_coordinate_is_evaluated_on_arrays() -> None:
 def test_bits_below_others_bind_less_than_a_base() -> None:
     framed = Formula("+", Bits(Lookup("word", HERE), 0, 4, False), Lookup("base", Formula(">>", HERE, Constant(8))))
 
-    class Plain(Readable):
+    class Plain(Writer):
         def bits(self, bits: Bits) -> tuple[str, str]:
             return bits.operations("w")
 

@@ -11,7 +11,6 @@ from sparsetc.ir.nest.coordinates import (
     Listed,
     Lookup,
     Position,
-    Readable,
     Reader,
     Writer,
     parsed,

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import repeat
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from sparsetc.errors import FormatError
 from sparsetc.support import Names, cached_property
@@ -63,26 +63,43 @@ class Reader:
     lookup: Callable[[str, Any], Any]
 
 
-class Writer(Protocol):
-    """The interface by which an expression is written in a language with Python's operators."""
+@dataclass(eq=False)
+class Writer:
+    """Writes an expression with Python's operators: in a language, which a printer says, or with the names of modes.
+
+    Attributes:
+        names: of the modes.
+        own_axis: the axis positions along which go without its name.
+        field: how bits of a word are written; empty where they are computed.
+    """
+
+    names: Sequence[str]
+    own_axis: str
+    field: str = ""
 
     def position(self, axis: str) -> str:
         """The name of the positions along an axis."""
+        return "position" if axis == self.own_axis else axis
 
     def coordinate(self, mode: int) -> str:
         """The name of a mode's coordinate."""
+        return self.names[mode]
 
     def along(self, mode: int) -> str:
         """The name of the positions along a mode's side of a tile."""
+        return "place"
 
     def lookup(self, lookup: Lookup) -> str:
-        """Return the text that reads an array; it needs no parentheses."""
+        """Return the text that reads an array, which needs no parentheses; of bases, the array alone."""
+        return lookup.array if lookup.every > 1 else f"{lookup.array}[{lookup.where.text(self)}]"
 
     def bits(self, bits: Bits) -> tuple[str, str]:
         """Return the text that reads bits of a word, and its last operator; empty if the text needs no parentheses.
 
         A shift alone is in none.
         """
+        if self.field:
+            return self.field.format(array=bits.word.array, bits=bits.width), ""
         text, last = bits.operations(self.lookup(bits.word))
         return (text[1:-1], ">>") if bits.top and bits.shift and not last else (text, last)
 
@@ -263,31 +280,6 @@ class Formula(Expression):
 def enclosed(text: str, last: str, least: int) -> str:
     """The text, in parentheses where the operator that it ends in binds less than `least`."""
     return f"({text})" if last and OPERATORS[last][0] < least else text
-
-
-@dataclass
-class Readable(Writer):
-    """Writes coordinates with the names of modes; positions along the axis `own` go without its name."""
-
-    names: Sequence[str]
-    own: str
-    field: str = "decode {array}"
-
-    def position(self, axis: str) -> str:
-        return "position" if axis == self.own else axis
-
-    def coordinate(self, mode: int) -> str:
-        return self.names[mode]
-
-    def along(self, mode: int) -> str:
-        return "place"
-
-    def lookup(self, lookup: Lookup) -> str:
-        """An element; of bases, which several positions share, the array alone."""
-        return lookup.array if lookup.every > 1 else f"{lookup.array}[{lookup.where.text(self)}]"
-
-    def bits(self, bits: Bits) -> tuple[str, str]:
-        return self.field.format(array=bits.word.array, bits=bits.width), ""
 
 
 FORMULA = re.compile(r"(?:\{(?:m[0-9]+|p|lane)\}|0x[0-9a-fA-F]+|[0-9]+|//|<<|>>|[-+*%&|()]|[ ])+")

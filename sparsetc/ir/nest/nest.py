@@ -54,7 +54,7 @@ from sparsetc.ir.nest.coordinates import (
     lookups,
     words_of,
 )
-from sparsetc.ir.nest.values import Halves, Ones, Values, Whole
+from sparsetc.ir.nest.values import Halves, Ones, Values
 from sparsetc.support import Ints, Names, cached_property
 from sparsetc.support.checks import check_array
 
@@ -172,11 +172,12 @@ class Nest:
 
     def of_ones(self) -> Nest:
         """Return the nest for nonzeros that are all 1: it reads no values, except from tiles."""
-        return self if self.values.tiled or self.pairs else replace(self, values=Ones())
+        return self if self.values.sides or self.pairs else replace(self, values=Ones())
 
     def in_halves(self) -> Nest:
         """Return the nest whose whole tiles are stored as two float16 a value, with one scale for all; others as is."""
-        if not isinstance(v := self.values, Whole):
+        v = self.values
+        if v.bitmap or not v.sides:
             return self
         return replace(self, values=Halves(v.sides, v.sequence, v.contracted))
 
@@ -313,9 +314,8 @@ class Nest:
 
 def _verify_values(v: Values) -> None:
     """Raise `FormatError` unless values of this kind may be stored by their sides, numbered by every mode once."""
-    if bool(v.sides) != v.tiled:
-        kind = type(v).__name__
-        raise FormatError(f"tiles store their values as Whole, Bitmap or Halves; {kind} has sides {v.sides}")
+    if (v.sides and not v.held) or (not v.sides and (v.bitmap or v.halves)):
+        raise FormatError(f"tiles store their values whole, as bitmaps or in halves, and have sides; found {v!r}")
     if sorted(v.sequence) != list(range(len(v.sides))):
         raise FormatError(f"tiles store their positions by every mode once, found modes {v.sequence}")
     if any(side < 1 for side in v.sides):

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -44,34 +45,30 @@ from sparsetc.tensor.coords import set_bits
 
 @dataclass(frozen=True)
 class Values:
-    """A kind of storage for values.
+    """A storage of values: one for each nonzero or, where there are sides, for each position of a tile.
 
     Attributes:
         structure: the names of the arrays that say where values are.
-        held: the names of the arrays with one element for each value; none where every value is 1.
-        packed: the names of the arrays that are made again when values change and the pattern does not.
-        loads: how the printed program reads them; `how` stands for the verb, which differs for tiles of pairs.
-        tiled: whether this kind stores tiles, not single nonzeros.
         bitmap: whether only the nonzeros' values of a tile are stored.
-        halves: whether each value is stored as two of 16 bits, for dots that multiply halves.
         sides: positions a mode of a tile; empty where there are no tiles.
         sequence: modes in the order in which a tile's positions are stored, the last running fastest.
         contracted: how many modes at the end of `sequence` are contracted by a dot; 0 if the order serves no dot.
         word: bits of a word of a bitmap: 8, 16 or 32.
+        held: the names of the arrays with one element for each value; none where every value is 1.
+        packed: the names of the arrays that are made again when values change and the pattern does not.
+        halves: whether each value is stored as two of 16 bits, for dots that multiply halves.
     """
 
     structure: ClassVar[Names] = ()
-    held: ClassVar[Names] = ("values",)
-    packed: ClassVar[Names] = ("values",)
-    loads: ClassVar[str] = "load {where}"
-    tiled: ClassVar[bool] = False
     bitmap: ClassVar[bool] = False
-    halves: ClassVar[bool] = False
 
     sides: Ints = ()
     sequence: Ints = ()
     contracted: int = 0
     word: int = 32
+    held: Names = ("values",)
+    packed: Names = ("values",)
+    halves: bool = False
 
     @property
     def arrays(self) -> Names:
@@ -112,30 +109,27 @@ class Values:
 
     def scaling(self, operand: Any) -> list[str]:
         """Return lines for a reader: the formula of an operand's values, if they are not stored directly."""
-        return []
+        if not self.halves:
+            return []
+        high, low = operand.held
+        row = f"[item_{operand.name}[item] * {self.sides[0]} + {operand.letters[0]}]" if operand.name else ""
+        scale = f"2 ** (exponent of {operand.array('most')}{row} - {HEAD})"
+        return [f"{operand.name.upper() or 'X'} = ({high} + {low} / {LOW}) * {scale}, in float16"]
 
     def __str__(self) -> str:
         kind = "bitmap" if self.bitmap else "dense"
         return f"{kind} tiles of {'x'.join(map(str, self.sides))}{' in split float16' if self.halves else ''}"
 
 
-@dataclass(frozen=True)
-class Whole(Values):
-    """Every position of a tile has a value, 0 where it has no nonzero."""
-
-    tiled = True
-
-
-@dataclass(frozen=True)
-class Ones(Values):
-    """Values that are all 1 and not stored, such as those of an adjacency matrix without weights.
-
-    Its runs hold no padding, which nothing would tell from a nonzero.
-    """
-
-    held = ()
-    packed = ()
-    loads = "1"
+Whole = Values
+"""Values of tiles: every position has one, 0 where it has no nonzero."""
+Ones = partial(Values, held=(), packed=())
+"""Values that are all 1 and not stored, such as those of an adjacency matrix without weights. Its runs hold no padding,
+which nothing would tell from a nonzero."""
+IN_HALVES = ("high_values", "low_values")
+Halves = partial(Values, held=IN_HALVES, packed=(*IN_HALVES, "most"), halves=True)
+"""Values of tiles, each the sum of two of 16 bits, the second by a fixed factor too large, times its group's power of
+two. Paired tiles have a group for each row, a position of the first mode; values of one operand are one group."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +137,7 @@ class Bitmap(Values):
     """The nonzero values of each tile in the order of their positions, with a bitmap of these positions."""
 
     structure = ("value_ptr", "bits")
-    tiled = True
     bitmap = True
-    loads = "{how} {where}"
 
     def begins(self, arrays: Mapping[str, Tensor], tiles: Tensor) -> Tensor:
         return arrays["value_ptr"][tiles].long()
@@ -159,26 +151,6 @@ class Bitmap(Values):
 
     def places(self, arrays: Mapping[str, Tensor], tiles: int, device: torch.device) -> Tensor:
         return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
-
-
-@dataclass(frozen=True)
-class Halves(Values):
-    """A value is the sum of two of 16 bits, the second by a fixed factor too large, times its group's power of two.
-
-    Paired tiles have a group for each row, a position of the first mode; values of one operand are one group.
-    """
-
-    held = ("high_values", "low_values")
-    packed = (*held, "most")
-    halves = True
-    tiled = True
-    loads = "load {where}  # high and low parts"
-
-    def scaling(self, operand: Any) -> list[str]:
-        high, low = operand.held
-        row = f"[item_{operand.name}[item] * {self.sides[0]} + {operand.letters[0]}]" if operand.name else ""
-        scale = f"2 ** (exponent of {operand.array('most')}{row} - {HEAD})"
-        return [f"{operand.name.upper() or 'X'} = ({high} + {low} / {LOW}) * {scale}, in float16"]
 
 
 TYPES = {"high_values": torch.float16, "low_values": torch.float16, "most": torch.float32}

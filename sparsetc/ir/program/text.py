@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparsetc.ir.nest import HEAD, ITEM, PAIRED, Nest, Readable
+from sparsetc.ir.nest import HEAD, ITEM, PAIRED, Nest, Writer
 from sparsetc.ir.program import names
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.operands import Stored, stored_of
@@ -100,8 +100,11 @@ def line(p: TileProgram, s: Statement) -> str:
         case Value():
             stored = p.stored(s.operand)
             tile = f"{s.operand.upper()}.tile[pair_{s.operand}]"
-            how, where = ("expand", tile) if stored.name else ("load", "X.values")
-            return f"{s.out} = {stored.values.loads.format(how=how, where=where)}"
+            if not stored.values.held:
+                return f"{s.out} = 1"
+            how = "expand" if stored.name and stored.values.bitmap else "load"
+            note = "  # high and low parts" if stored.values.halves else ""
+            return f"{s.out} = {how} {tile if stored.name else 'X.values'}{note}"
         case Scale():
             most = f"{s.operand.upper()}.most[item_{s.operand}]" if s.out.axes else p.largest(s)
             if s.rows:
@@ -141,7 +144,7 @@ def _coordinate(p: TileProgram, s: Decode) -> str:
     position = p.view.positions[s.level]
     notes = [f"{field.width} bits of each {position}" for field in s.coordinate.fields]
     notes += [f"a base every {lookup.every}" for lookup in s.coordinate.lookups if lookup.every > 1]
-    text = s.coordinate.text(Readable([p.read.get(c, c) for c in p.letters], position))
+    text = s.coordinate.text(Writer([p.read.get(c, c) for c in p.letters], position, "decode {array}"))
     return f"{text}  # {', '.join(notes)}" if notes else text
 
 
@@ -223,7 +226,7 @@ def sketch(view: Nest, letters: Names) -> list[str]:
         arrays: dict[str, list[str]] = {}
         for c in coordinates:
             letter, value = letters[c.mode], view.coordinates[c.mode]
-            text = value.text(Readable(letters, axis, f"{letter}:{{bits}}"))
+            text = value.text(Writer(letters, axis, f"{letter}:{{bits}}"))
             if value.fields:
                 arrays.setdefault(value.fields[0].word.array, []).append(text)
             else:
