@@ -35,15 +35,23 @@ _SMALL = ("modes", "shape", "format", "compressed_axes", "fill_value", "_is_arra
 """Arrays of at most an element a mode."""
 
 
-def members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the arrays of an open .npz file by name, with what the archive says of them."""
-    return {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+def names_of(archive: zipfile.ZipFile) -> dict[str, None]:
+    """Return the names of the arrays of an open .npz file, each once."""
+    return dict.fromkeys(name.removesuffix(".npy") for name in archive.namelist())
+
+
+def _info(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """Return what the archive says of an array. Raise ValueError if there is none of this name."""
+    info = archive.NameToInfo.get(f"{name}.npy") or archive.NameToInfo.get(name)
+    if info is None:
+        raise ValueError(f"no array {name} among {', '.join(names_of(archive))[:200] or 'none'}")
+    return info
 
 
 def array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     """Return an array, in the machine's byte order."""
     header(archive, name)
-    with archive.open(members(archive)[name]) as member:
+    with archive.open(_info(archive, name)) as member:
         array = np.lib.format.read_array(member, allow_pickle=False)
     return array if array.dtype.isnative else array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
 
@@ -54,10 +62,7 @@ def header(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     Raises:
         ValueError: it is no plain array, or its header contradicts the archive.
     """
-    names = members(archive)
-    if name not in names:
-        raise ValueError(f"no array {name} among {', '.join(names)[:200] or 'none'}")
-    info = names[name]
+    info = _info(archive, name)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{name} is compressed in another way than numpy does")
     if info.file_size > _DEFLATED_TIMES * os.path.getsize(archive.filename or ""):
@@ -97,7 +102,7 @@ def opened(path: FilePath) -> Iterator[zipfile.ZipFile]:
 def read(path: FilePath) -> SparseTensor:
     """Return the tensor in a .npz file. Errors are those of `foreign.read`."""
     with opened(path) as archive:
-        names = members(archive)
+        names = names_of(archive)
         foreign = "data" in names and "values" not in names
         _check(path, archive, "data" if foreign else "values")
         if foreign:
@@ -123,7 +128,7 @@ def read(path: FilePath) -> SparseTensor:
 
 
 def _labels(path: FilePath, archive: zipfile.ZipFile) -> dict[str, Any]:
-    held = {name: header(archive, name).nbytes for name in members(archive) if name.startswith("labels")}
+    held = {name: header(archive, name).nbytes for name in names_of(archive) if name.startswith("labels")}
     memory.check(path, "the labels", 2 * sum(held.values()))
     named = enumerate(array(archive, "modes").tolist())
     return {str(name): array(archive, f"labels{at}") if f"labels{at}" in held else None for at, name in named}
@@ -131,7 +136,7 @@ def _labels(path: FilePath, archive: zipfile.ZipFile) -> dict[str, Any]:
 
 def _check(path: FilePath, archive: zipfile.ZipFile, values: str) -> None:
     """Refuse arrays that pass the memory limit or cannot be of a tensor, by their headers alone."""
-    headers = {name: header(archive, name) for name in members(archive) if name in (*_INDICES, *_SMALL)}
+    headers = {name: header(archive, name) for name in names_of(archive) if name in (*_INDICES, *_SMALL)}
     headers[values], shape = header(archive, values), header(archive, "shape")
     if shape.ndim != 1 or shape.size > bounds.ORDER:
         raise ValueError(f"shape should have a size for each of at most {bounds.ORDER} modes, found {shape.shape}")
