@@ -35,7 +35,7 @@ from sparsetc.codegen import COLUMNS, ROWS
 from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
 from sparsetc.ir.plan import MOST_THREADS
-from sparsetc.ir.program.tile import Product, TileProgram
+from sparsetc.ir.program import Product, TileProgram
 from sparsetc.packing.base import Packed
 from sparsetc.support import Ints, at_fork
 from sparsetc.support.entry import bar, log_since, on_gpu

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsetc.codegen.numba_nests import LENGTHS, Factor, Nest, pieces, zeros
+from sparsetc.codegen.numba_nests import LENGTHS, Factor, LoopNest, pieces, zeros
 from sparsetc.ir.nest import ITEM, Each, Fibers, Lookup, Run, Writer
 from sparsetc.ir.program import (
     REGISTERS,
@@ -26,6 +26,7 @@ from sparsetc.ir.program import (
     Decode,
     DenseAxis,
     Gather,
+    Lines,
     Loop,
     Product,
     Statement,
@@ -34,10 +35,9 @@ from sparsetc.ir.program import (
     Value,
     Zero,
     comments,
+    flow,
     names,
 )
-from sparsetc.ir.program.text import Lines
-from sparsetc.ir.program.tile import flow
 from sparsetc.support import Names
 from sparsetc.tensor.dtypes import LONG
 
@@ -369,7 +369,7 @@ class NumbaPrinter(Writer, Lines):
         self, out: Factor, sign: str, factors: Sequence[Factor], kept: Names, conditions: Sequence[str] = ()
     ) -> None:
         vector = self.vector if self.stores_vectors or out.name != self.p.output else ""
-        Nest(self, self.p, vector, out, sign, kept).write(factors, conditions)
+        LoopNest(self, self.p, vector, out, sign, kept, conditions).write(factors)
 
 
 STATEMENTS: dict[type[Statement], Callable[[NumbaPrinter, Any], None]] = {

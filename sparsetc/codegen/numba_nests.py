@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sparsetc.ir.program import REGISTERS, TileProgram, names
-from sparsetc.ir.program.text import Lines
+from sparsetc.ir.program import REGISTERS, Lines, TileProgram, names
 from sparsetc.support import NamedInts, Names, cached_property
 
 LENGTHS = (16, 8, 4, 2, 1)
@@ -109,31 +108,33 @@ def zeros(program: TileProgram, piece: Piece) -> str:
     return f"{output}.dtype.type(0)" if piece.length == 1 else f"{piece.called('zeros')}({output})"
 
 
-class Nest:
-    """``out (+)= the product of factors``, summed over the axes that are not kept, where conditions hold.
+@dataclass
+class LoopNest:
+    """``target (+)= the product of factors``, summed over the axes that are not kept, where conditions hold.
 
     Attributes:
-        outer: the axes that are kept, but the vectors'.
-        inner: those that are summed, but the vectors'.
+        vector: the axis along which vectors lie, or none.
+        sign: of the statement, ``=`` or ``+=``.
+        inner: the axes that are summed, but the vectors'.
+        out: the target, once the place of a row of it is known.
         rows: the positions of neighbours along the last outer axis whose sums are made together; mostly one, at none.
     """
 
-    def __init__(self, lines: Lines, program: TileProgram, vector: str, out: Factor, sign: str, kept: Names) -> None:
-        self.lines = lines
-        self.p = program
-        self.out = out
-        self.sign = sign
-        self.kept = kept
-        self.vector, self.target = vector, out
-        self.rows: list[At] = [{}]
+    lines: Lines
+    p: TileProgram
+    vector: str
+    target: Factor
+    sign: str
+    kept: Names
+    conditions: Sequence[str] = ()
 
-    def write(self, factors: Sequence[Factor], conditions: Sequence[str] = ()) -> None:
+    def write(self, factors: Sequence[Factor]) -> None:
         """Print it."""
+        self.out = self.target
+        self.rows: list[At] = [{}]
         every = frozenset[str]().union(*[factor.axes for factor in (*factors, self.out)])
         axes = [a.letter for a in self.p.axes if a.letter in every]
-        if self.vector not in axes:
-            self.vector = ""
-        self.conditions, vector = conditions, self.vector
+        vector = self.vector = self.vector if self.vector in axes else ""
         self.unrolled = {a for f in (*factors, self.out) if not f.in_array for a in f.axes}
         outer = [a for a in axes if a in self.kept and a != vector]
         self.inner = [a for a in axes if a not in self.kept and a != vector]

@@ -42,7 +42,7 @@ from sparsetc.codegen.launch import (
 from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
-from sparsetc.ir.nest.values import TYPES
+from sparsetc.ir.nest import TYPES
 from sparsetc.ir.program import (
     HALVES,
     LANES,

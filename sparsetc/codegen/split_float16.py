@@ -109,7 +109,9 @@ def split(
         room = room_for(positions, contiguous[0].device)
     else:
         room.found.zero_()  # other positions of tiles are 0 still
-    (launched if contiguous[0].is_cuda else computed)(contiguous, positions, room)
+    fill = launched if contiguous[0].is_cuda else computed
+    for v, p, halves in zip(contiguous, positions, room.arrays, strict=True):
+        fill(v, p, halves, room.verdict)
     return room
 
 
@@ -132,28 +134,28 @@ def _together(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) ->
     return whole, list(whole.split(pieces)[::2])
 
 
-def launched(values: Sequence[Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
-    """Fill halves by Triton's kernels."""
-    for v, p, (high, low, most) in zip(values, positions, halves.arrays, strict=True):
-        numbers = v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1
-        read = [*numbers, v, p.at, p.line, most.view(torch.int32)]
-        kind, programs = (p.at.dtype, v.numel() >= WIDE), -(-v.numel() // BLOCK)
-        run_by_hand("find_most", (3, 4, 5, 6), [*read], kind, programs)
-        run_by_hand("split", (3, 4, 5, 6, 7, 8, 9), [*read, halves.verdict, high, low], kind, programs)
+def launched(v: Tensor, p: TilePositions, halves: InHalves, verdict: Tensor) -> None:
+    """Fill the halves of an operand by Triton's kernels."""
+    high, low, most = halves
+    numbers = v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1
+    read = [*numbers, v, p.at, p.line, most.view(torch.int32)]
+    kind, programs = (p.at.dtype, v.numel() >= WIDE), -(-v.numel() // BLOCK)
+    run_by_hand("find_most", (3, 4, 5, 6), [*read], kind, programs)
+    run_by_hand("split", (3, 4, 5, 6, 7, 8, 9), [*read, verdict, high, low], kind, programs)
 
 
-def computed(values: Sequence[Tensor], positions: Sequence[TilePositions], halves: SplitOperands) -> None:
-    """Fill halves by torch, to the bits that the kernels give."""
-    for v, p, (high, low, most) in zip(values, positions, halves.arrays, strict=True):
-        row = p.row
-        bits = v.view(torch.int32) & TOP
-        at = p.at.long()
-        top = most.view(torch.int32).scatter_reduce_(0, row, bits, "amax")[row]
-        first, second = scaled_halves(v, top.view(torch.float32))
-        high.index_copy_(0, at, first)
-        low.index_copy_(0, at, second)
-        judged = torch.cat([halves.verdict, verdicts(bits, top, SPREAD)])
-        halves.verdict.copy_(judged.amax(0, keepdim=True))
+def computed(v: Tensor, p: TilePositions, halves: InHalves, verdict: Tensor) -> None:
+    """Fill the halves of an operand by torch, to the bits that the kernels give."""
+    high, low, most = halves
+    row = p.row
+    bits = v.view(torch.int32) & TOP
+    at = p.at.long()
+    top = most.view(torch.int32).scatter_reduce_(0, row, bits, "amax")[row]
+    first, second = scaled_halves(v, top.view(torch.float32))
+    high.index_copy_(0, at, first)
+    low.index_copy_(0, at, second)
+    judged = torch.cat([verdict, verdicts(bits, top, SPREAD)])
+    verdict.copy_(judged.amax(0, keepdim=True))
 
 
 def verdicts(bits: Tensor, most: Tensor, spread: int) -> Tensor:

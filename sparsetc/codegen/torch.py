@@ -29,6 +29,7 @@ from sparsetc.ir.program import (
     Decode,
     Gather,
     Key,
+    Lines,
     Operand,
     Product,
     Statement,
@@ -39,7 +40,6 @@ from sparsetc.ir.program import (
     comments,
     names,
 )
-from sparsetc.ir.program.text import Lines
 from sparsetc.support import Names, among
 from sparsetc.tensor.dtypes import accumulator
 

@@ -15,9 +15,7 @@ from math import prod
 
 from sparsetc.ir.nest import AXIS_LEVEL, LANE, LEAF, OPERATORS, Bits, Lookup, Writer, word_bits
 from sparsetc.ir.plan import F16X3
-from sparsetc.ir.program import names
-from sparsetc.ir.program.text import Lines
-from sparsetc.ir.program.tile import LANES, DenseAxis, Gather, Product, Tile, TileProgram, Value, flow
+from sparsetc.ir.program import LANES, DenseAxis, Gather, Lines, Product, Tile, TileProgram, Value, flow, names
 from sparsetc.support import Names, among, outside
 
 ADDRESS64 = 2**31

@@ -19,10 +19,8 @@ from math import prod
 from typing import Any
 
 from sparsetc.codegen.triton_layout import TritonPrinter, all_of, load, placed, sides_of
-from sparsetc.ir.nest import BIAS, HEAD, ITEM, LANE, LEAF, Axis, Each, Fibers, Run
-from sparsetc.ir.nest.axes import TileLoop
-from sparsetc.ir.program import Add, DenseAxis, Gather, Key, Loop, Product, Scale, Stored, Tile, Value, names
-from sparsetc.ir.program.tile import walk
+from sparsetc.ir.nest import BIAS, HEAD, ITEM, LANE, LEAF, Axis, Each, Fibers, Run, TileLoop
+from sparsetc.ir.program import Add, DenseAxis, Gather, Key, Loop, Product, Scale, Stored, Tile, Value, names, walk
 from sparsetc.support import Names, row_major
 
 MOST_HELD = 128 << 10

@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sparsetc.ir.nest.coordinates import Field, ModeCoordinate, word_bits
+from sparsetc.ir.nest import Field, ModeCoordinate, word_bits
 from sparsetc.support import Ints
 from sparsetc.tensor import coords as crd
 

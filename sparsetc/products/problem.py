@@ -26,7 +26,7 @@ from sparsetc.join.join import Join
 from sparsetc.join.order import TASK_BYTES
 from sparsetc.options import Options
 from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.pricing import Candidate
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Names, cached_property
 from sparsetc.support.checks import check_memory

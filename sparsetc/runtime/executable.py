@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsetc.codegen.launch import Call, PartArrays, Values, each
 from sparsetc.codegen.programs import Programs
-from sparsetc.ir.program.tile import TileProgram
+from sparsetc.ir.program import TileProgram
 from sparsetc.support import Ints, cached_property
 from sparsetc.support.checks import room
 from sparsetc.tensor.coords import picked

@@ -27,7 +27,7 @@ from sparsetc.device.timing import Timing
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.ir.plan import RECORDS, Part, Plan, verify
-from sparsetc.ir.program.resources import Statistics
+from sparsetc.ir.program import Statistics
 from sparsetc.planner import Candidate, Problem
 from sparsetc.support import Ints, files
 from sparsetc.support.checks import fits, from_state, misfit, state_of

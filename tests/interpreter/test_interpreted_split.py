@@ -21,7 +21,8 @@ def check(x: Operand, y: Operand, expected: int) -> None:
     for run, dtype in ((computed, torch.int64), (launched, torch.int64), (launched, torch.int32)):
         places = [replace(p, at=p.at.to(dtype)) for _, p in (x, y)]
         halves = room_for(places, values[0].device)
-        run(values, places, halves)
+        for v, p, own in zip(values, places, halves.arrays, strict=True):
+            run(v, p, own, halves.verdict)
         arrays = [*(a for own in halves.arrays for a in own), halves.verdict]
         found.append([a.view(torch.uint8) for a in arrays])
         assert int(halves.verdict) == expected

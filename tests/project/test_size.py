@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 398_192, size.COMPILER: 295_644, size.FILES: 229, size.CLASSES: 256, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 397_650, size.COMPILER: 295_107, size.FILES: 228, size.CLASSES: 253, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

@@ -27,9 +27,22 @@ from math import prod
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import Bound
-from sparsetc.ir.nest import ITEM, LANES, LEAF, LEVELS, PAIRED, Axis, Bitmap, Halves, Nest, Values, Whole, pairs
-from sparsetc.ir.nest.axes import home
-from sparsetc.ir.nest.coordinates import with_inputs
+from sparsetc.ir.nest import (
+    ITEM,
+    LANES,
+    LEAF,
+    LEVELS,
+    PAIRED,
+    Axis,
+    Bitmap,
+    Halves,
+    Nest,
+    Values,
+    Whole,
+    home,
+    pairs,
+    with_inputs,
+)
 from sparsetc.ir.plan import Schedule
 from sparsetc.ir.program import Decode, Key, Operand, named_operands, printed_sizes
 from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, row_major

@@ -17,14 +17,14 @@ which splits it in registers, and bring the sum back::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree, order_of_sums
 from sparsetc.ir.equation.einsum import joined
 from sparsetc.ir.lower.inner import Inner, X, verify_tree
-from sparsetc.ir.nest.axes import ITEM, LEVELS, Axis, TileLoop, home
+from sparsetc.ir.nest import ITEM, LEVELS, Axis, TileLoop, home
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program import (
     LANES,
@@ -43,6 +43,8 @@ from sparsetc.ir.program import (
     place,
 )
 from sparsetc.support import Letters, Names, among, cached_property, outside, volume
+
+Tiles = tuple[Tile, ...]
 
 
 class Lowering:
@@ -67,15 +69,15 @@ class Lowering:
         # What nothing but the last sums follows is the result.
         self.last = self.tree.parts[0] if self.tree.kind == "sum" and not self._over(self.tree) else self.tree
         self.dense = tuple(map(self._dense, inner.dense))
-        self.operand = {o.name: replace(o, rounded=o.name in schedule.rounded) for o in inner.operands}
-        gathered = [o.name for o in inner.operands if o.rows]
-        if beside := [name for name in schedule.rounded if name not in gathered]:
+        rounded, gathered = schedule.rounded, [o.name for o in inner.operands if o.rows]
+        if beside := [name for name in rounded if name not in gathered]:
             read = f"rows are gathered of {', '.join(gathered) or 'nothing'}"
             raise PlanError(f'"{inner.equation}": {beside[0]!r} is rounded, and {read}')
         self.split, self.halved = self._halves()
-        if self.split:
-            self.operand[self.split] = replace(self.operand[self.split], split=True)
-        self.operand |= {name: replace(self.operand[name], halves=True) for name in self.halved}
+        self.operand = {
+            name: replace(o, rounded=name in rounded, split=name == self.split, halves=name in self.halved)
+            for name, o in inner.operand.items()
+        }
         self.unscale: list[Tile] = []
         self.tile_sizes = dict(schedule.tile_sizes)
         self.positions = tuple(
@@ -150,8 +152,8 @@ class Lowering:
         if not stored.halves and (self.schedule.precision != F16X3 or self.view.pairs):
             return "", []
         sides = [side.name for side in self.dots[0].parts] if len(self.dots) == 1 else []
-        own = among(sides, self.operand)
-        rows = [name for name in own if self.operand[name].rows and not self.operand[name].rounded]
+        own = among(sides, self.inner.operand)
+        rows = [name for name in own if self.inner.operand[name].rows and name not in self.schedule.rounded]
         if stored.halves and rows and X in sides:
             return rows[0], []
         if stored.halves or stored.held or len(own) != 2:
@@ -260,19 +262,20 @@ class Lowering:
             number += 1
         return candidate
 
-    def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
-        """The product of tiles, which sums no axis: the axes of a dot stay together, and come first."""
-        axes = [a for t in factors if t.folded for a in t.axes]
-        axes += outside(self._axes(factors), axes)
-        level = max([t.level for t in factors])
-        return self.make(Product(Tile(self.called(name), tuple(axes), level), tuple(factors)))
+    def multiply(self, name: str, left: Tiles, right: Tiles = (), over: Letters = ()) -> Tile:
+        """Make the product of tiles, which sums no axis, or the matrix product of two sides.
 
-    def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: Names) -> Tile:
-        """Make the matrix product of two sides; its rows and columns are the unsummed axes of each side."""
-        rows, columns = self._free(left, set(over)), self._free(right, set(over))
+        Of factors the axes of a dot stay together, and come first. The rows and columns of a matrix product are the
+        unsummed axes of each side.
+        """
+        if right:
+            rows, columns = [self._free(side, {*over}) for side in (left, right)]
+        else:
+            rows = [a for t in left if t.folded for a in t.axes]
+            columns = [*outside(self._axes(left), rows)]
         level = max([t.level for t in (*left, *right)])
-        out = Tile(self.called(name), (*rows, *columns), level, folded=len(rows))
-        return self.make(Product(out, tuple(left), tuple(right)))
+        out = Tile(self.called(name), (*rows, *columns), level, folded=len(rows) if right else 0)
+        return self.make(Product(out, left, right))
 
     def sum(self, name: str, tile: Tile, over: Letters) -> Tile:
         """Return a tile summed over these axes; the tile itself if it has none of them."""
@@ -298,12 +301,12 @@ class Lowering:
             return last
         return Product(tile, (tile,))
 
-    def _axes(self, tiles: Sequence[Tile]) -> Names:
+    def _axes(self, tiles: Tiles) -> Names:
         """The axes that tiles have together; one alone keeps the order of its own."""
         present = {a for t in tiles for a in t.axes}
         return among(self.order, present) if len(tiles) > 1 else tiles[0].axes
 
-    def _free(self, side: Sequence[Tile], over: set[str]) -> list[str]:
+    def _free(self, side: Tiles, over: set[str]) -> list[str]:
         """The axes of a dot's side that are not summed, positions of a stored tile before dense ones."""
         return sorted(outside(self._axes(side), over), key=self.inner.dense.__contains__)
 
@@ -354,19 +357,19 @@ class Lowering:
                     scale = _number(names.scale(self.split))
                     tile = self.make(Product(replace(tile, name=names.scaled(self.split)), (tile, scale)))
             case "product":
-                tile = self.multiply(self._product_name(node), [self.tile(part) for part in node.parts])
+                tile = self.multiply(self._product_name(node), tuple([self.tile(part) for part in node.parts]))
             case "dot":
                 left, right = [self._side(side, node) for side in node.parts]
-                tile = self._scaled(self.dot("part", left, right, node.over), map(self._unscale, self.halved))
+                tile = self._scaled(self.multiply("part", left, right, node.over), map(self._unscale, self.halved))
             case "sum":
                 tile = self._sum(node)
         self.made[node] = tile
         return tile
 
-    def _side(self, side: Tree, dot: Tree) -> list[Tile]:
+    def _side(self, side: Tree, dot: Tree) -> Tiles:
         """Return the factors of a side of a dot; over the lanes every step multiplies them anew."""
         fused = side.kind == "product" and LANES in dot.over and self.level(side) == self.level(dot)
-        return [self.tile(part) for part in (side.parts if fused else (side,))]
+        return tuple([self.tile(part) for part in (side.parts if fused else (side,))])
 
     def _product_name(self, node: Tree) -> str:
         if {part.kind for part in node.parts} != {"factor"}:
@@ -445,13 +448,10 @@ class WholeLowering(Lowering):
         return tuple([letters[mode] for mode in values.sequence if letters[mode] in self.inner.sides])
 
     # -- products, each of which sums the axes that no factor outside of it has, nor the result ----------------------
-    def multiply(self, name: str, factors: Sequence[Tile]) -> Tile:
-        return self._product(name, factors, max([t.level for t in factors]))
-
-    def dot(self, name: str, left: Sequence[Tile], right: Sequence[Tile], over: object) -> Tile:
-        """A product like any other, whose rows are the axes of its left side."""
+    def multiply(self, name: str, left: Tiles, right: Tiles = (), over: object = ()) -> Tile:
+        """A product; the rows of a matrix product are the axes of its left side."""
         tiles = (*left, *right)
-        return self._product(name, tiles, max(t.level for t in tiles), rows=self._within(left))
+        return self._product(name, tiles, max(t.level for t in tiles), self._within(left) if right else ())
 
     def sum(self, name: str, tile: Tile, over: object) -> Tile:
         """The tile: lanes are its rows, and its positions were summed by a product, or are when it is added."""
@@ -463,7 +463,7 @@ class WholeLowering(Lowering):
         return self._product(name, (*product.left, *product.right), level, rows, accumulate=True)
 
     def _product(
-        self, name: str, tiles: Sequence[Tile], level: int, rows: Collection[str] = (), accumulate: bool = False
+        self, name: str, tiles: Tiles, level: int, rows: Collection[str] = (), accumulate: bool = False
     ) -> Tile:
         """The product, summed over what nothing after it reads; `rows` are axes of a left side.
 
@@ -476,7 +476,7 @@ class WholeLowering(Lowering):
         whole = [{*axes} <= {*t.axes} for t in tiles]
         sums = ({*axes} - needed) & self.inner.sides.keys() or True not in whole
         kept = tuple([a for a in axes if a in needed]) if sums else axes
-        left, right = self._separate(tiles) if accumulate and kept == axes else (tuple(tiles), ())
+        left, right = self._separate(tiles) if accumulate and kept == axes else (tiles, ())
         if right:
             rows, kept = self._within(left), (*self._within(left), *self._within(right))
         folded = sum(map(rows.__contains__, kept))
@@ -484,20 +484,20 @@ class WholeLowering(Lowering):
         self.factors[out.name] = inside
         return self.make(Product(out, left, right, accumulate))
 
-    def _separate(self, tiles: Sequence[Tile]) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
+    def _separate(self, tiles: Tiles) -> tuple[Tiles, Tiles]:
         """Split factors into two sets without a common axis, to be summed by a matrix product; else (all, none)."""
         groups = [g for g in joined([({*t.axes} - {LANES}, t) for t in tiles]) if g[0]]
         if len(groups) < 2:
-            return tuple(tiles), ()
+            return tiles, ()
         axes, largest = max(groups, key=lambda g: volume(self.sizes, g[0]))
         sides = tuple(largest), outside(tiles, largest)
         for side in sides:
             operands = [self.inner.operand.get(name) for tile in side for name in self.factors[tile.name]]
             if all(o and not o.rows for o in operands):  # the same for all rows: nothing is summed over them
-                return tuple(tiles), ()
+                return tiles, ()
         return sides if self._within(tiles)[0] in axes else sides[::-1]
 
-    def _within(self, tiles: Sequence[Tile]) -> Names:
+    def _within(self, tiles: Tiles) -> Names:
         """The axes that tiles have together, but the lanes."""
         axes = {a for t in tiles for a in t.axes}
         return tuple([a for a in (self.sizes if len(tiles) > 1 else tiles[0].axes) if a in axes and a != LANES])

@@ -15,7 +15,7 @@ from sparsetc.ir.program.operands import (
     printed_sizes,
 )
 from sparsetc.ir.program.resources import ONE, SECTOR, STORED, Statistics
-from sparsetc.ir.program.text import comments, header
+from sparsetc.ir.program.text import Lines, comments, header
 from sparsetc.ir.program.tile import (
     LANES,
     Add,
@@ -31,6 +31,8 @@ from sparsetc.ir.program.tile import (
     TileProgram,
     Value,
     Zero,
+    flow,
     place,
     tables_of,
+    walk,
 )
