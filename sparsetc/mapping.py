@@ -137,7 +137,7 @@ def map_entries(
     for side, of_side in vectors.items():
         lead = parts if side == "entries" else heads
         tensors += [t if t.shape[:-1] == lead else t.expand(*lead, t.shape[-1]) for t in of_side.values()]
-    result: Tensor = computed(body, pairs, tensors, settings, "map_entries")
+    (result,) = computed(body, pairs, tensors, settings, "map_entries")
     if output == "sparse":
         return SparseTensor._make(pairs.given, result.movedim(-1, 0))  # type: ignore[arg-type]
     return result

@@ -23,7 +23,7 @@ from sparsetc.contraction.autograd import following
 from sparsetc.errors import ShapeError, TransformError
 from sparsetc.explain import MapReport, device_name, watched
 from sparsetc.maps.body import LOG2E, Body
-from sparsetc.maps.fused import fused, gradients_by, gradients_of_steps
+from sparsetc.maps.fused import Results, fused, gradients_by, gradients_of_steps
 from sparsetc.maps.pairs import Pairs, pattern_of, single
 from sparsetc.maps.saved import described, read
 from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
@@ -49,7 +49,7 @@ def computed(
     name: str,
     seed: Tensor | None = None,
     with_lse: bool = False,
-) -> Any:
+) -> Results:
     """Return the result of a body, (*heads, rows, size), (*heads, rows) or (*heads, entries), and maybe rows' log-sums.
 
     Args:
@@ -66,18 +66,16 @@ def computed(
     if traced_by_modes() and not transforming():
         key, coords = _key_and_coords(task)
         if key:
-            result, lse = torch.ops.sparsetc.mapped(key, [*flattened(body, tensors), *coords], seed)
+            both = torch.ops.sparsetc.mapped(key, [*flattened(body, tensors), *coords], seed)
             lead = lead_of(body, pairs, tensors)
-            return (_with_lead(result, lead), _with_lead(lse, lead)) if with_lse else _with_lead(result, lead)
+            return tuple([_with_lead(one, lead) for one in both[: 1 + with_lse]])
     steps = partial(in_steps, body, pairs, settings, seed, with_lse)
     kernels, ready = kernels_of(task, tensors)
     if kernels is None:
         return steps(*tensors)
     results = fused(kernels, steps, ready, seed, with_lse)
     dtype = tensors[0].dtype
-    if ready[0].dtype == dtype:
-        return results
-    return (results[0].to(dtype), results[1]) if with_lse else results.to(dtype)
+    return results if ready[0].dtype == dtype else (results[0].to(dtype), *results[1:])
 
 
 _opaque = entry_point(computed)
@@ -85,11 +83,11 @@ _opaque = entry_point(computed)
 
 def traceable(
     body: Body, pairs: Pairs, tensors: Sequence[Tensor], settings: Settings, name: str, seed: Tensor | None = None
-) -> Any:
+) -> Tensor:
     """Compute as `computed` does, for callers that Dynamo looks into: it traces the steps."""
     if is_dynamo_compiling():
-        return in_steps(body, pairs, settings, seed, False, *tensors)
-    return _opaque(body, pairs, tensors, settings, name, seed)
+        return in_steps(body, pairs, settings, seed, False, *tensors)[0]
+    return _opaque(body, pairs, tensors, settings, name, seed)[0]
 
 
 known: Lru[str, Task] = Lru(KEPT)
@@ -167,14 +165,13 @@ def _unfit(options: Options) -> str:
 
 def in_steps(
     body: Body, pairs: Pairs, settings: Settings, seed: Tensor | None, with_lse: bool, *tensors: Tensor
-) -> Any:
+) -> Results:
     """Return what `computed` does, entry by entry."""
     results = _in_steps(body, pairs, settings, seed, with_lse, flattened(body, tensors))
     if body.stored and pairs.patterns > 1:
-        return results[0]
+        return tuple(results)
     lead = lead_of(body, pairs, tensors)
-    result, *log_of_rows = [_with_lead(one, lead) for one in results]
-    return (result, log_of_rows[0]) if with_lse else result
+    return tuple([_with_lead(one, lead) for one in results])
 
 
 def _with_lead(one: Tensor, lead: Ints) -> Tensor:
@@ -330,8 +327,8 @@ def run_mapped(key: str, tensors: list[Tensor], seed: Tensor | None) -> tuple[Te
         raise TransformError("forward mode cannot look into this graph; call the function eagerly")
     (body, pairs, options, name), tensors = _of(key, tensors)
     with in_force(options), without_autocast(tensors[0].device):
-        found = computed(body, pairs, tensors, {}, name, seed, body.softmax)
-    result, lse = found if body.softmax else (found, found.new_empty(0))
+        result, *sums = computed(body, pairs, tensors, {}, name, seed, body.softmax)
+    lse = sums[0] if sums else result.new_empty(0)
     return result.contiguous(), lse.to(accumulator(result.dtype)).contiguous()
 
 

@@ -171,13 +171,12 @@ def attention(
     results: Any = None
     if is_dynamo_compiling():
         settings = dict(latest.traced) | dict(settings)  # type: ignore[assignment]
-        results = _node(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
+        results = _node(q, k, v, pattern, numbers, bias, is_causal, settings)
     if results is None:
         results = _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
-    if offsets is None:
-        return results  # type: ignore[no-any-return]
-    nested = [nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in (results if return_lse else [results])]
-    return (nested[0], nested[1]) if return_lse else nested[0]
+    if offsets is not None:
+        results = [nested_tensor_from_jagged(one, offsets, jagged_dim=2) for one in results[: 1 + return_lse]]
+    return (results[0], results[1]) if return_lse else results[0]
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
@@ -238,7 +237,6 @@ def _node(
     numbers: tuple[float, float],
     bias: Any,
     is_causal: bool,
-    return_lse: bool,
     settings: Settings,
 ) -> Any:
     """Return attention as a node of a graph; None where it cannot be one, and the graph breaks."""
@@ -259,8 +257,7 @@ def _node(
     if bias is not None:
         tensors.append(_bias(bias, tuple(heads), bias.shape[-1]))
     seed = torch.randint(1 << 31, (1,), device=q.device) if numbers[1] else None
-    result, lse = torch.ops.sparsetc.mapped(key, tensors, seed)
-    return (result, lse) if return_lse else result
+    return torch.ops.sparsetc.mapped(key, tensors, seed)
 
 
 def _number(pattern: Any) -> int | None:

@@ -19,8 +19,13 @@ from sparsetc.maps.task import NOTHING, Kernels, Tensors
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.pattern import followed, transforming
 
+Results = tuple[Tensor, ...]
+"""The result, and maybe the logarithms of rows' sums."""
 
-def fused(kernels: Kernels, unfused: Callable[..., Any], tensors: Tensors, seed: Tensor | None, with_lse: bool) -> Any:
+
+def fused(
+    kernels: Kernels, unfused: Callable[..., Results], tensors: Tensors, seed: Tensor | None, with_lse: bool
+) -> Results:
     """Return the result (*heads, rows, size), (*heads, rows) or (*heads, entries) of a task, and maybe `lse`.
 
     Args:
@@ -31,13 +36,13 @@ def fused(kernels: Kernels, unfused: Callable[..., Any], tensors: Tensors, seed:
         with_lse: whether the logarithms of rows' sums are wanted too, (*heads, rows).
     """
     if followed(tensors):
-        return node(_Fused, (kernels, unfused, with_lse), seed, *map(recordable, tensors))
+        return node(_Fused, (kernels, unfused, with_lse), seed, *map(recordable, tensors))  # type: ignore[no-any-return]
     return _returned(kernels.run(tensors, seed), with_lse)
 
 
-def _returned(results: Mapping[str, Tensor], with_lse: bool) -> Any:
+def _returned(results: Mapping[str, Tensor], with_lse: bool) -> Results:
     if not with_lse:
-        return results[RESULT]
+        return (results[RESULT],)
     lse = results["lse_out"]
     return results[RESULT], torch.where(lse > NOTHING, lse / LOG2E, -torch.inf)
 
@@ -122,9 +127,7 @@ def gradients_of_steps(
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         views = [t.view_as(t) for t in tensors]  # apart, where two inputs are one tensor
-        results = unfused(*views)
-        results = results if isinstance(results, tuple) else (results,)
-        present = [(result, g) for result, g in zip(results, upstream, strict=False) if g is not None]
+        present = [(result, g) for result, g in zip(unfused(*views), upstream, strict=False) if g is not None]
         inputs = [t for t, want in zip(views, wanted, strict=True) if want]
         outputs, upstreams = zip(*present, strict=True)
         gradients = iter(
