@@ -33,7 +33,7 @@ from sparsetc.contraction.pair import Pair
 from sparsetc.join.blocking import Blocking
 from sparsetc.join.join import Join
 from sparsetc.join.order import pattern_of
-from sparsetc.planner.registry import JOINS
+from sparsetc.products import WAYS
 
 CASES = (
     ("guanine_TEoo_3d", "guanine_TEoo_3d", "ijk,abk->ijab"),
@@ -160,7 +160,7 @@ def pairing(step: Pair) -> None:
 
 def symbolic(step: Pair) -> None:
     """The pattern of the result."""
-    places = JOINS[step.choice.plan.name](step.problem, step.choice.plan).places()
+    places = WAYS[step.choice.plan.name](step.problem, step.choice.plan).places()
     pattern_of(step.join, places, step.bound.output_shape)
 
 

@@ -25,7 +25,7 @@ import sparsetc as stc
 from sparsetc.contraction.tuned import as_candidate, search_of
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO
-from sparsetc.planner.candidate import Candidate
+from sparsetc.planner import Candidate
 from sparsetc.planner.registry import PLANS
 from sparsetc.tuning.record import Known, facts_of
 

@@ -23,9 +23,8 @@ from sparsetc.formats import Packed
 from sparsetc.ir.nest.coordinates import Computed
 from sparsetc.ir.nest.nest import Nest, runs
 from sparsetc.ir.program.cost import Statistics
-from sparsetc.planner.candidate import Candidate
+from sparsetc.planner import Candidate, schedule_of
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.schedule import schedule_of
 from sparsetc.testing import check_format
 
 FILLED = 0.5

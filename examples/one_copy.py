@@ -13,9 +13,8 @@ import torch
 
 import sparsetc as stc
 from sparsetc.formats.fiber import expected_fibers
-from sparsetc.planner.candidate import Candidate
+from sparsetc.planner import Candidate, schedule_of
 from sparsetc.planner.problem import Counts, Problem
-from sparsetc.planner.schedule import schedule_of
 
 
 @stc.plans.register_plan("one tree", shared=True)

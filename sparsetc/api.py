@@ -32,7 +32,6 @@ from sparsetc.planner.report import SymbolicCost
 from sparsetc.support import later
 from sparsetc.support.checks import check_free, check_identifier
 from sparsetc.support.entry import entry_point, traced_by_modes
-from sparsetc.tensor.arithmetic import Arithmetic
 from sparsetc.tensor.inputs import not_sparse
 from sparsetc.tensor.pattern import Pattern, clear_patterns, used
 from sparsetc.tensor.readings import readings
@@ -169,10 +168,6 @@ def compile(*args: Any, output: Form = "auto", drop_zeros: bool = False, **setti
     text, operands = _prepared(args)
     sparse = [o for o in operands if isinstance(o, SparseTensor)]
     return Kernel(contraction(parsed(text, operands), operands, of_call(settings), output), sparse, drop_zeros)
-
-
-Arithmetic._einsum_of = einsum  # by which @ multiplies
-Arithmetic._compile_of = compile
 
 
 @entry_point

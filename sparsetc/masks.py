@@ -8,9 +8,7 @@ pairs whether some or all of them meet, so a kernel's tiles are found without lo
 
 from __future__ import annotations
 
-import itertools
 import operator
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,7 +20,7 @@ from torch.nn import functional
 
 from sparsetc.errors import FormatError, ShapeError
 from sparsetc.support import cached_property
-from sparsetc.tensor.pattern import lasting
+from sparsetc.tensor.pattern import lasting, registered
 
 __all__ = [
     "Mask",
@@ -44,16 +42,6 @@ SIDE = 32
 
 Rectangle = tuple[Tensor, Tensor, Tensor, Tensor]
 """First and last queries i0 and i1, first and last keys j0 and j1, both ends included; of many rectangles at once."""
-
-
-_numbers = itertools.count()
-_all: weakref.WeakValueDictionary[int, Mask] = weakref.WeakValueDictionary()
-"""All masks by number."""
-
-
-def numbered(number: int) -> Mask | None:
-    """Return the live mask of a number."""
-    return _all.get(number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +68,10 @@ class Mask:
     at: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
     some: Callable[[Rectangle], Tensor] = field(repr=False)
     full: Callable[[Rectangle], Tensor] = field(repr=False)
-    number: int = field(default_factory=_numbers.__next__, init=False, repr=False)
+    number: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _all[self.number] = self
+        object.__setattr__(self, "number", registered(self))
 
     @cached_property
     def _hash(self) -> int:

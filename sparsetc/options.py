@@ -15,10 +15,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias
 
 import torch
-from typing_extensions import Unpack
+from typing_extensions import ReadOnly, Required, TypedDict, Unpack
 
 from sparsetc.backends import BACKENDS, TORCH, TRITON, Backend
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
@@ -55,22 +55,19 @@ class Settings(TypedDict, total=False):
     gather: bool
 
 
-class EinsumSettings(Settings, total=False):
+class Auto(Settings, total=False):
     """Types of the settings of functions that pass them to `einsum`."""
 
     drop_zeros: bool
+    output: ReadOnly[Form]
 
 
-class Auto(EinsumSettings, total=False):
-    output: Form
+class ToDense(Auto):
+    output: Required[ReadOnly[Literal["dense"]]]
 
 
-class ToDense(EinsumSettings):
-    output: Literal["dense"]
-
-
-class ToSparse(EinsumSettings):
-    output: Literal["sparse"]
+class ToSparse(Auto):
+    output: Required[ReadOnly[Literal["sparse"]]]
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from sparsetc.errors import ShapeError, TransformError
 from sparsetc.explain import MapReport, device_name, watched
 from sparsetc.maps.body import LOG2E, Body
 from sparsetc.maps.fused import fused, gradients_by, gradients_of_steps
-from sparsetc.maps.mask_tiles import pattern_of
-from sparsetc.maps.pairs import Pairs, single
+from sparsetc.maps.pairs import Pairs, pattern_of, single
 from sparsetc.maps.saved import described, read
 from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
 from sparsetc.maps.torch_walk import LOWEST, mixed, multiplied_by

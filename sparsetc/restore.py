@@ -27,7 +27,7 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import RECORDS
 from sparsetc.options import Options, current, with_settings
 from sparsetc.support import Ints, NamedInts, Names
-from sparsetc.support.checks import check_memory, fits, from_state, misfit, quoted
+from sparsetc.support.checks import check_memory, fits, from_state, misfit, quoted, state_of
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
 from sparsetc.tensor.inputs import as_coords, as_values
@@ -159,11 +159,13 @@ def record(kind: str, state: dict[str, Any]) -> Any:
 def _pattern_reduced(p: Pattern) -> Reduced[Pattern]:
     if p.labels:
         arrays = {name: None if of is None else (str(of.dtype), of.tolist()) for name, of in p.labels.items()}
-        return labelled, (p.like(p.coords, p.is_coalesced, labels={}), arrays)
+        plain = p.like(p.coords, p.is_coalesced)
+        plain.labels = {}
+        return labelled, (plain, arrays)
     # Kept, as a process that is spawned is given the memory itself.
-    coords = p._once("narrow", lambda: crd.narrowed(p.coords, max(p._shape)))
+    coords = p._once("narrow", lambda: crd.narrowed(p.coords, max(p.shape)))
     if p.blocks is None:
-        return pattern, (coords, p._shape, p.is_coalesced)
+        return pattern, (coords, p.shape, p.is_coalesced)
     return pattern_of_blocks, (coords, p.blocks.sides, p.blocks.shape, p.is_coalesced)
 
 
@@ -178,4 +180,4 @@ copyreg.pickle(Pattern, _pattern_reduced)
 copyreg.pickle(Kernel, _kernel_reduced)
 copyreg.pickle(Tree, lambda t: (tree, (str(t),)))
 for _record in RECORDS.values():
-    copyreg.pickle(_record, lambda r: (record, (type(r).__name__, r.state)))
+    copyreg.pickle(_record, lambda r: (record, (type(r).__name__, state_of(r))))

@@ -26,7 +26,7 @@ from sparsetc.contraction.library import _transforms as transforms
 from sparsetc.contraction.request import promoted
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
-from sparsetc.maps.pairs import Pairs, pairs_of, parts_of, within_sequences
+from sparsetc.maps.pairs import Pairs, kept_of, pairs_of, parts_of, within_sequences
 from sparsetc.maps.scores import POSITIONS, SCORE, Score, taken_apart
 from sparsetc.maps.task import Task
 from sparsetc.maps.trace import Untraced, check_takes, told_apart
@@ -35,8 +35,7 @@ from sparsetc.pairwise import computed, key_of, of_entries
 from sparsetc.support import Ints, Lru
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.tensor.dtypes import INTEGERS, accumulator
-from sparsetc.tensor.kept_values import kept_with
-from sparsetc.tensor.pattern import Pattern, lasting, transforming
+from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -264,21 +263,17 @@ def _node(
     return (result, lse) if return_lse else result
 
 
-def _number(pattern: Any) -> tuple[str, int] | None:
-    """Return the identity of a pattern in a graph; None if the object has none."""
+def _number(pattern: Any) -> int | None:
+    """Return the number of a pattern in a graph, 0 of all pairs; None if the object has none."""
     if pattern is None:
-        return "all", 0
-    if isinstance(pattern, masks.Mask):
-        return "mask", operator.index(pattern.number)
+        return 0
     if isinstance(pattern, SparseTensor):
-        return "pattern", operator.index(pattern._pattern.number)
-    if isinstance(pattern, Pattern):
-        return "pattern", operator.index(pattern.number)
-    return None
+        pattern = pattern._pattern
+    return operator.index(pattern.number) if isinstance(pattern, (masks.Mask, Pattern)) else None
 
 
 def _key(
-    known: tuple[str, int],
+    known: int,
     sizes: tuple[tuple[int, ...], int | None],
     own_keys: bool,
     device: torch.device,
@@ -291,12 +286,10 @@ def _key(
 
     It is called while a graph is traced, which sees none of it: what it returns is a constant of that graph.
     """
-    kind, number_of_pattern = known
     (*heads, rows, columns), nnz = sizes
     with torch._C.DisableTorchFunction(), _disable_current_modes():
-        found = {"all": None, "mask": masks.numbered, "pattern": Pattern.numbered}[kind]
-        pattern = None if found is None else found(number_of_pattern)
-        if found is not None and pattern is None:
+        pattern = Pattern.numbered(known)
+        if known and pattern is None:
             return ""
         pairs = pairs_of(pattern, tuple(heads), (rows, columns), device, is_causal)
         if nnz is not None:
@@ -363,8 +356,8 @@ def _scored(
 
         if "entries" not in body.vectors.values():
             of_pairs = pairs.given.number if isinstance(pairs.given, Pattern) else pairs.given
-            key = body, of_pairs if body.places else None, pairs.shape, heads, fewer, dtype
-            return body, pairs, _kept(read, pairs.device, key, lambda: vectors_of(pairs))
+            key = body, of_pairs if body.places else None, pairs.shape, pairs.device, heads, fewer, dtype
+            return body, pairs, kept_of(read, key, lambda: vectors_of(pairs))
         if pairs.patterns == 1:
             pairs = of_entries(pairs)
             return body, pairs, vectors_of(pairs)
@@ -372,21 +365,6 @@ def _scored(
     body = _steps.once((told_apart(function), numbers, score), lambda: _in_steps(function, score, *numbers))
     vectors = _positions(heads, fewer, pairs)
     return body, pairs, [vectors[name].to(dtype) for name in POSITIONS]
-
-
-def _kept(
-    read: Sequence[Tensor], device: torch.device, key: tuple[Any, ...], make: Callable[[], list[Tensor]]
-) -> list[Tensor]:
-    """Return a thing made of tensors, kept with them while they stay the same; of those that learn, made anew."""
-    kept = [kept_with(one) if one.device == device and not one.requires_grad else None for one in read]
-    if not kept or kept[0] is None or None in kept:
-        return make()
-    others = kept[1:]  # which the first keeps, as long as their numbers are in keys
-    found = kept[0].get((*key, *map(id, others)))
-    if found is None:
-        with lasting():
-            found = kept[0].put((*key, *map(id, others)), (others, make()))
-    return found[1]  # type: ignore[no-any-return]
 
 
 def _taken_apart(function: Any, read: Sequence[Tensor], device: torch.device) -> Score | str:

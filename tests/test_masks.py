@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import sparsetc as stc
 from sparsetc import masks
 from sparsetc.maps import mask_tiles
+from sparsetc.maps.pairs import pattern_of
 
 CPU = torch.device("cpu")
 WRITTEN: dict[str, tuple[masks.Mask, Callable[[Any, Any], Any]]] = {
@@ -45,7 +46,7 @@ def test_a_mask_is_what_it_says(name: str, shape: tuple[int, int]) -> None:
     expected = torch.tensor([[bool(meets(i, j)) for j in range(shape[1])] for i in range(shape[0])])
     assert torch.equal(mask.dense(*shape), expected)
     assert torch.equal(mask.turned.dense(*shape[::-1]), expected.T)
-    assert torch.equal(mask_tiles.pattern_of(mask, shape, CPU).coords, expected.nonzero().T)
+    assert torch.equal(pattern_of(mask, shape, CPU).coords, expected.nonzero().T)
 
 
 combined = st.recursive(
@@ -69,7 +70,7 @@ def test_rectangles_err_on_the_safe_side(mask: masks.Mask, rows: int, columns: i
         inside = dense[a : b + 1, c : d + 1]
         assert bool(mask.some(rectangle)[n]) or not inside.any()
         assert not mask.full(rectangle)[n] or inside.all()
-    assert torch.equal(mask_tiles.pattern_of(mask, (rows, columns), CPU).coords, dense.nonzero().T)
+    assert torch.equal(pattern_of(mask, (rows, columns), CPU).coords, dense.nonzero().T)
 
 
 def test_masks_that_are_made_alike_are_equal() -> None:
@@ -77,10 +78,10 @@ def test_masks_that_are_made_alike_are_equal() -> None:
     assert first == second
     assert hash(first) == hash(second)
     assert first != masks.causal() & masks.documents([0, 3, 6])
-    assert mask_tiles.pattern_of(first, (5, 5), CPU) is mask_tiles.pattern_of(second, (5, 5), CPU)
-    before = mask_tiles.pattern_of(first, (5, 5), CPU)
+    assert pattern_of(first, (5, 5), CPU) is pattern_of(second, (5, 5), CPU)
+    before = pattern_of(first, (5, 5), CPU)
     stc.clear_cache()
-    assert mask_tiles.pattern_of(first, (5, 5), CPU) is not before
+    assert pattern_of(first, (5, 5), CPU) is not before
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -115,7 +116,7 @@ def test_block_masks_of_flex_attention(side: int) -> None:
     expected = meets(0, 0, torch.arange(300)[:, None], torch.arange(260))
     mask = masks.block_mask(flex)
     assert torch.equal(mask.dense(300, 260), expected)
-    assert torch.equal(mask_tiles.pattern_of(mask, (300, 260), CPU).coords, expected.nonzero().T)
+    assert torch.equal(pattern_of(mask, (300, 260), CPU).coords, expected.nonzero().T)
     assert mask != masks.block_mask(flex)
 
 

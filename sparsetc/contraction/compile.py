@@ -21,7 +21,7 @@ from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, 
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.path import Path
 from sparsetc.contraction.prepare import chosen_for, in_place, problem_of
-from sparsetc.contraction.request import Operands, Request, Rewrite, check_form, check_operand, is_sparse, stand_in
+from sparsetc.contraction.request import Operands, Request, Rewrite, check_form, check_operand, stand_in
 from sparsetc.contraction.rewrites import broadcast_dims, rewrites_of
 from sparsetc.contraction.step import Step
 from sparsetc.contraction.tuned import tune
@@ -30,8 +30,8 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound, Einsum, written
 from sparsetc.ir.plan import AUTO, DENSE, ONE_PASS, STEPS, Plan, requested
 from sparsetc.options import Options
-from sparsetc.planner.candidate import Choice
-from sparsetc.planner.paths import Edge, Search, checked_order
+from sparsetc.planner.paths import Search, State, checked_order
+from sparsetc.planner.pricing import Choice
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import PLANS, by_nonzeros, choose
 from sparsetc.planner.workload import choose_together
@@ -151,7 +151,7 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
             constants=profile_of(device, settings, backend.name).constants,
             itemsize=x.dtype.itemsize,
             limit=settings.memory_on(device),
-            sparse_result=is_sparse(request.form, bound.einsum, [bound.einsum.sparse_indices[: x.sparse_order]]),
+            sparse_result=request.has_pattern(),
         )
         one, planned = (sum(one_pass.seconds), partial(_seconds_of_pass, request)) if one_pass else (None, None)
         picked = search.picked(asked, one, planned)
@@ -165,10 +165,10 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
     return choice
 
 
-def _seconds_of_pass(request: Request, edge: Edge) -> float:
-    """Return the seconds of a first pass over the nonzeros as a plan of its own."""
-    (x,), e, after = request.sparse, request.bound.einsum, edge.after
-    inputs = e.inputs[e.sparse[0]], *(term.letters for term in edge.taken)
+def _seconds_of_pass(request: Request, taken: Sequence[tuple[str, ...]], after: State | None) -> float:
+    """Return the seconds of a first pass over the nonzeros, with the terms of these letters, as a plan of its own."""
+    (x,), e = request.sparse, request.bound.einsum
+    inputs = e.inputs[e.sparse[0]], *taken
     output = e.output if after is None else (*after.sparse, *sorted(after.dense))
     bound = Bound.of(Einsum(inputs, output, (0,), written(inputs, output)), request.bound.by_index)
     dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]
@@ -200,7 +200,7 @@ def _as_dense(request: Request, choice: Choice) -> Choice | None:
     """Request the dense tensor of an operand with dense modes, or in blocks, if it is priced lower than a choice."""
     (x,), e = request.sparse, request.bound.einsum
     term = e.inputs[e.sparse[0]]
-    if len(term) > len(e.sparse_indices) or is_sparse(request.form, e, [term[: x.sparse_order]]):
+    if len(term) > len(e.sparse_indices) or request.has_pattern():
         return None
     shape = request.bound.extents(term)
     empty = Pattern(x.coords.new_empty(len(shape), 0), shape, x.is_coalesced)

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import gcd, prod
 
 import torch
 from torch import Tensor
 
-from sparsetc.contraction.request import SPARE, Change, Patterns, Put, Request, Rewrite, Take, is_sparse
+from sparsetc.contraction.request import SPARE, Change, Patterns, Put, Request, Rewrite, Take
 from sparsetc.errors import EquationError, OutOfMemoryError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import requested
@@ -46,25 +46,26 @@ LAST = 64
 both sides along the sum, and other orders reach its shared memory 4 bytes at a time."""
 
 
-@dataclass(frozen=True)
-class Letterings:
-    """The letters of modes in blocks; after the cut they number positions within a block.
+Cut = dict[str, tuple[str, int]]
+"""For each letter that is cut, which then numbers positions within a block, the letter of blocks, and their side."""
 
-    Attributes:
-        sides: the side of blocks along each of them.
-        blocks: the letter of blocks for each.
-    """
 
-    sides: dict[str, int]
-    blocks: dict[str, str]
+def _term(cut: Cut, letters: Iterable[str]) -> Names:
+    """Return the letters with a letter for blocks before each one that is cut."""
+    return tuple(d for c in letters for d in ((cut[c][0], c) if c in cut else (c,)))
 
-    def term(self, letters: Iterable[str]) -> Names:
-        """Return the letters with a letter for blocks before each one that is cut."""
-        return tuple(d for c in letters for d in ((self.blocks[c], c) if c in self.blocks else (c,)))
 
-    def sides_of(self, letters: Iterable[str]) -> Ints:
-        """The side of each letter; 0 where it is not cut."""
-        return tuple(self.sides.get(c, 0) for c in letters)
+def _sides(cut: Cut, letters: Iterable[str]) -> Ints:
+    """The side of each letter; 0 where it is not cut."""
+    return tuple(cut[c][1] if c in cut else 0 for c in letters)
+
+
+def _divided(letters: Names, bound: Bound, cut: Cut, last: Sequence[str] = ()) -> tuple[Names, Change | None]:
+    """A dense operand's letters in the einsum of blocks, some of them last, and how it is made of the operand."""
+    term, sides = _term(cut, letters), _sides(cut, letters)
+    order = sorted(range(len(term)), key=lambda n: term[n] in last)
+    change = partial(_table, sides, bound.extents(letters), order if last else None) if any(sides) else None
+    return tuple([term[n] for n in order]), change
 
 
 def blocks(r: Request) -> Rewrite | None:
@@ -73,60 +74,52 @@ def blocks(r: Request) -> Rewrite | None:
     Raises:
         EquationError: there are not letters enough.
     """
-    bound = r.bound
-    sparse = r.sparse
-    form = r.form
-    if not any(x.blocksize for x in sparse):
+    if not any(x.blocksize for x in r.sparse):
         return None
+    bound, sparse = r.bound, r.sparse
     e, like = bound.einsum, r.like
     expands = by_nonzeros(requested(r.settings.plan))
-    cut = Letterings({}, {}) if expands else _letterings(e, sparse)
-    grid = {cut.blocks[c]: -(-bound.by_index[c] // side) for c, side in cut.sides.items()}
-    sizes = bound.by_index | cut.sides | grid
-    tf32 = r.settings.effective_precision() == "high"
+    cut = {} if expands else _letters_to_cut(e, sparse)
+    sides = {c: side for c, (_, side) in cut.items()}
+    sizes = bound.by_index | sides | {block: -(-bound.by_index[c] // side) for c, (block, side) in cut.items()}
+    # Letters of long blocks that a dot sums.
+    tf32 = like.dtype == torch.float32 and r.settings.effective_precision() == "high"
+    long = [c for c, side in sides.items() if tf32 and side >= LAST and c not in e.output]
     inputs = list[Names]()
     take = list[Take]()
     inner = list[SparseTensor | Tensor]()
-    coordinates, tables = set[str](), False
-    for p, operand in enumerate(r.operands):
-        letters = e.inputs[p]
+    coordinates, widths = set[str](), set[str]()
+    for p, (letters, operand) in enumerate(zip(e.inputs, r.operands, strict=True)):
         change: Change | None
         if isinstance(operand, SparseTensor):
             pattern, rows, columns, change = _cut(operand, letters, bound, cut)
             inputs.append((*rows, *columns))
             coordinates.update(rows)
-            tables |= bool(columns)
+            widths.update(columns)
             pattern = pattern.of_ones if operand.pattern.ones else pattern
             inner.append(SparseTensor._make(pattern, like.expand(pattern.nnz, *(sizes[c] for c in columns))))
         else:
-            term, summed = cut.term(letters), list[int]()
-            if tf32 and like.dtype == torch.float32 and term == distinct(term):
-                summed = [n for n, c in enumerate(term) if cut.sides.get(c, 0) >= LAST and c not in e.output]
-            order = [*outside(range(len(term)), summed), *summed]
-            sides = cut.sides_of(letters)
-            change = partial(_table, sides, bound.shape(p), order if summed else None) if any(sides) else None
-            inputs.append(tuple([term[n] for n in order]))
-            inner.append(like.expand([sizes[c] for c in inputs[-1]]))
+            once = letters == distinct(letters)
+            term, change = _divided(letters, bound, cut, among(letters, long) if once else ())
+            inputs.append(term)
+            inner.append(like.expand([sizes[c] for c in term]))
         take.append(((p,), change))
-    sparse_result = is_sparse(form, e, [e.inputs[p][: x.sparse_order] for p, x in zip(e.sparse, sparse, strict=True)])
     # What is contracted by nonzeros has coordinates of all letters.
-    whole = expands or (len(sparse) > 1 and not tables)
-    output, form = cut.term(e.output), "dense"
-    push = partial(joined, sides=cut.sides_of(e.output), sizes=bound.output_shape)
-
-    put: Put = lambda patterns, other, empty: (None, push)  # noqa: E731
-    if sparse_result:
+    whole = expands or (len(sparse) > 1 and not widths)
+    output, form = _term(cut, e.output), "dense"
+    put: Put = partial(_pushed, partial(joined, sides=_sides(cut, e.output), sizes=bound.output_shape))
+    if r.has_pattern():
         first = next(o.pattern for o in inner if isinstance(o, SparseTensor))
         output, rows_of_result, put = _in_blocks(bound, cut, set(output) if whole else coordinates, first)
         form = "sparse" if rows_of_result else "dense"
     inner_bound = Bound.of(Einsum(tuple(inputs), output, e.sparse, e.text), sizes)
-    of = " x ".join(f"{c}={side}" for c, side in cut.sides.items())
+    of = " x ".join(f"{c}={side}" for c, side in sides.items())
     name = f"blocks of {of}" if of else "positions in blocks as coordinates"
     request = replace(r, bound=inner_bound, operands=inner, form=form, in_blocks=not expands)
     return Rewrite(name, request, take, put)
 
 
-def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
+def _letters_to_cut(e: Einsum, operands: Sequence[SparseTensor]) -> Cut:
     """The letters that operands in blocks ask to be cut.
 
     Raises:
@@ -146,26 +139,25 @@ def _letterings(e: Einsum, operands: Sequence[SparseTensor]) -> Letterings:
         )
     swapped = {c: c.swapcase() for c in sides if c.swapcase() in spare}
     others = (c for c in spare if c not in swapped.values())
-    return Letterings(sides, {c: swapped.get(c) or next(others) for c in sides})
+    return {c: (swapped.get(c) or next(others), side) for c, side in sides.items()}
 
 
-def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Letterings) -> tuple[Pattern, Names, Names, Change | None]:
+def _cut(x: SparseTensor, letters: Names, bound: Bound, cut: Cut) -> tuple[Pattern, Names, Names, Change | None]:
     """A sparse operand's pattern in the einsum of blocks, letters of coordinates and of dense modes, and its values."""
     modes, dense = letters[: x.sparse_order], letters[x.sparse_order :]
-    sides, sizes = cut.sides_of(dense), bound.extents(dense)
+    sides, sizes = _sides(cut, dense), bound.extents(dense)
     blocks = x.pattern.blocks
     if blocks is None:
-        divided = x.pattern.divided(cut.sides_of(modes))
-        return divided, cut.term(modes), cut.term(dense), partial(split, sides=sides, sizes=sizes, first=1)
-    smaller = tuple(cut.sides.get(c, 1) for c in modes)
+        divided = x.pattern.divided(_sides(cut, modes))
+        return divided, _term(cut, modes), _term(cut, dense), partial(split, sides=sides, sizes=sizes, first=1)
+    smaller = tuple(side or 1 for side in _sides(cut, modes))
     pattern, source = x.pattern.cut(smaller)
     with lasting():
         masks = blocks.masks(x.coords)
-    positions = among(modes, cut.sides)
-    rows = tuple(cut.blocks.get(c, c) for c in modes)
+    rows = tuple(cut[c][0] if c in cut else c for c in modes)
     as_it_is = source is None and 1 not in smaller and not masks and not any(sides)
     change = None if as_it_is else partial(_cut_values, blocks, smaller, source, masks, sides, sizes)
-    return pattern, rows, (*positions, *cut.term(dense)), change
+    return pattern, rows, (*among(modes, cut), *_term(cut, dense)), change
 
 
 def _cut_values(
@@ -191,7 +183,7 @@ def _table(sides: Sequence[int], sizes: Sequence[int], permutation: list[int] | 
     return table if permutation is None else table.permute(permutation)
 
 
-def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Pattern) -> tuple[Names, bool, Put]:
+def _in_blocks(bound: Bound, cut: Cut, known: set[str], inner_first: Pattern) -> tuple[Names, bool, Put]:
     """The output of the einsum of blocks, coordinates first; whether there are any, and the pattern of the result.
 
     The result is in blocks along the letters that have coordinates of blocks alone. A letter without coordinates, in
@@ -204,14 +196,14 @@ def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Patt
         inner_first: the pattern of the first sparse operand in the einsum of blocks.
     """
     e = bound.einsum
-    rows = [among(cut.term([c]), known) for c in e.output]  # two make one coordinate, none is 0
+    rows = [among(_term(cut, [c]), known) for c in e.output]  # two make one coordinate, none is 0
     del rows[1 + max((n for n, letters in enumerate(rows) if letters), default=0) :]
-    sides = []
-    for c, letters in zip(e.output, rows, strict=False):
-        side = cut.sides.get(c, 1) if len(letters) == 1 else 1
-        sides.append(side if letters else max(1, bound.by_index[c]))
+    sides = [
+        (cut[c][1] if c in cut and len(letters) == 1 else 1) if letters else max(1, bound.by_index[c])
+        for c, letters in zip(e.output, rows, strict=False)
+    ]
     lying = Blocks(tuple(sides), bound.extents(e.output[: len(rows)]))
-    width = outside(cut.term(e.output), known)
+    width = outside(_term(cut, e.output), known)
 
     def put(patterns: Patterns, other: Pattern | None, empty: bool) -> tuple[Pattern, Change]:
         """The operand's own pattern where its blocks are the result's, one each; without coordinates one entry."""
@@ -223,7 +215,7 @@ def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Patt
         coords = []
         for letters in rows:
             row = next(lines)[:count] if letters else torch.zeros(count, dtype=torch.long, device=first.device)
-            coords.append(row * cut.sides[letters[1]] + next(lines)[:count] if len(letters) > 1 else row)
+            coords.append(row * cut[letters[1]][1] + next(lines)[:count] if len(letters) > 1 else row)
         single, coalesced = all(side == 1 for side in lying.sides), other is None or other.is_coalesced
         pattern = Pattern(torch.stack(coords), lying.grid, coalesced, None if single else lying)
         if other is inner_first and pattern.blocks == first.blocks:
@@ -233,6 +225,10 @@ def _in_blocks(bound: Bound, cut: Letterings, known: set[str], inner_first: Patt
         return pattern, partial(_in_shape, pattern.values_shape(bound.output_shape[len(rows) :]))
 
     return (*(d for letters in rows for d in letters), *width), any(rows), put
+
+
+def _pushed(push: Change, *_: object) -> tuple[None, Change]:
+    return None, push
 
 
 def _in_shape(shape: Ints, values: Tensor) -> Tensor:
@@ -257,23 +253,20 @@ def entries(r: Request) -> Rewrite | None:
     """
     if by_nonzeros(requested(r.settings.plan)) or not any(x.dense_order for x in r.sparse):
         return None
-    bound = r.bound
-    sparse = r.sparse
-    form = r.form
+    bound, sparse = r.bound, r.sparse
     e = bound.einsum
-    terms = [e.inputs[p] for p in e.sparse]
-    coordinates = [t[: x.sparse_order] for t, x in zip(terms, sparse, strict=True)]
-    tables = [t[x.sparse_order :] for t, x in zip(terms, sparse, strict=True)]
+    terms = [(e.inputs[p], x.sparse_order) for p, x in zip(e.sparse, sparse, strict=True)]
+    coordinates, widths = [term[:order] for term, order in terms], [term[order:] for term, order in terms]
     kept = any(c in t for c in e.output for t in coordinates)
     numbers = tuple(e.spare[: len(sparse)])
-    on_pattern = is_sparse(form, e, coordinates)
-    kept_whole = e.output[: len(coordinates[0])] == coordinates[0] and not _is_empty(sparse[0])
-    on_own_rows = on_pattern and len(sparse) == 1 and kept_whole  # rows of the einsum are the operand's entries
-    output = e.output[len(coordinates[0]) :] if on_own_rows else e.output
-    used = {c for t in (output, *e.tables, *tables) for c in t}
+    on_pattern, rows = r.has_pattern(), coordinates[0]
+    # Rows of the einsum are the operand's entries.
+    on_own_rows = on_pattern and len(sparse) == 1 and e.output[: len(rows)] == rows and not _is_empty(sparse[0])
+    output = e.output[len(rows) :] if on_own_rows else e.output
+    used = {c for t in (output, *e.tables, *widths) for c in t}
     letters = distinct(c for t in coordinates for c in t if c in used)
     pattern = None
-    if len(e.spare) >= len(sparse) + SPARE and (kept or form != "sparse"):
+    if len(e.spare) >= len(sparse) + SPARE and (kept or r.form != "sparse"):
         pattern = _pattern(sparse, coordinates, letters, r.settings)
     if pattern is None and r.in_blocks:
         device = sparse[0].device
@@ -288,9 +281,9 @@ def entries(r: Request) -> Rewrite | None:
     ones = SparseTensor._make(pattern, like.expand(pattern.nnz))
     elsewhere = {c for t in e.tables for c in t}
     # Values of 1 at each nonzero say nothing where other terms have their letters.
-    read = [n for n, x in enumerate(sparse) if not x.pattern.ones or {*tables[n]} - elsewhere]
+    read = [n for n, x in enumerate(sparse) if not x.pattern.ones or {*widths[n]} - elsewhere]
     values = [like.expand(sparse[n]._values.shape) for n in read]
-    inputs = ((*numbers, *letters), *e.tables, *((numbers[n], *tables[n]) for n in read))
+    inputs = ((*numbers, *letters), *e.tables, *((numbers[n], *widths[n]) for n in read))
     einsum = Einsum(inputs, (*numbers, *letters, *output) if on_own_rows else output, (0,), e.text)
     sizes = bound.by_index | {n: x.nnz for n, x in zip(numbers, sparse, strict=True)}
     operands: list[SparseTensor | Tensor] = [ones, *(o for o in r.operands if not isinstance(o, SparseTensor)), *values]
@@ -392,16 +385,14 @@ def parts(r: Request) -> Rewrite | None:
     spare = e.spare
     if not long or len(spare) < len(long) + SPARE:
         return None
-    cut = Letterings(dict.fromkeys(long, size), dict(zip(long, spare, strict=False)))
-    counts = {cut.blocks[c]: sizes[c] // size for c in long}
+    cut = {c: (part, size) for c, part in zip(long, spare, strict=False)}
+    counts = {part: sizes[c] // size for c, (part, _) in cut.items()}
     pattern = x.pattern.expanded(tuple(counts.values())).of_ones
-    inputs = list(map(cut.term, e.inputs))
-    inputs[position] = (*coordinates, *counts)
-    bound = Bound.of(Einsum(tuple(inputs), e.output, e.sparse, e.text), sizes | cut.sides | counts)
+    inputs = [_divided(letters, r.bound, cut) for letters in e.inputs]
+    inputs[position] = (*coordinates, *counts), None
+    einsum = Einsum(tuple([letters for letters, _ in inputs]), e.output, e.sparse, e.text)
+    bound = Bound.of(einsum, sizes | dict.fromkeys(long, size) | counts)
     operands: list[SparseTensor | Tensor] = [r.like.expand(bound.shape(p)) for p in range(len(inputs))]
     operands[position] = SparseTensor._make(pattern, r.like.expand(pattern.nnz))
-    take: list[Take] = [
-        ((p,), partial(_table, cut.sides_of(letters), r.bound.shape(p), None)) for p, letters in enumerate(e.inputs)
-    ]
-    take[position] = (), None
+    take: list[Take] = [((p,) if p != position else (), change) for p, (_, change) in enumerate(inputs)]
     return Rewrite(f"{size} positions of {', '.join(long)} a step", replace(r, bound=bound, operands=operands), take)

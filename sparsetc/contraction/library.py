@@ -35,7 +35,7 @@ from sparsetc.options import latest, of_call
 from sparsetc.support import Ints
 from sparsetc.support.checks import LONGEST
 from sparsetc.support.entry import exporting
-from sparsetc.tensor.arithmetic import Arithmetic
+from sparsetc.tensor.arithmetic import einsum
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.dtypes import NAMED, captured, dtype_name
 from sparsetc.tensor.pattern import Pattern, lasting, transforming
@@ -134,7 +134,7 @@ def _of_program(about: Mapping[str, Any], tensors: Tensors, _: Any = None) -> Te
     for value, (place, *kind) in zip(values, kinds, strict=True):
         sparse[place] = placed(value, *kind)
     operands = [sparse[n] if n in sparse else next(others) for n in range(len(about["terms"]))]
-    result: Result = Arithmetic._einsum_of(about["einsum"], *operands, **about["settings"])
+    result: Result = einsum(about["einsum"], *operands, **about["settings"])
     return result if isinstance(result, Tensor) else result._values
 
 

@@ -25,8 +25,9 @@ from sparsetc.ir.nest.values import EXACT, INFINITE
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.join.join import Join, Roles, prepared
 from sparsetc.join.order import pattern_of
-from sparsetc.planner.candidate import Choice, ranked
-from sparsetc.planner.registry import JOINS, chosen
+from sparsetc.planner.pricing import Choice, ranked
+from sparsetc.planner.registry import chosen
+from sparsetc.products import WAYS
 from sparsetc.products.hybrid import HybridPath
 from sparsetc.products.problem import JoinProblem, paired
 from sparsetc.products.scalar import EINSUMS, TaskSums
@@ -79,16 +80,23 @@ class Pair(Inspectable):
             roles,
         )
         dtype = self._like.dtype
-        wanted = paired(requested(settings.plan).of_step(0, 1), e.indices)
         backend = settings.effective_backend(self.device, dtype)
         self.backend = backend.name
-        limit = settings.memory_on(self.device)
         self.problem = JoinProblem(
-            self.join, e, wanted, dtype, backend, settings, self.device, swapped, limit, request.unmet
+            join=self.join,
+            einsum=e,
+            wanted=paired(requested(settings.plan).of_step(0, 1), e.indices),
+            dtype=dtype,
+            backend=backend,
+            settings=settings,
+            device=self.device,
+            swapped=swapped,
+            limit=settings.memory_on(self.device),
+            unmet=request.unmet,
         )
         self.problem.check_least()
         self.empty = not self.join.tasks
-        self.take(chosen(wanted, self.problem, JOINS))
+        self.take(chosen(self.problem.wanted, self.problem, WAYS))
 
     def find_pattern(self, patterns: Patterns) -> None:
         """Find the pattern of the result from those of the operands.
@@ -106,7 +114,7 @@ class Pair(Inspectable):
 
     def take(self, choice: Choice, ready: Pair | None = None) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""
-        make = JOINS[choice.plan.name]
+        make = WAYS[choice.plan.name]
         self.choice: Choice = choice
         self.numeric = self.task_sums if make is TaskSums else make(self.problem, choice.plan)
         self.inner = (self.numeric,)
@@ -217,7 +225,7 @@ class Pair(Inspectable):
     def reports(self) -> list[StepReport]:
         """Return the report of the contraction, for an explanation."""
         m, plan = self.join, self.plan
-        candidates = ranked([c for method in JOINS.values() for c in method.estimates(self.problem)])
+        candidates = ranked([c for method in WAYS.values() for c in method.estimates(self.problem)])
         terms = next((zip(c.terms, c.seconds or (), strict=False) for c in candidates if c.name == plan.name), ())
         split = HybridPath.split(self.problem) if plan.name == HybridPath.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch

@@ -254,7 +254,7 @@ class Path(Inspectable):
             self._merged = prepared(letters, pattern.coords, self.bound.by_index, letters)
             pattern = Pattern(torch.stack(self._merged.coords), pattern.shape, True)
         if self.empty:  # its positions are known to hold 0
-            pattern = pattern.like(pattern.coords[:, :0], True)
+            pattern = pattern.like(pattern.coords[:, :0])
         letters, kept = self.bound.einsum.sparse_indices, self.bound.einsum.output[: pattern.order]
         if self._single and all(c in letters[: patterns[0].order] for c in kept):  # as one pass of this operand has
             self._pattern = patterns[0].known(("modes", tuple(map(letters.index, kept))), pattern)

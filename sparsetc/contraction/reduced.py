@@ -16,7 +16,7 @@ from sparsetc.contraction.request import Operands, Request, Result, check_form, 
 from sparsetc.errors import EquationError
 from sparsetc.options import of_call
 from sparsetc.support import among, outside
-from sparsetc.tensor.arithmetic import Arithmetic
+from sparsetc.tensor.arithmetic import einsum
 from sparsetc.tensor.convert import laid_out
 from sparsetc.tensor.dtypes import accumulator, multiplied
 from sparsetc.tensor.groups import check_reduction, groups_of, reduced_groups
@@ -39,7 +39,7 @@ def reduced(text: str, operands: Operands, reduce: str, output: str, settings: M
     """
     if reduce not in REDUCTIONS:
         raise EquationError(f"reduce must be one of {', '.join(REDUCTIONS)}, found {reduce!r:.80}")
-    einsum, bound = Arithmetic._einsum_of, parsed(text, operands)
+    bound = parsed(text, operands)
     e = bound.einsum
     own = e.inputs[e.sparse[0]]
     if len(e.sparse) != 1 or len({*own}) < len(own):

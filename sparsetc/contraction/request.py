@@ -91,21 +91,18 @@ class Request:
         x = self.sparse[0]
         return torch.zeros((), dtype=x.dtype, device=x.device)
 
-    def is_sparse(self, expanded: bool) -> bool:
-        """Return True if the result is sparse, and False if it is dense and fits the memory limit.
-
-        Args:
-            expanded: whether dense modes become coordinates.
-
-        Raises:
-            OutOfMemoryError: it does not fit.
-        """
+    def has_pattern(self, expanded: bool = False) -> bool:
+        """Return True if the result is sparse; dense modes become coordinates if `expanded`."""
         e = self.bound.einsum
         orders = [x.order if expanded else x.sparse_order for x in self.sparse]
-        if is_sparse(self.form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)]):
-            return True
-        self.check_memory(prod(self.bound.output_shape), self.bound)
-        return False
+        return is_sparse(self.form, e, [e.inputs[p][:order] for p, order in zip(e.sparse, orders, strict=True)])
+
+    def is_sparse(self, expanded: bool) -> bool:
+        """Return `has_pattern`. Raise OutOfMemoryError if the result is dense and does not fit the memory limit."""
+        sparse = self.has_pattern(expanded)
+        if not sparse:
+            self.check_memory(prod(self.bound.output_shape), self.bound)
+        return sparse
 
     def check_memory(self, elements: int, einsum: object) -> None:
         """Raise OutOfMemoryError if a result of so many elements passes the memory limit; it names the einsum."""
@@ -131,7 +128,7 @@ class Request:
         shape, width = bound.extents(e.kept), bound.extents(e.free)
         moved = None if order == e.output else tuple([order.index(c) for c in e.output])
         everything = len(kept) == pattern.order
-        if not is_sparse(self.form, e, [e.sparse_indices]):
+        if not self.has_pattern():
             return Output(shape, width, moved, None, False, None)
         if everything and kept == tuple(range(len(kept))):
             whole = pattern.known(("modes", kept), Pattern(pattern.coords, shape, pattern.is_coalesced))

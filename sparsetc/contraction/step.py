@@ -36,7 +36,7 @@ from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import UPSTREAM, Bound, Einsum, gradient
 from sparsetc.ir.plan import Plan, without_halves
 from sparsetc.options import Options, with_settings
-from sparsetc.planner.candidate import Choice
+from sparsetc.planner.pricing import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.planner.report import SymbolicCost, report, statistics_of, symbolic_cost
 from sparsetc.runtime.executable import Inspectable
@@ -49,6 +49,8 @@ from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _numbers = itertools.count()
+OTHERS = 16
+"""Most steps and contractions that one step keeps in its place: with other settings, and of batches of each size."""
 
 
 class Step(Preparation, Inspectable):
@@ -61,7 +63,7 @@ class Step(Preparation, Inspectable):
         empty: whether no nonzeros take part.
         result_dtype: the dtype of what `result` gives.
         turned: of the class: the count of calls, of all steps, in which a candidate had its turn.
-        trials: the candidates that take turns in calls; None once the plan is decided.
+        trials: `rows` by candidates that take turns in calls; None once the plan is decided.
         guard: what says which operands the step takes; None where it takes all.
         covers: whether programs store all of the result and read operands in any order.
         is_product: whether packed values are the dense tensor, which torch multiplies once.
@@ -91,11 +93,11 @@ class Step(Preparation, Inspectable):
         self.result_dtype = summed_dtype(self.dtype) if self.written.plain_sum else self.dtype
         self.empty = not self.operand.nnz
         self.ordered = settings.deterministic and not self.problem.backend.atomics
-        self._others = dict[object, Any]()
+        self._others = Cache(OTHERS)
         self._pattern, self._order = arranged(self.output)
         output = self.output
         self._as_rows = output.permutation is None and (output.sparse or len(output.kept_shape) == 1)
-        self.trials: Any = None
+        self.trials: Callable[[Tensor | None, Tensors, Tensors | None], Tensor] | None = None
         with in_place(settings, self.device):
             recurs = request.of_call and not settings.timed
             self.take(choice or choose(settings.plan, self.problem, recurs))
@@ -136,7 +138,7 @@ class Step(Preparation, Inspectable):
         """The step by another plan, to be timed on operands; what is packed for it is kept in a cache of its own."""
         other, counts = copy(self), self.problem.counts
         other.problem = replace(self.problem, counts=counts.cached_in(cache))
-        other._others, other.trials = {}, None
+        other._others, other.trials = Cache(OTHERS), None
         other.take(Choice(plan))
         values, *dense = operands
         other._timed = partial(other.rows, values, dense, other.packed_values(values), dense)
@@ -263,7 +265,7 @@ class Step(Preparation, Inspectable):
 
     def _rows(self, values: Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None) -> Tensor:
         if self.trials is not None and not captured(self.operand._values):
-            return self.trials.rows(values, dense, given)
+            return self.trials(values, dense, given)
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
@@ -281,14 +283,14 @@ class Step(Preparation, Inspectable):
 
     def instead(self, why: str, changes: dict[str, object]) -> Step:
         """The step of the same einsum with other settings, to take in place of this one; made when first asked for."""
-        other: Step | None = self._others.get(why)
-        if other is None:
+
+        def make() -> Step:
             with lasting():
                 settings = with_settings(self.settings, changes)
                 operands = stand_ins(self.bound, [self.operand])
-                other = Step(Request(self.bound, operands, settings, self.form, written=self.written))
-            self._others[why] = other
-        return other
+                return Step(Request(self.bound, operands, settings, self.form, written=self.written))
+
+        return self._others.once(why, make)  # type: ignore[no-any-return]
 
     # -- calls that autograd follows ----------------------------------------------------------------------------------
     @cached_property
@@ -330,19 +332,17 @@ class Step(Preparation, Inspectable):
 
         It is their first mode, and that behind the kept modes of the result.
         """
-        key = "batch", size, tuple(which)
-        compiled: Contraction | None = self._others.get(key)
-        if compiled is None:
-            e = self.bound.einsum
-            letter = self.spare("a batch")
+
+        def make() -> Contraction:
+            e, letter = self.bound.einsum, self.spare("a batch")
             batched = iter(which)
             inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
             einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
             bound = Bound.of(einsum, {**self.bound.by_index, letter: size})
             with lasting():
-                compiled = Contraction.compile(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
-            self._others[key] = compiled
-        return compiled
+                return Contraction.compile(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
+
+        return self._others.once(("batch", size, *which), make)  # type: ignore[no-any-return]
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""

@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -31,12 +31,12 @@ from sparsetc.errors import OutOfMemoryError, SparsetcError
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO, ONE_PASS, Plan, requested
 from sparsetc.packing.partition import storage_keys
-from sparsetc.planner.candidate import Candidate, Choice, ranked
-from sparsetc.planner.pricing import describe, price
+from sparsetc.planner.pricing import Candidate, Choice, describe, price, ranked
 from sparsetc.planner.problem import Problem
-from sparsetc.planner.registry import JOINS, PLANS
+from sparsetc.planner.registry import PLANS
+from sparsetc.products import WAYS
 from sparsetc.support import Cache
-from sparsetc.support.checks import check_memory
+from sparsetc.support.checks import check_memory, state_of
 from sparsetc.support.entry import bar, log_since, warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tensor.pattern import lasting
@@ -90,7 +90,7 @@ def tune(made: Step | Pair) -> None:
 
 def _considered(made: Step | Pair, name: str) -> list[Candidate]:
     """Return the candidates to time, the cost model's choice first, with those that `plan="auto"` leaves out."""
-    methods = PLANS if isinstance(made, Step) else JOINS
+    methods: Mapping[str, Any] = PLANS if isinstance(made, Step) else WAYS
     asked = [methods[name]] if name in methods else methods.values()
     candidates = ranked([c for method in asked for c in method.estimates(made.problem)])
     if isinstance(made, Step):
@@ -155,7 +155,7 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
         return {}
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
     if mode == "calls" and alone and isinstance(made, Step):
-        made.trials = Trials(made, close, known, candidates) if len(close) > 1 else None
+        made.trials = in_turns(made, close, known, candidates) if len(close) > 1 else None
     elif isinstance(made, Step) and (made.problem.backend.gpu or made.device.type == "cpu"):
         threads = 0 if made.problem.backend.gpu else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
@@ -193,58 +193,57 @@ def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
     changes: dict[str, str] = {}
     for old, new in zip(base.plan.parts, plan.parts, strict=True):
         for before, after in (old.storage, new.storage), (old.schedule, new.schedule):
-            for name, value in after.state.items():
-                if (
-                    name not in ("tree", "tile_sizes", "tile_loops", "ruled") and value != before.state[name]
-                ):  # those follow
+            for name, value in state_of(after).items():
+                follows = name in ("tree", "tile_sizes", "tile_loops", "ruled")
+                if not follows and value != getattr(before, name):
                     changes.setdefault(name, "".join(str(value).split()))
     name = ", ".join([base.name, *(f"{name}={value}" for name, value in changes.items())])
     return price(Candidate(plan, base.expected, name), problem)
 
 
-class Trials:
-    """The candidates of a step, which take turns in its first calls; then the fastest is taken.
+def in_turns(
+    step: Step, trials: Sequence[Trial[Run]], known: Known, candidates: Sequence[Candidate]
+) -> Callable[[Tensor | None, Tensors, Tensors | None], Tensor]:
+    """Return `Step.rows` of a step whose candidates take turns in its first calls; then the fastest is taken.
 
     Every result is its caller's, and no call waits for a GPU: times are read once they are there.
     """
+    owner, calls = weakref.ref(step), 0
+    taken: list[list[float]] = [[] for _ in trials]
+    running = deque[tuple[int, Any, Any]]()
 
-    def __init__(self, step: Step, trials: Sequence[Trial[Run]], known: Known, candidates: Sequence[Candidate]) -> None:
-        self._trials = trials
-        self._known = known
-        self._candidates = candidates
-        self._owner = weakref.ref(step)
-        self._taken: list[list[float]] = [[] for _ in trials]
-        self._begun, self._running = 0, deque[tuple[int, Any, Any]]()
+    def look() -> None:
+        """Read the times that are there; decide once every candidate had its turns."""
+        while running and running[0][2].query():
+            number, start, end = running.popleft()
+            taken[number].append(1e-3 * start.elapsed_time(end))
+        step = owner()
+        if step is None or min(map(len, taken)) < ROUNDS:
+            return
+        step.trials = None
+        known.add([replace(t, timing=Timing.of(own)) for t, own in zip(trials, taken, strict=True)])
+        with in_place(step.settings, step.device), lasting():
+            _decide(step, known, candidates, runs_of(trials))
 
-    def rows(self, values: Tensor | None, dense: Tensors, given: Tensors | None) -> Tensor:
-        """The result of a call, as `Step.rows` has it, by the candidate whose turn it is, or the first."""
-        number = self._begun % len(self._trials) if self._begun < ROUNDS * len(self._trials) else 0
-        trial = self._trials[number].run
+    def rows(values: Tensor | None, dense: Tensors, given: Tensors | None) -> Tensor:
+        """The result of a call by the candidate whose turn it is, or the first."""
+        nonlocal calls
+        number = calls % len(trials) if calls < ROUNDS * len(trials) else 0
+        trial = trials[number].run
         packed = trial.packed_values(None) if values is None else trial.kept_values(values)
         if trial.device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             result = trial._rows(values, dense, packed, given)
             end.record()
-            self._running.append((number, start, end))
+            running.append((number, start, end))
         else:
             begun = time.perf_counter()
             result = trial._rows(values, dense, packed, given)
-            self._taken[number].append(time.perf_counter() - begun)
-        self._begun += 1
+            taken[number].append(time.perf_counter() - begun)
+        calls += 1
         Step.turned += 1
-        self._look()
+        look()
         return result
 
-    def _look(self) -> None:
-        """Read the times that are there; decide once every candidate had its turns."""
-        while self._running and self._running[0][2].query():
-            number, start, end = self._running.popleft()
-            self._taken[number].append(1e-3 * start.elapsed_time(end))
-        step = self._owner()
-        if step is None or min(map(len, self._taken)) < ROUNDS:
-            return
-        step.trials = None
-        self._known.add([replace(t, timing=Timing.of(own)) for t, own in zip(self._trials, self._taken, strict=True)])
-        with in_place(step.settings, step.device), lasting():
-            _decide(step, self._known, self._candidates, runs_of(self._trials))
+    return rows

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -90,20 +91,15 @@ class ProbeSizes:
         return 4 * (self.streamed + self.gathered) + (1 << 28)
 
 
-@dataclass(frozen=True)
-class ProbeLaunch:
-    """A kernel with its arguments; called, it starts."""
+Launch = partial
 
-    kernel: Any
-    grid: int
-    arguments: tuple[Tensor | int, ...]
-    constants: dict[str, Any]
-    warps: int = 4
-    stages: int = 1
 
-    def __call__(self) -> None:
-        """Start it on the current device; returns before it has run."""
-        self.kernel[(self.grid,)](*self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
+def launch_of(
+    kernel: Any, grid: int, *arguments: Tensor | int, warps: int = 4, stages: int = 1, **constants: object
+) -> Launch:
+    """Return a launch of a kernel on the current device, which returns before it has run."""
+    options = {"num_warps": warps, "num_stages": stages}
+    return partial(kernel.run, *arguments, grid=(grid,), warmup=False, **options, **constants)
 
 
 Probe = tuple[str, int, Sequence[Callable[[], object]]]
@@ -116,9 +112,8 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
     from sparsetc.device import calibration_kernels as kernels
 
     source, blocks = torch.ones(sizes.streamed, device=device), sizes.streamed // sizes.block
-    read = ProbeLaunch(
-        kernels.stream, blocks, (source, torch.zeros(blocks, device=device)), {"BLOCK": sizes.block}, warps=8
-    )
+    sums = torch.zeros(blocks, device=device)
+    read = launch_of(kernels.stream, blocks, source, sums, BLOCK=sizes.block, warps=8)
     yield "memory", 4 * sizes.streamed, (read,)
     del source, read
 
@@ -127,13 +122,12 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
     gathers = []
     for block, warps in FORMS:
         grid = sizes.gathered // (block * 8)
-        constants = {"BLOCK": block, "ROW": ROW, "STEPS": 8}
         sums = torch.zeros(grid * ROW, device=device)
-        gathers.append(ProbeLaunch(kernels.gather, grid, (rows, values, sums), constants, warps))
+        gathers.append(launch_of(kernels.gather, grid, rows, values, sums, BLOCK=block, ROW=ROW, STEPS=8, warps=warps))
     yield "l2", 4 * ROW * sizes.gathered, tuple(gathers)
 
     adds = [
-        ProbeLaunch(kernels.add, sizes.added // block, (rows, values), {"BLOCK": block, "ROW": ROW}, warps)
+        launch_of(kernels.add, sizes.added // block, rows, values, BLOCK=block, ROW=ROW, warps=warps)
         for block, warps in FORMS
     ]
     yield "add", 4 * ROW * sizes.added, tuple(adds)
@@ -141,17 +135,17 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
     near = torch.randint(0, NEAR_ROWS, (sizes.programs * 32,), dtype=torch.int32, device=device)
     values, sums = torch.ones(NEAR_ROWS, ROW, device=device), torch.zeros(sizes.programs * ROW, device=device)
     constants = {"BLOCK": 32, "ROW": ROW, "TABLE": NEAR_ROWS, "STEPS": sizes.steps}
-    launch = ProbeLaunch(kernels.gather_near, sizes.programs, (near, values, sums), constants)
+    launch = launch_of(kernels.gather_near, sizes.programs, near, values, sums, **constants)
     yield "l1", 4 * ROW * 32 * sizes.steps * sizes.programs, (launch,)
 
     pair, out = torch.full((2,), 0.5, device=device), torch.zeros(sizes.programs * 1024, device=device)
-    launch = ProbeLaunch(kernels.multiply, sizes.programs, (pair, out), {"BLOCK": 1024, "STEPS": 4 * sizes.steps})
+    launch = launch_of(kernels.multiply, sizes.programs, pair, out, BLOCK=1024, STEPS=4 * sizes.steps)
     yield "multiply", 2 * 1024 * 4 * sizes.steps * sizes.programs, (launch,)
 
     matrix, sums = torch.full((SIDE, DEEP), 0.25, device=device), torch.zeros(sizes.programs * SIDE, device=device)
     for precision in dict.fromkeys(portable(name, machine) for name in default_gpu().dot):
-        sides = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
-        launch = ProbeLaunch(kernels.dot, sizes.programs, (matrix, sums, sizes.steps), sides)
+        sides: dict[str, Any] = {"SIDE": SIDE, "DEEP": DEEP, "PRECISION": precision}
+        launch = launch_of(kernels.dot, sizes.programs, matrix, sums, sizes.steps, **sides)
         yield f"dot {precision}", 2 * SIDE * SIDE * DEEP * sizes.steps * sizes.programs, (launch,)
     yield "task_bytes", KEPT_TASK * sizes.tasks, (_tasks(kernels, device, sizes),)
     launches = {name: _pairs(kernels, device, sizes, name, portable(dot, machine)) for name, dot in BLOCK_DOTS.items()}
@@ -160,18 +154,18 @@ def probes(device: torch.device, sizes: ProbeSizes, machine: str) -> Iterator[Pr
     yield "near_blocks", 2 * 4 * BLOCK * INNER * sizes.pairs, (launches["high"], launches["medium"])
 
 
-def _tasks(kernels: Any, device: torch.device, sizes: ProbeSizes) -> ProbeLaunch:
+def _tasks(kernels: Any, device: torch.device, sizes: ProbeSizes) -> Launch:
     """Return the probe of kept tasks: within a run positions rise from a random one, as in a row of a result."""
     runs = torch.randint(1, 8, (sizes.tasks // TASKS_A_RUN, TASKS_A_RUN), dtype=torch.int32, device=device)
     runs[:, 0] = torch.randint(0, sizes.sums, (runs.shape[0],), dtype=torch.int32, device=device)
     places = (torch.cumsum(runs, 1, dtype=torch.int32) % sizes.sums).flatten()
     words = torch.randint(0, 256, (sizes.tasks,), dtype=torch.uint8, device=device)
     values, sums = (torch.ones(max(256, sizes.sums), device=device) for _ in range(2))
-    constants = {"BLOCK": 128, "TABLE": sizes.sums, "STEPS": 16}
-    return ProbeLaunch(kernels.tasks, sizes.tasks // (128 * 16), (words, places, values, sums), constants)
+    steps = {"BLOCK": 128, "TABLE": sizes.sums, "STEPS": 16}
+    return launch_of(kernels.tasks, sizes.tasks // (128 * 16), words, places, values, sums, **steps)
 
 
-def _pairs(kernels: Any, device: torch.device, sizes: ProbeSizes, name: str, precision: str) -> ProbeLaunch:
+def _pairs(kernels: Any, device: torch.device, sizes: ProbeSizes, name: str, precision: str) -> Launch:
     """Pairs of blocks, which lie in cache; halves of 16 bits are two blocks."""
     dtype = {"f16x3": torch.float16, "float64": torch.float64}.get(name, torch.float32)
     shape = sizes.blocks * (2 if name == "f16x3" else 1), BLOCK, INNER
@@ -179,8 +173,9 @@ def _pairs(kernels: Any, device: torch.device, sizes: ProbeSizes, name: str, pre
     numbers = torch.randint(0, sizes.blocks, (sizes.pairs, 2), dtype=torch.int32, device=device)
     grid = sizes.pairs // PAIRS
     out = torch.zeros(grid * BLOCK, dtype=torch.float64 if name == "float64" else torch.float32, device=device)
-    constants = {"PAIRS": PAIRS, "SIDE": BLOCK, "INNER": INNER, "PRECISION": precision}
-    return ProbeLaunch(kernels.pairs, grid, (numbers, left, right, out), constants, stages=2 if name == "f16x3" else 3)
+    constants: dict[str, Any] = {"PAIRS": PAIRS, "SIDE": BLOCK, "INNER": INNER, "PRECISION": precision}
+    stages = 2 if name == "f16x3" else 3
+    return launch_of(kernels.pairs, grid, numbers, left, right, out, stages=stages, **constants)
 
 
 def torch_probes(device: torch.device, sizes: ProbeSizes) -> Iterator[Probe]:
@@ -222,7 +217,7 @@ def _scattered(array: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return array.zero_().index_copy_(0, places, values)
 
 
-def starts(device: torch.device, sizes: ProbeSizes) -> tuple[ProbeLaunch, ProbeLaunch, ProbeLaunch]:
+def starts(device: torch.device, sizes: ProbeSizes) -> tuple[Launch, Launch, Launch]:
     """Return launches of one, of few and of many programs without work.
 
     They read where their work lies, since `DeviceProfile.program` counts that too; one warp each, as most work items
@@ -231,7 +226,7 @@ def starts(device: torch.device, sizes: ProbeSizes) -> tuple[ProbeLaunch, ProbeL
     from sparsetc.device.calibration_kernels import find_work
 
     pointers = torch.zeros(sizes.started[1] + 1, dtype=torch.int32, device=device)
-    one, few, many = (ProbeLaunch(find_work, n, (pointers, pointers[:1]), {}, warps=1) for n in (1, *sizes.started))
+    one, few, many = (launch_of(find_work, n, pointers, pointers[:1], warps=1) for n in (1, *sizes.started))
     return one, few, many
 
 

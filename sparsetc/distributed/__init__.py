@@ -6,12 +6,8 @@ are those of one process, to rounding. What runs on each rank is the compiler's 
 
 from sparsetc.api import compile, einsum
 from sparsetc.decomposition.cp import cp_als
-from sparsetc.distributed import cp, kernel
 from sparsetc.distributed.cut import Cut
 from sparsetc.distributed.kernel import DistributedKernel
 from sparsetc.distributed.shard import Sharded, shard
-
-Sharded._compiled = kernel.compiled
-Sharded._cp_als = cp.cp_als
 
 __all__ = ["Cut", "DistributedKernel", "Sharded", "compile", "cp_als", "einsum", "shard"]

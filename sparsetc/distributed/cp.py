@@ -118,7 +118,7 @@ def prepared(
             blocks,
             ranks.sum_,
             lambda mode, rhs: to_owners[mode](rhs),
-            lambda mode: to_blocks[mode].write(own_rows[mode], blocks[mode]),
+            lambda mode: to_blocks[mode](own_rows[mode], out=blocks[mode]),
             **settings,
         ), own_rows
 

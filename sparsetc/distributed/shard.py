@@ -8,10 +8,10 @@ rank's box begins. Parts of a box are equal ranges of its nonzeros in the order 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.io.memory import check
 from sparsetc.io.parquet import PackedFile
 from sparsetc.ir.equation.parse import parse
-from sparsetc.support import Cache, Ints
+from sparsetc.support import Cache, Ints, later
 from sparsetc.support.checks import check_memory
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.blocks import without_blocks
@@ -120,10 +120,9 @@ class Sharded:
         values = self.ranks.gathered(local.values.detach(), self.cut.nnz)
         return SparseTensor(coords.T.contiguous(), values, self.shape, check=False)
 
-    # What `sparsetc.einsum`, `sparsetc.compile` and `sparsetc.decomposition.cp_als` ask an operand for.
-    _compiled: ClassVar[Callable[..., Any]]
-    _cp_als: ClassVar[Callable[..., Any]]
-    """`kernel.compiled` and `cp.cp_als`, of modules that import this one: the package puts them here; collective."""
+    # What `sparsetc.einsum`, `sparsetc.compile` and `sparsetc.decomposition.cp_als` ask an operand for; collective.
+    _compiled = later("distributed.kernel", "compiled")
+    _cp_als = later("distributed.cp", "cp_als")
 
     def _einsum(self, args: tuple[Any, ...], **settings: Any) -> Any:
         """`sparsetc.einsum` of arguments with this operand among them; collective.

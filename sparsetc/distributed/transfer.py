@@ -78,8 +78,8 @@ class Transfer:
         """Return how many elements each rank is sent; this one none."""
         return [(b - a) * self.width * (rank != self.ranks.rank) for rank, (a, b) in enumerate(self.spans)]
 
-    def __call__(self, local: Tensor, what: str = "") -> Tensor:
-        """Send the rows of this rank, and return the result; collective.
+    def __call__(self, local: Tensor, what: str = "", out: Tensor | None = None) -> Tensor:
+        """Send the rows of this rank, and return the result, in `out` if rows need no sums; collective.
 
         Raises:
             DtypeError, DistributedError: an integer does not fit, here or on another rank; names `what`.
@@ -87,12 +87,12 @@ class Transfer:
         if not self.moves:
             return local
         parts = self._sent(local)
-        return self._summed(parts, local, what) if self.adds else self._placed(parts, local.new_empty(self.shape))
-
-    def write(self, local: Tensor, out: Tensor) -> None:
-        """Send rows that need no sums, and write the result into `out`; collective."""
-        if self.moves:
-            self._placed(self._sent(local), out)
+        if self.adds:
+            return self._summed(parts, local, what)
+        out = local.new_empty(self.shape) if out is None else out
+        for index, part in parts:
+            out[index] = part
+        return out
 
     def _sent(self, local: Tensor) -> Parts:
         """Send, and return the parts of all ranks."""
@@ -105,11 +105,6 @@ class Transfer:
         each = zip(self.regions, buffer.split(counts), strict=True)
         parts = [(index, rows[me] if n == me else part.view(one)) for n, ((index, one), part) in enumerate(each)]
         return [(index, part) for index, part in parts if part.numel()]
-
-    def _placed(self, parts: Parts, out: Tensor) -> Tensor:
-        for index, part in parts:
-            out[index] = part
-        return out
 
     def _summed(self, parts: Parts, like: Tensor, what: str) -> Tensor:
         """Sums rounded once, to the dtype that the parts have."""

@@ -59,15 +59,17 @@ from sparsetc.planner import (
     Best,
     Candidate,
     Method,
+    Numbers,
     Problem,
-    Rates,
     add_plans,
     cheapest,
     dot_axes,
     fit,
+    least_seconds,
     of_blocks,
     padded_axes,
     price,
+    rates_of,
     register_format,
     tiles_of,
 )
@@ -304,22 +306,23 @@ def _least(problem: Problem, best: Best) -> float:
     if (least := profile.launch + waits * profile.wait) >= best.seconds:
         return least
     rates = _rates(problem.of_any_pattern, problem.profile)
-    least = float(rates.first.min())
+    least = float(rates[0].min())
     if least >= best.seconds:
         return least
     nonzeros, thresholds = tiles_of(problem.counts), np.array(THRESHOLDS)
     tiles = nonzeros / np.arange(nonzeros.size).clip(1)
     below, tiles_below = (np.cumsum(n)[thresholds - 1] for n in (nonzeros, tiles))
     left = (below / nonzeros.sum())[None]
-    return float(rates.least(problem, best, tiles.sum() - tiles_below[None], left, 0 * left, launched=False).min())
+    count = tiles.sum() - tiles_below[None]
+    return float(least_seconds(rates, problem, best, count, left, 0 * left, launched=False).min())
 
 
 @lru_cache
-def _rates(problem: Problem, profile: DeviceProfile) -> Rates:
+def _rates(problem: Problem, profile: DeviceProfile) -> Numbers:
     """Rates of dense tiles, alone and in a launch with other nonzeros, of any pattern."""
     groups = groups_of(problem.bound, sides_of(problem.shape), problem.floating)
     schedules = [_schedule(problem, groups, fused) for fused in (False, True)]
-    return Rates.of(problem, [tiles_part(problem, "dense_tile", 1, 1, schedule) for schedule in schedules])[0]
+    return rates_of(problem, [tiles_part(problem, "dense_tile", 1, 1, schedule) for schedule in schedules])[0]
 
 
 def by_tiles(problem: Problem, threshold: int | None = None) -> Candidate:

@@ -47,16 +47,17 @@ from sparsetc.planner import (
     Method,
     Numbers,
     Problem,
-    Rates,
     add_plans,
     cheapest,
     costs,
     different,
     fit,
     in_order,
+    least_seconds,
     of_blocks,
     padded_axes,
     programs_of,
+    rates_of,
     register_format,
     windows_of,
 )
@@ -313,7 +314,7 @@ def considered(name: str, problem: Problem, best: Best) -> Iterator[Candidate]:
 def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
     """Estimate from a sample the least seconds of windows of each kind, for any division between windows and runs."""
     parts, programs, rates = _rates(problem.of_any_pattern, tau, problem.profile)
-    least = rates.first
+    least = rates[0]
     if (least < best.seconds).any():
         sides = np.array([[part.storage.param("height"), part.storage.param("width")] for part in parts])
         windows = windows_of(problem.counts, problem.kept, problem.rest, tau > 0).at(sides[:, 0].tolist())
@@ -329,7 +330,7 @@ def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Par
             weight = filled * (surely * windows.weight)[:, None]
             longest = (weight * surely[:, None]).sum(2) / weight.sum(2).clip(1)
         turns = np.minimum(longest, _most_tiles(problem, sides.prod(1)[:, None], programs[:, None], count)).clip(1) - 1
-        least = rates.least(problem, best, count, left, turns, launched=True)
+        least = least_seconds(rates, problem, best, count, left, turns, launched=True)
     bounds = dict[Part, float]()
     for seconds, part in zip(least.tolist(), parts, strict=True):
         bounds[part] = min(seconds, bounds.get(part, inf))
@@ -337,14 +338,14 @@ def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Par
 
 
 @lru_cache
-def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Part], Numbers, Rates]:
+def _rates(problem: Problem, tau: int, profile: DeviceProfile) -> tuple[list[Part], Numbers, Numbers]:
     """Ways to run each shape of tile of a similarity that makes matrix products: parts, programs, rates."""
     tiles = []
     for part in tilings(problem, [tau], {}):
         if _multiplies(problem, part):
             volume = part.storage.param("height") * part.storage.param("width")
             tiles.append((part, Statistics(1, 1, volume, 1, problem.itemsize, chain=1)))
-    rates, owner = Rates.of(problem, tiles)
+    rates, owner = rates_of(problem, tiles)
     parts = [tiles[number][0] for number in owner]
     return parts, np.array([programs_of(problem, part.schedule) for part in parts]), rates
 

@@ -180,14 +180,9 @@ def _opened(
 
 
 def _text(reader: lines.LineReader, layout: table.TableLayout) -> Iterator[Batch]:
-    rows = 0
     for part in table.parts(reader, layout):
-        rows += part.rows
-        table.check_declared(reader, layout, rows)
-        if part.rows:
-            coords, values = layout.entries(torch.stack([torch.from_numpy(c).long() for c in part.coords]), part.reals)
-            yield list(coords), values
-    table.check_declared(reader, layout, rows, ended=True)
+        coords, values = layout.entries(torch.stack([torch.from_numpy(c).long() for c in part.coords]), part.reals)
+        yield list(coords), values
 
 
 # -- sorting ----------------------------------------------------------------------------------------------------------

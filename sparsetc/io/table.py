@@ -132,9 +132,7 @@ def _columns(reader: LineReader, layout: TableLayout) -> tuple[Tensor, list[Tens
         read_parts.append(part)
         rows += part.rows
         held += part.nbytes
-        check_declared(reader, layout, rows)
         memory.check(reader.path, f"its first {rows:,} nonzeros", held + rows * layout.row_bytes)
-    check_declared(reader, layout, rows, ended=True)
     dtype = torch.float32 if layout.dtype_open and all(part.single for part in read_parts) else layout.dtype
     columns = [[part.reals[at].to(dtype) for part in read_parts] for at in range(layout.reals)]
     coords = torch.empty((layout.order, rows), dtype=torch.int64)
@@ -147,10 +145,15 @@ def parts(reader: LineReader, layout: TableLayout) -> Iterator[ParsedPart]:
     """Yield the rest of the file a block at a time, without blocks that have no rows.
 
     Raises:
-        IOFormatError: a line that is not as the layout says, after the rows before it.
+        IOFormatError: a line that is not as the layout says, after the rows before it; more or fewer rows than it says.
     """
+    rows = 0
+    declares = f"the header declares {layout.rows} entries, the file has"
     for block in reader.blocks():
         part, fault = _parse(block, layout)
+        rows += part.rows
+        if layout.rows is not None and rows > layout.rows:
+            raise reader.fault(f"too long: {declares} {layout.rows + 1} or more")
         if part.rows:
             yield part
         number, field, reason = fault or (part.lines, None, "")
@@ -164,20 +167,14 @@ def parts(reader: LineReader, layout: TableLayout) -> Iterator[ParsedPart]:
                 what = f"coordinate {token} of mode {field}" if field < layout.order else f"the value {token}"
                 reason = f"{what} {reason}{FROM_0 if token == repr('0') else ''}"
             raise reader.fault(reason, reader.line, line)
+    if layout.rows is not None and rows < layout.rows:
+        raise reader.fault(f"truncated: {declares} {rows}")
 
 
 def stated_dtype(reader: LineReader) -> torch.dtype | None:
     """Return the dtype of a comment such as ``dtype: float64`` before the first number, or None."""
     stated = (NAMED.get(name.decode()) for name in _DTYPE.findall(reader.head))
     return next((dtype for dtype in stated if dtype), None)
-
-
-def check_declared(reader: LineReader, layout: TableLayout, rows: int, ended: bool = False) -> None:
-    """IOFormatError where a file that declares how many rows it has is found to have more or, once ended, fewer."""
-    declared = rows if layout.rows is None else layout.rows
-    if rows > declared or (ended and rows < declared):
-        how, entries = ("too long", f"{declared + 1} or more") if rows > declared else ("truncated", rows)
-        raise reader.fault(f"{how}: the header declares {declared} entries, the file has {entries}")
 
 
 def _parse_natively(block: bytes, layout: TableLayout) -> ParsedPart | None:

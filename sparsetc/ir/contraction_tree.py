@@ -23,11 +23,10 @@ from typing import Literal
 
 from sparsetc.errors import PlanError
 from sparsetc.support import Letters, cached_property
-from sparsetc.support.checks import Record
 
 
 @dataclass(frozen=True, repr=False)
-class Tree(Record):
+class Tree:
     """A node: how a tensor is made of factors; a pickle has its text.
 
     Attributes:

@@ -21,7 +21,7 @@ from typing import Any
 from sparsetc.errors import PlanError
 from sparsetc.ir.contraction_tree import Tree
 from sparsetc.support import outside
-from sparsetc.support.checks import Record, misfit
+from sparsetc.support.checks import misfit, state_of
 
 PREFERRED = "preferred"
 """The option of an ``"auto"`` request that names the plan to take if it applies."""
@@ -52,7 +52,7 @@ def bounded(default: int, called: str, least: int = 1, most: float = inf, power:
 
 
 @dataclass(frozen=True)
-class Storage(Record):
+class Storage:
     """The parameters of a format's storage: its arrays depend on them, on coordinates and on the shape alone.
 
     Parts of one storage are packed once, whatever einsums they serve.
@@ -125,7 +125,7 @@ class Storage(Record):
 
 
 @dataclass(frozen=True)
-class Schedule(Record):
+class Schedule:
     """The parameters by which one tile program runs: every number open to a tuner, and nothing else.
 
     Attributes:
@@ -215,7 +215,7 @@ def in_bf16(rounded: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Part(Record):
+class Part:
     """A disjoint piece of a sparse operand, with its storage and its schedule.
 
     Attributes:
@@ -267,7 +267,7 @@ class Part(Record):
 
 
 @dataclass(frozen=True)
-class Plan(Record):
+class Plan:
     """A list of parts whose results add up to the einsum, and why they were chosen; without parts, a request by name.
 
     A kernel's own plan, given as ``plan=``, makes the same kernel of the same operands.
@@ -364,6 +364,8 @@ ONE_PASS = Plan("one-pass")
 """The request for the fastest plan that passes over the nonzeros once, of one sparse operand."""
 STEPS = Plan("steps")
 """The request for the fastest path of several contractions, of one sparse operand."""
+JOINS = "scalar", "dense", "bcb", "bcb+scalar"
+"""The plans of two sparse operands."""
 DENSE = Plan("dense")
 """The request for torch's products of the dense tensor, with positions in blocks and dense modes as coordinates."""
 
@@ -422,7 +424,7 @@ def _verify_plain(value: object) -> None:
         for one in value:
             _verify_plain(one)
     elif isinstance(value, Part | Storage | Schedule | Tree):
-        _verify_plain([*value.state.values()])
+        _verify_plain([*state_of(value).values()])
     elif not isinstance(value, int | None):
         raise PlanError(f"a plan holds numbers and texts, found {type(value).__name__}")
 

@@ -20,7 +20,7 @@ from sparsetc.support import Ints
 from sparsetc.support.entry import bar
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.coords import histogram, lexsort
-from sparsetc.tensor.pattern import Later, Pattern
+from sparsetc.tensor.pattern import Pattern
 
 TASK_BYTES = 96
 """Most bytes that one task takes while a chunk of them is expanded and sorted: a dozen vectors, half of int64."""
@@ -124,7 +124,7 @@ def pattern_of(join: Join, places: Tensor, shape: Ints) -> tuple[Pattern, Tensor
     roles, n = join.roles, places.numel()
     if roles.output == roles.result_order:
         make = partial(coordinates, places, join.columns, join.lines(roles.output))
-        return Pattern(Later(make, n, places.device), shape, True), None
+        return Pattern(make, shape, True, later=(n, places.device)), None
     sizes = [(join.x if c in roles.kept_x else join.y).extents([c])[0] for c in roles.output]
     coords = torch.empty((len(sizes), n), dtype=torch.int64, device=places.device)
     order = coords.new_empty(n)

@@ -70,29 +70,8 @@ class Heads:
         return {"pattern_head": pattern, "part_head": part}
 
 
-@dataclass(frozen=True)
-class Sides:
-    """The sides of a walk's tiles, and how its loop runs.
-
-    Attributes:
-        height: rows of a window.
-        width: columns of a tile.
-        warps: of a program.
-        stages: tiles that are on their way at once.
-        gathered: whether tiles hold any columns, and not neighbouring ones.
-        lines: heads of windows of one row that a program takes side by side.
-    """
-
-    height: int
-    width: int
-    warps: int
-    stages: int
-    gathered: bool = False
-    lines: int = 1
-
-
-def sides_of(sizes: Sequence[int], dtype: torch.dtype, number: int, width: int, by_row: bool = False) -> Sides | None:
-    """Return the sides for tables of these row sizes; None where a program would not fit in registers.
+def layout_of(sizes: Sequence[int], dtype: torch.dtype, number: int, width: int, by_row: bool = False) -> Layout | None:
+    """Return the sides of tiles for tables of these row sizes; None where a program would not fit in registers.
 
     Args:
         sizes: of the tables' rows.
@@ -105,17 +84,17 @@ def sides_of(sizes: Sequence[int], dtype: torch.dtype, number: int, width: int, 
         return ROW_FORMS.get(padded(max(sizes), dots=False))
     size = max(padded(max(sizes), dots=True), SMALLEST)
     if width:
-        sides = FORMS[dtype.itemsize, number].get(size)
-        return sides and replace(sides, width=min(sides.width, width))
+        chosen = FORMS[dtype.itemsize, number].get(size)
+        return chosen and replace(chosen, width=min(chosen.width, width))
     return GATHERED[dtype.itemsize, number > 0].get(size) or ROW_FORMS.get(padded(max(sizes), dots=False))
 
 
 FORMS = {
-    (2, 0): {64: Sides(64, 64, 4, 3), 128: Sides(64, 64, 4, 2), 256: Sides(64, 32, 4, 2)},
-    (2, 1): {64: Sides(64, 64, 4, 2), 128: Sides(64, 32, 4, 3), 256: Sides(64, 32, 4, 1)},
-    (2, 2): {64: Sides(64, 64, 4, 2), 128: Sides(64, 32, 4, 3), 256: Sides(32, 32, 4, 2)},
-    (4, 0): {64: Sides(64, 32, 4, 3), 128: Sides(32, 32, 8, 1), 256: Sides(16, 32, 8, 1)},
-    (4, 1): {64: Sides(64, 32, 4, 2), 128: Sides(16, 32, 4, 1), 256: Sides(16, 32, 8, 1)},
+    (2, 0): {64: Layout(64, 64, 4, 3), 128: Layout(64, 64, 4, 2), 256: Layout(64, 32, 4, 2)},
+    (2, 1): {64: Layout(64, 64, 4, 2), 128: Layout(64, 32, 4, 3), 256: Layout(64, 32, 4, 1)},
+    (2, 2): {64: Layout(64, 64, 4, 2), 128: Layout(64, 32, 4, 3), 256: Layout(32, 32, 4, 2)},
+    (4, 0): {64: Layout(64, 32, 4, 3), 128: Layout(32, 32, 8, 1), 256: Layout(16, 32, 8, 1)},
+    (4, 1): {64: Layout(64, 32, 4, 2), 128: Layout(16, 32, 4, 1), 256: Layout(16, 32, 8, 1)},
 }
 FORMS[4, 2] = FORMS[4, 1]
 """By bytes of an element, number of the walk, and row size: sides by which few registers or none are spilled on sm_90,
@@ -127,17 +106,17 @@ IN_RUNS = {FORMS[2, 1][64]: 3}
 """Stages in place of those of some sides, where full tiles are neighbours (causal masks, 8 x 64, H100: .97 and .91 of
 the time of 2 at n = 4096 and 16384; 1.03 where each tile's number is read)."""
 GATHERED = {
-    (2, False): {64: Sides(16, 32, 1, 3, True), 128: Sides(16, 32, 2, 2, True), 256: Sides(16, 32, 4, 2, True)},
-    (2, True): {64: Sides(16, 32, 1, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
-    (4, False): {64: Sides(16, 32, 2, 2, True), 128: Sides(16, 32, 4, 1, True), 256: Sides(16, 32, 8, 1, True)},
-    (4, True): {64: Sides(16, 32, 4, 1, True), 128: Sides(16, 32, 8, 1, True), 256: Sides(16, 32, 8, 1, True)},
+    (2, False): {64: Layout(16, 32, 1, 3, True), 128: Layout(16, 32, 2, 2, True), 256: Layout(16, 32, 4, 2, True)},
+    (2, True): {64: Layout(16, 32, 1, 2, True), 128: Layout(16, 32, 4, 1, True), 256: Layout(16, 32, 8, 1, True)},
+    (4, False): {64: Layout(16, 32, 2, 2, True), 128: Layout(16, 32, 4, 1, True), 256: Layout(16, 32, 8, 1, True)},
+    (4, True): {64: Layout(16, 32, 4, 1, True), 128: Layout(16, 32, 8, 1, True), 256: Layout(16, 32, 8, 1, True)},
 }
 """Likewise of windows that gather their columns (R-MAT graphs, H100, 64 of 16 bits, `benchmarks/results/maps.json`: 32
 rows, 64 columns or more warps took 1 to 1.4 times as long, one row 1.3 to 2.9)."""
 MOST_LINES, OF_WARP = 4, 1024
 """Lines of a program at most, which wait for memory together, and elements of their tiles that a warp holds."""
 ROW_FORMS = {
-    1 << n: Sides(1, 8, warps, 1, True, max(min(OF_WARP * warps >> n + 3, MOST_LINES), 1))
+    1 << n: Layout(1, 8, warps, 1, True, max(min(OF_WARP * warps >> n + 3, MOST_LINES), 1))
     for n, warps in enumerate([1] * 7 + [2] * 2)
 }
 """Sides of windows of one row, by row size (GAT of 4 x 16 and 4 x 32, R-MAT graphs and 9 entries a row, H200: 4 lines
@@ -180,7 +159,7 @@ class WalkKernel:
         tiles: RowTiles,
         tensors: Mapping[str, Tensor],
         heads: Heads,
-        sides: Sides,
+        layout: Layout,
         precision: str,
         cache_dir: Path | None,
         name: str,
@@ -194,23 +173,20 @@ class WalkKernel:
                 (heads, entries), and results; of the sizes and strides of every call. Rows of tables are contiguous,
                 vectors by entry and results whole.
             heads: of them.
-            sides: of the tiles, and options of the launch.
+            layout: of the tiles, and of the launch; properties of data are added.
             precision: ``highest``, ``high`` or ``medium``, of float32.
             cache_dir: folder of generated sources.
             name: what the file is named after.
         """
         self.walk = walk
-        self.sides = sides
         self.name = name
         self.device = tiles.full_ptr.device
         self.parts = heads.parts // (heads.group if walk.mode else 1)
         self.items, self.cut, self.slots = tiles.items(most_tiles(tiles, self.parts))
         self.slots *= bool(walk.accumulated)  # items that store each entry share no sums
         self.idle = not len(self.items)
-        self.layout = Layout(
-            height=tiles.height,
-            width=tiles.width,
-            gathered=tiles.gathered,
+        self.layout = replace(
+            layout,
             even=tiles.even,
             full=tiles.full_col.numel() > 0,
             in_runs=tiles.in_runs,
@@ -220,8 +196,7 @@ class WalkKernel:
             wide=any(t.shape[n] * t.stride(n) >= ADDRESS64 for t in tensors.values() for n in (-1, -2)[: t.ndim - 1]),
             sizes=walk.sizes(tensors),
             precision=DOT_PRECISIONS[precision],
-            lines=sides.lines,
-            stages=IN_RUNS.get(sides, sides.stages) if tiles.in_runs else sides.stages,
+            stages=IN_RUNS.get(layout, layout.stages) if tiles.in_runs else layout.stages,
             group=heads.group,
             stacked=heads.patterns > 1,
             apart=tuple([name for name, t in tensors.items() if t.ndim == 4]),
@@ -236,7 +211,7 @@ class WalkKernel:
         self.fixed |= {"items": self.items, "item_count": len(self.items), "rows": tiles.rows, "columns": tiles.columns}
         self.fixed |= {"windows": tiles.windows, "parts": self.parts, **heads.steps()}
         self.fixed |= number_arguments(tensors, dict(self.layout.units))
-        self.launch = self._bound(module.walk, self.source.arguments, self.fixed, sides.lines)
+        self.launch = self._bound(module.walk, self.source.arguments, self.fixed, layout.lines)
         self.run = self._cut if self.slots else self.launch
         if self.slots:
             self.sums = self._sums()
@@ -250,7 +225,7 @@ class WalkKernel:
 
     def options_for(self, machine: str) -> dict[str, int]:
         """Return what Triton is told of a launch; its compiler for AMD fails at the maximum of one row by one warp."""
-        warps = max(self.sides.warps, 2) if machine == "hip" else self.sides.warps
+        warps = max(self.layout.warps, 2) if machine == "hip" else self.layout.warps
         return {"num_warps": warps, "num_stages": self.layout.stages, **FUSED}
 
     def _bound(self, kernel: Any, names: Sequence[str], fixed: Mapping[str, Any], lines: int) -> Callable[..., None]:
@@ -281,7 +256,7 @@ class WalkKernel:
 
     def _sums(self) -> dict[str, int]:
         """Return how many partial sums each array of windows that are cut has; all begin at multiples of `ALIGNED`."""
-        rows, dots = self.slots * self.parts * self.sides.height, self.sides.height >= LEAST_DOT
+        rows, dots = self.slots * self.parts * self.layout.height, self.layout.height >= LEAST_DOT
         widths = {"top": 1, "sum": 1} if self.walk.online else {}
         for name, width in self.walk.widths(dict(self.layout.sizes)).items():
             widths[name] = padded(width, dots) if width else 1

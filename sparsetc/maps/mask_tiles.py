@@ -1,4 +1,4 @@
-"""Masks -> the tiles of pairs that they meet, and their entries.
+"""Masks -> the tiles of pairs that they meet.
 
 In: a `Mask`. Out: full tiles, and partial ones with their bits. They are found by halving squares of which some pairs
 meet and not all, so the time that this takes grows with the border of a mask, and not with its pairs.
@@ -11,8 +11,6 @@ from torch import Tensor
 
 from sparsetc.masks import Mask
 from sparsetc.support import Cache
-from sparsetc.support.entry import entry_point
-from sparsetc.tensor.pattern import Pattern, lasting
 
 SQUARES = 1 << 16
 """Squares of tiles that a search begins with: as many at once take a GPU no longer than a few."""
@@ -94,20 +92,3 @@ def turned_tiles(tiles: Tiles) -> Tiles:
     across = torch.arange(bits.shape[1], device=bits.device)
     words = [((word[:, :, None] >> across & 1) << across[:, None]).sum(1) for word in bits.split(AT_ONCE)]
     return (column, row), (part_column, part_row, torch.cat(words))
-
-
-@entry_point
-def pattern_of(mask: Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
-    """Return the entries of a mask, made once for each shape; an entry takes 16 bytes."""
-
-    def made() -> Pattern:
-        with lasting():
-            (row, column), (part_row, part_column, bits) = tiles_of(mask, shape, 64, 64, device)
-            across = torch.arange(64, device=device)
-            words = torch.cat((torch.full((len(row), 64), -1, device=device), bits))
-            tile, i, j = (((words[:, :, None] >> across) & 1) != 0).nonzero().T
-            place = torch.cat((row, part_row))[tile] * 64 + i, torch.cat((column, part_column))[tile] * 64 + j
-            keys = torch.sort(place[0] * shape[1] + place[1]).values
-            return Pattern(torch.stack((keys // shape[1], keys % shape[1])), shape, True)
-
-    return kept.once(("pattern", mask, shape, device), made)  # type: ignore[no-any-return]

@@ -102,10 +102,8 @@ class NativeText(Lines):
         opened = signature("def walk", ["begin", "end", *self.arguments], ":")
         body = "\n".join(["@native", *opened, *local, *self.out])
         called = sorted({"native", *CALLS.findall(body), *SCALARS.findall(body)})
-        head = [
-            f'"""{header(self.walk, self.layout, name, NUMBA)}"""',
-            *(["import numpy as np"] if "np." in body else []),
-        ]
+        head = [f'"""{header(self.walk, self.layout, name, NUMBA)}"""']
+        head += ["import numpy as np"] if "np." in body else []
         head.append(f"from numba import {number} as number")
         head.append(f"from sparsetc.runtime.vectors import {', '.join(called)}")
         self.text = "\n\n".join(head) + f"\n\n\n{body}\n"
@@ -345,7 +343,7 @@ def native_walk(
         A function of inputs and results by name, and the path of the text's copy for readers.
     """
     rows, ptr, far, order = entries
-    layout = Layout(walk.sizes(tensors), order is not None, group=heads.group, stacked=heads.patterns > 1)
+    layout = Layout(sizes=walk.sizes(tensors), ordered=order is not None, group=heads.group, stacked=heads.patterns > 1)
     source = NativeText(walk, layout)
     by_head = any(tensors[table].stride(0) > tensors[table].stride(1) for table in walk.other)
     source.print(name, dtype_name(tensors[walk.targets[-1]].dtype), by_head)

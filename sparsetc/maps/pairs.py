@@ -19,7 +19,6 @@ from sparsetc import masks
 from sparsetc.contraction.request import as_operand
 from sparsetc.errors import DeviceError, FormatError, ShapeError, TransformError
 from sparsetc.maps import mask_tiles
-from sparsetc.maps.kernel import Sides
 from sparsetc.maps.row_tiles import (
     RowEntries,
     RowTiles,
@@ -30,9 +29,11 @@ from sparsetc.maps.row_tiles import (
     stacked_shape,
     whole_blocks,
 )
+from sparsetc.maps.text import Layout
 from sparsetc.support import Ints
-from sparsetc.support.entry import exporting, traced_by_modes
+from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.tensor.blocks import Blocks, checked, without_blocks
+from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern, lasting
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -101,17 +102,17 @@ class Pairs(NamedTuple):
                 made = mask_tiles.kept.put(of_mask, make())
         return made
 
-    def row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
+    def row_tiles(self, mode: int, layout: Layout, numbered: bool) -> RowTiles:
         """Return the row tiles of a mode, made once."""
-        key = "row tiles", mode, sides.height, sides.width, sides.gathered, numbered
-        return self.kept(key, lambda: self._row_tiles(mode, sides, numbered))
+        key = "row tiles", mode, layout.height, layout.width, layout.gathered, numbered
+        return self.kept(key, lambda: self._row_tiles(mode, layout, numbered))
 
     def met(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the rows and columns of all pairs, some at a time; of a stack those of each pattern."""
         if isinstance(self.given, Pattern) and self.given.blocks is None:
             yield self.given.coords[-2], self.given.coords[-1]
             return
-        tiles = self.row_tiles(0, Sides(SQUARE, SQUARE, 0, 0), False)
+        tiles = self.row_tiles(0, Layout(SQUARE, SQUARE), False)
         lanes = torch.arange(SQUARE, device=self.device)
         for ptr, col, bits in ((tiles.full_ptr, tiles.full_col, None), (tiles.part_ptr, tiles.part_col, tiles.bits)):
             window = torch.repeat_interleave(ptr.diff().long()) % tiles.windows
@@ -128,10 +129,10 @@ class Pairs(NamedTuple):
         assert isinstance(given, Pattern)
         return self.kept(("entries by row",), lambda: [entries_by_row(single(given), mode) for mode in (0, 1)])
 
-    def _row_tiles(self, mode: int, sides: Sides, numbered: bool) -> RowTiles:
-        height, width = sides.height, sides.width
+    def _row_tiles(self, mode: int, layout: Layout, numbered: bool) -> RowTiles:
+        height, width = layout.height, layout.width
         if isinstance(self.given, Pattern):
-            return of_pattern(self.given, mode, height, width, numbered, sides.gathered)
+            return of_pattern(self.given, mode, height, width, numbered, layout.gathered)
         shape = self.shape[::-1] if mode else self.shape
         if mode and height == width:
             tiles = [mask_tiles.turned_tiles(of_mask) for of_mask in self._tiles(0, height, width)]
@@ -155,6 +156,19 @@ class Pairs(NamedTuple):
             return [mask_tiles.tiles_of(mask, shape, height, width, self.device) for mask in turned]
 
         return self.kept(("tiles", mode, height, width), made)
+
+
+@entry_point
+def pattern_of(mask: masks.Mask, shape: tuple[int, int], device: torch.device) -> Pattern:
+    """Return the entries of a mask, made once for each shape; an entry takes 16 bytes."""
+    pairs = Pairs(mask, shape, device)
+
+    def made() -> Pattern:
+        row, column = map(torch.cat, zip(*pairs.met(), strict=True))
+        keys = torch.sort(row * shape[1] + column).values
+        return Pattern(torch.stack((keys // shape[1], keys % shape[1])), shape, True)
+
+    return pairs.kept(("pattern",), made)
 
 
 def single(pattern: Pattern) -> Pattern:
@@ -284,18 +298,19 @@ def _check(pattern_shape: Ints, pattern_device: torch.device, shape: Ints, devic
 # -- masks ------------------------------------------------------------------------------------------------------------
 
 
-def _kept(needs: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Return what is made of tensors, kept while they live unchanged: on a CPU copies tell, as ndarrays may write."""
-    if traced_by_modes() or any(t.is_inference() for t in needs):  # whose versions nobody counts
+def kept_of(tensors: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """Return what is made of tensors, kept with them while they stay the same; of those that learn, made anew."""
+    unseen = traced_by_modes()
+    kept = [None if unseen or one.requires_grad or one.is_meta else kept_with(one) for one in tensors]
+    if not kept or kept[0] is None or None in kept:
         return make()
-    whole = (*[(id(t), t._version) for t in needs], *key)
-    copies, made = mask_tiles.kept.get(whole) or ((), None)
-    if made is None or not all(map(torch.equal, copies, needs)):
-        mask_tiles.kept.pop(whole)
+    others = kept[1:]  # which the first keeps, as long as their numbers are in keys
+    whole = *key, *map(id, others)
+    found = kept[0].get(whole)
+    if found is None:
         with lasting():
-            copies = () if needs[0].is_cuda else [t.clone() for t in needs]
-            _, made = mask_tiles.kept.put(whole, (copies, make()), needs=needs)
-    return made
+            found = kept[0].put(whole, (others, make()))
+    return found[1]
 
 
 def _of_block_mask(flex: Any, shape: Ints, device: torch.device) -> tuple[tuple[masks.Mask, ...], Ints]:
@@ -324,7 +339,7 @@ def _of_dense(meets: Tensor, heads: Ints, shape: Ints, device: torch.device) -> 
     def made() -> tuple[masks.Mask, ...]:
         return tuple([masks.dense_mask(one.clone()) for one in meets.reshape(prod(sizes[:-2]), *sizes[-2:])])
 
-    return _kept([meets], ("dense",), made), sizes[:-2]
+    return kept_of([meets], ("dense",), made), sizes[:-2]
 
 
 def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[masks.Mask, Tensor]:
@@ -345,7 +360,7 @@ def within_sequences(pattern: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool
         raise FormatError("attention of nested tensors takes masks of sparsetc.masks, of positions in q.values()")
     nested: tuple[Any, Any] = q, k
     offsets = [one.offsets() for one in nested]
-    documents: masks.Mask = _kept(offsets, ("documents",), lambda: masks.documents(*offsets))
+    documents: masks.Mask = kept_of(offsets, ("documents",), lambda: masks.documents(*offsets))
     if causal and documents.made[1] != documents.made[2]:
         raise ShapeError("attention: is_causal of nested tensors takes as many keys as queries in each sequence")
     inside = documents & masks.causal() if causal else documents
@@ -429,4 +444,4 @@ def _of_rows(given: tuple[Any, ...], shape: Ints) -> SparseTensor:
         pattern = Pattern(tensor.coalesce().pattern.coords, blocks.grid, True, blocks)
         return SparseTensor._make(pattern, ones.new_ones(()).expand(pattern.values_shape(())))
 
-    return _kept([indptr, indices], ("rows", *blocks.sides, *shape), made)  # type: ignore[no-any-return]
+    return kept_of([indptr, indices], ("rows", *blocks.sides, *shape), made)  # type: ignore[no-any-return]

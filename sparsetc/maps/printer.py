@@ -475,7 +475,8 @@ def printed(walk: Walk, layout: Layout, name: str) -> Printer:
         printer.finish()
     body, printer.out = printer.out, []
     printer.arguments = argument_names(walk, body)
-    lines = [f'"""{header(walk, layout, name, TRITON)}"""', "", "import triton", "import triton.language as tl", "", ""]
+    comment = header(walk, layout, name, TRITON)
+    lines = [f'"""{comment}"""', "", "import triton", "import triton.language as tl", "", ""]
     if layout.part and walk.by_entry:
         lines += [*(POPC if layout.ptx else COUNT).splitlines(), "", ""]
     if printer.read_in_place:

@@ -18,10 +18,11 @@ from sparsetc.backends import NUMBA, Backend
 from sparsetc.errors import DeviceError
 from sparsetc.explain import TileReport
 from sparsetc.maps.body import RESULT, SIDES, Body, Walk, backward, forward
-from sparsetc.maps.kernel import Heads, Sides, WalkKernel, sides_of
+from sparsetc.maps.kernel import Heads, WalkKernel, layout_of
 from sparsetc.maps.native_walk import ENOUGH, MOST_WIDE, native_walk
 from sparsetc.maps.pairs import APART, NARROW, SQUARE, Pairs
 from sparsetc.maps.row_tiles import RowEntries, RowTiles
+from sparsetc.maps.text import Layout
 from sparsetc.maps.torch_walk import TorchWalk
 from sparsetc.maps.trace import Untraced
 from sparsetc.options import Options
@@ -118,41 +119,41 @@ class Kernels:
                 self.refusal = "on a CPU, most places of its tiles would be empty"
             if self.refusal and loops:
                 self.refusal, self.entries = "", pairs.entries()
-            sides: Sequence[Sides | None] = [Sides(side, side, 0, 0)] * 3
+            layouts: Sequence[Layout | None] = [Layout(side, side)] * 3
         else:
-            sides = self._sides_of(pairs, named, numbered)
-            if None in sides:
+            layouts = self._layouts_of(pairs, named, numbered)
+            if None in layouts:
                 self.refusal = "rows of tables are longer than a program holds"
             elif body.inner and not (isinstance(pairs.given, Pattern) and pairs.given.blocks is None):
                 self.refusal = "inner functions of products take patterns of entries"
         if self.refusal:
             return
-        self.sides = [one for one in sides if one]
+        self.layouts = [one for one in layouts if one]
         self.tiles: list[RowTiles] = []
         if not self.entries:
-            self.tiles = [pairs.row_tiles(max(n - 1, 0), one, numbered) for n, one in enumerate(self.sides)]
+            self.tiles = [pairs.row_tiles(max(n - 1, 0), one, numbered) for n, one in enumerate(self.layouts)]
         self.shape = result_shape(body, pairs, tensors)
         try:
             self.result, self.path = self._kernel(0, walk_of(body, 0), {**named, **self.results(tensors)})
         except Untraced as error:
             self.refusal = str(error)
 
-    def _sides_of(self, pairs: Pairs, named: Mapping[str, Tensor], numbered: bool) -> list[Sides | None]:
-        """Return the sides of the tiles of each walk; None where none fit."""
+    def _layouts_of(self, pairs: Pairs, named: Mapping[str, Tensor], numbered: bool) -> list[Layout | None]:
+        """Return the layout of each walk's tiles; None where none fits."""
         body = self.body
         first, *_ = named.values()
         sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], first.dtype
         width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
         exact = dtype == torch.float32 and self.precision == "highest" and max(sizes) <= EXACT
-        sides = []
+        layouts = []
         for number in range(3):
             without_dots = exact or not (number or body.products)
             by_row = bool(body.inner) or (width == APART and without_dots)
-            chosen = sides_of(sizes, dtype, number, width, by_row)
+            chosen = layout_of(sizes, dtype, number, width, by_row)
             if chosen and number and numbered and chosen.height > 1:  # numbers of entries take registers
                 chosen = replace(chosen, warps=max(chosen.warps, 2))
-            sides.append(chosen)
-        return sides
+            layouts.append(chosen)
+        return layouts
 
     @property
     def loops(self) -> bool:
@@ -186,11 +187,11 @@ class Kernels:
         grouped, heads = self._grouped(tensors), self.heads
         if self.entries:
             return native_walk(walk, self.entries[walk.mode], grouped, heads, self.cache_dir, kind)
-        tiles, sides = self.tiles[number], self.sides[number]
+        tiles, layout = self.tiles[number], self.layouts[number]
         if not self.backend.gpu:
             walked = TorchWalk(walk, tiles, heads, self.precision)
             return lambda tensors: walked(self._grouped(tensors)), ""
-        kernel = WalkKernel(walk, tiles, grouped, heads, sides, self.precision, self.cache_dir, kind)
+        kernel = WalkKernel(walk, tiles, grouped, heads, layout, self.precision, self.cache_dir, kind)
         return kernel, kernel.path
 
     def reports(self) -> tuple[TileReport, ...]:

@@ -30,14 +30,17 @@ ARRAYS = ("items", "full_col", "full_base", "part_col", "bits", "part_base", "pt
 
 @dataclass(frozen=True)
 class Layout:
-    """The properties of data that a walk's generated text depends on; by default those of rows of single entries.
+    """The sides of a walk's tiles, how its loop runs, and the properties of data that its generated text depends on.
 
     Attributes:
-        sizes: of each table's rows.
-        ordered: whether the numbers of entries are brought to the pattern's order.
         height: rows of a window.
         width: columns of a tile.
+        warps: of a program.
+        stages: tiles that are on their way at once.
         gathered: whether tiles hold any columns, and not neighbouring ones.
+        lines: heads of windows of one row that a program takes side by side, a window after another.
+        sizes: of each table's rows.
+        ordered: whether the numbers of entries are brought to the pattern's order.
         even: whether no tile reaches past the last column.
         full: whether there are full tiles.
         in_runs: whether the full tiles of a window are neighbours, so that their numbers are not read.
@@ -45,8 +48,6 @@ class Layout:
         cut: whether some windows are several items.
         wide: whether addresses in a table pass 32 bits.
         precision: of dots of float32.
-        stages: tiles that are on their way at once.
-        lines: heads of windows of one row that a program takes side by side, a window after another.
         group: heads of rows that share a head of columns.
         stacked: whether heads have patterns of their own, whose windows follow one another.
         apart: tables whose heads lie in two groups, as a layer's do behind rows: a batch and its heads.
@@ -57,11 +58,14 @@ class Layout:
         ptx: whether the target has instructions of PTX.
     """
 
-    sizes: NamedInts
-    ordered: bool
     height: int = 1
     width: int = 1
-    gathered: bool = True
+    warps: int = 0
+    stages: int = 0
+    gathered: bool = False
+    lines: int = 1
+    sizes: NamedInts = ()
+    ordered: bool = False
     even: bool = True
     full: bool = False
     in_runs: bool = False
@@ -69,8 +73,6 @@ class Layout:
     cut: bool = False
     wide: bool = False
     precision: str = ""
-    stages: int = 1
-    lines: int = 1
     group: int = 1
     stacked: bool = False
     apart: Names = ()

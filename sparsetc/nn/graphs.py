@@ -72,7 +72,7 @@ def with_loops(pattern: Pattern) -> tuple[Pattern, Tensor]:
         missing[rows[rows == columns]] = False
         coords = torch.cat((pattern.coords, missing.nonzero().T.expand(2, -1)), 1)
         order = crd.lexsort(coords, pattern.shape)
-        return pattern.like(coords[:, order].contiguous(), True), order
+        return pattern.like(coords[:, order].contiguous()), order
 
     return pattern._once("with loops", made)
 

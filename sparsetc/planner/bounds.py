@@ -20,8 +20,7 @@ from torch import Tensor
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import VOLUME, sides_of
-from sparsetc.planner.candidate import Best, Candidate
-from sparsetc.planner.pricing import in_order, rounded
+from sparsetc.planner.pricing import Best, Candidate, in_order, rounded
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import Ints
 from sparsetc.tensor import coords as crd
@@ -53,61 +52,51 @@ SPREAD = 0x1E3779B97F4A7C15
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True)
-class Rates:
-    """(ways,) seconds of tiles of several kinds, before any are counted.
+def rates_of(problem: Problem, parts: Iterable[tuple[Part, Statistics]]) -> tuple[Numbers, list[int]]:
+    """Price plans of single parts, before any tiles are counted, also with operands cast where that pays.
 
-    Attributes:
-        first: of a plan of a single tile, with what it launches and writes.
-        more: of each tile more.
-        turn: of each tile more that one work item has.
+    Args:
+        problem: that is planned, of any pattern.
+        parts: each with what is expected of one tile.
+
+    Returns:
+        (3, ways) seconds: of a plan of a single tile, with what it launches and writes; of each tile more; and of each
+        tile more that one work item has. Then the part of each way.
     """
+    seconds = cache(lambda candidate: in_order(candidate, problem).total or 0.0)
+    rates = []
+    owner = []
+    for number, (part, sizes) in enumerate(parts):
+        many = Candidate(Plan("", (part,)), (replace(sizes, fibers=MANY, stored=MANY * sizes.stored),))
+        for way in dict.fromkeys((many, rounded(many, problem, seconds))):
+            first = seconds(replace(way, expected=(sizes,)))
+            turn = seconds(replace(way, expected=(replace(sizes, chain=MANY),))) - first
+            rates.append((first, max(0.0, seconds(way) - first) / MANY, turn / MANY))
+            owner.append(number)
+    return np.array(rates).reshape(-1, 3).T, owner
 
-    first: Numbers
-    more: Numbers
-    turn: Numbers
 
-    @classmethod
-    def of(cls, problem: Problem, parts: Iterable[tuple[Part, Statistics]]) -> tuple[Rates, list[int]]:
-        """Price plans of single parts, also with operands cast where that pays. Return the rates and the part of each.
+def least_seconds(
+    rates: Numbers, problem: Problem, best: Best, tiles: Numbers, left: Numbers, chain: Numbers, launched: bool
+) -> Numbers:
+    """(ways,) the seconds that tiles take at least beside the rest of the nonzeros, of the best way to split them.
 
-        Args:
-            problem: that is planned, of any pattern.
-            parts: each with what is expected of one tile.
-        """
-        seconds = cache(lambda candidate: in_order(candidate, problem).total or 0.0)
-        rates = []
-        owner = []
-        for number, (part, sizes) in enumerate(parts):
-            many = Candidate(Plan("", (part,)), (replace(sizes, fibers=MANY, stored=MANY * sizes.stored),))
-            for way in dict.fromkeys((many, rounded(many, problem, seconds))):
-                first = seconds(replace(way, expected=(sizes,)))
-                turn = seconds(replace(way, expected=(replace(sizes, chain=MANY),))) - first
-                rates.append((first, max(0.0, seconds(way) - first) / MANY, turn / MANY))
-                owner.append(number)
-        return cls(*np.array(rates).reshape(-1, 3).T), owner
-
-    def least(
-        self, problem: Problem, best: Best, tiles: Numbers, left: Numbers, chain: Numbers, launched: bool
-    ) -> Numbers:
-        """(ways,) the seconds that tiles take at least beside the rest of the nonzeros, of the best way to split them.
-
-        Args:
-            problem: that is planned.
-            best: the best plan so far; of a share of the nonzeros it takes that share, launch and waits apart.
-            tiles: (ways or 1, splits) how many tiles there are.
-            left: (ways or 1, splits) the share of the nonzeros that is in none.
-            chain: (ways or 1, splits) the most tiles of a work item, less the one that `first` has.
-            launched: the rest has a launch of its own.
-        """
-        profile = problem.profile
-        fixed = profile.launch + profile.constants["starting_waits"] * profile.wait
-        left = 1 - ((1 - left) * ERROR).clip(max=1)
-        rest = left * max(0.0, best.seconds - fixed) + (left > 0) * (fixed if launched else 0.0)
-        more = tiles * self.more[:, None] + chain * self.turn[:, None]
-        seconds = self.first[:, None] + more / ERROR + rest
-        least: Numbers = np.where(tiles > 0, seconds, inf).min(1)
-        return least
+    Args:
+        rates: as `rates_of` gives them.
+        problem: that is planned.
+        best: the best plan so far; of a share of the nonzeros it takes that share, launch and waits apart.
+        tiles: (ways or 1, splits) how many tiles there are.
+        left: (ways or 1, splits) the share of the nonzeros that is in none.
+        chain: (ways or 1, splits) the most tiles of a work item, less the one that a single tile is.
+        launched: the rest has a launch of its own.
+    """
+    profile, (first, more, turn) = problem.profile, rates[:, :, None]
+    fixed = profile.launch + profile.constants["starting_waits"] * profile.wait
+    left = 1 - ((1 - left) * ERROR).clip(max=1)
+    rest = left * max(0.0, best.seconds - fixed) + (left > 0) * (fixed if launched else 0.0)
+    seconds = first + (tiles * more + chain * turn) / ERROR + rest
+    least: Numbers = np.where(tiles > 0, seconds, inf).min(1)
+    return least
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------

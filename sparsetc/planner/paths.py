@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
 from math import exp, inf, log, log1p
+from typing import Any
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
@@ -35,12 +36,8 @@ end its result is put. A sparse operand alone is made dense."""
 # -- one sparse operand -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DenseTerm:
-    """A dense operand, or the product of several."""
-
-    letters: Names
-    members: Ints
+Term = Ints
+"""A dense operand, or the product of several: their numbers, ascending."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +51,12 @@ class State:
 
     sparse: Names
     dense: frozenset[str]
-    terms: tuple[DenseTerm, ...]
+    terms: tuple[Term, ...]
 
 
-@dataclass(frozen=True)
-class Edge:
-    """A contraction.
-
-    Attributes:
-        taken: the dense terms that take part.
-        after: the state that follows; None at the end.
-        kind: ``pass`` over the nonzeros, ``product`` of two dense terms, or ``dense`` from here on.
-    """
-
-    taken: tuple[DenseTerm, ...]
-    after: State | None
-    kind: str
-
-
+Edge = tuple[str, tuple[Term, ...], State | None]
+"""A contraction: a ``pass`` over the nonzeros, the ``product`` of two dense terms, or ``dense`` from here on; the dense
+terms that take part; and the state that follows, None at the end."""
 Steps = Sequence[tuple[State, Edge]]
 """Contractions, and what was left before each."""
 
@@ -106,28 +91,28 @@ class Search:
         (self.position,) = e.sparse
         letters = e.inputs[self.position]
         self.modes = {c: mode for mode, c in enumerate(letters[: self.sparse_order])}
-        terms = tuple([DenseTerm(e.inputs[p], (p,)) for p in e.dense])
-        self.root = State(letters[: self.sparse_order], frozenset(letters[self.sparse_order :]), terms)
+        self.letters: dict[Term, Names] = {(p,): e.inputs[p] for p in e.dense}
+        self.root = State(letters[: self.sparse_order], frozenset(letters[self.sparse_order :]), tuple(self.letters))
 
     # -- edges ------------------------------------------------------------------------------------------------------
     def edges(self, s: State) -> Iterator[Edge]:
         """Yield the contractions possible next, final ones first."""
         output = set(self.bound.einsum.output)
         if not self.sparse_result and (s is self.root or s.sparse != self.root.sparse):
-            yield Edge(s.terms, None, "dense")
+            yield "dense", s.terms, None
         if not s.sparse:
             return
         # fibers that fill their space are a dense tensor: fused products of their rows take many times their price
         if s is self.root or self.sparse_result or 2 * self._count(s.sparse) < self._size(s.sparse):
-            yield Edge(s.terms, None, "pass")
+            yield "pass", s.terms, None
             for size in range(1, len(s.terms)):
                 for group in combinations(s.terms, size):
                     rest = outside(s.terms, group)
-                    needed = output.union(*[t.letters for t in rest])
+                    needed = output.union(*self._letters(rest))
                     kept = among(s.sparse, needed)
                     if kept != s.sparse:
-                        width = s.dense.union(*[t.letters for t in group]).difference(s.sparse) & needed
-                        yield Edge(group, State(kept, width, rest), "pass")
+                        width = s.dense.union(*self._letters(group)).difference(s.sparse) & needed
+                        yield "pass", group, State(kept, width, rest)
         if s.sparse == self.root.sparse:
             yield from self._products(s, output)
 
@@ -135,16 +120,18 @@ class Search:
         """Yield products of two dense terms that share a letter, or have few rows."""
         for pair in combinations(s.terms, 2):
             rest = outside(s.terms, pair)
-            needed = output.union(s.sparse, s.dense, *[t.letters for t in rest])
-            a, b = pair
-            letters = sorted(among(dict.fromkeys((*a.letters, *b.letters)), needed), key=lambda c: c not in s.sparse)
+            needed = output.union(s.sparse, s.dense, *self._letters(rest))
+            a, b = self._letters(pair)
+            letters = sorted(among(dict.fromkeys((*a, *b)), needed), key=lambda c: c not in s.sparse)
             rows, elements = self._size(among(letters, s.sparse)), self._size(letters)
-            small = (
-                len(a.members + b.members) == 2 and rows <= self.nnz / 2 and elements <= self.constants["path_outer"]
-            )
-            if small or set(a.letters) & set(b.letters):
-                product_term = DenseTerm(tuple(letters), tuple(sorted(a.members + b.members)))
-                yield Edge(pair, State(s.sparse, s.dense, (*rest, product_term)), "product")
+            product = tuple(sorted(itertools.chain(*pair)))
+            small = len(product) == 2 and rows <= self.nnz / 2 and elements <= self.constants["path_outer"]
+            if small or set(a) & set(b):
+                self.letters[product] = tuple(letters)
+                yield "product", pair, State(s.sparse, s.dense, (*rest, product))
+
+    def _letters(self, terms: Iterable[Term]) -> list[Names]:
+        return [self.letters[term] for term in terms]
 
     # -- prices -----------------------------------------------------------------------------------------------------
     def _size(self, letters: Iterable[str]) -> int:
@@ -155,18 +142,18 @@ class Search:
 
     def price(self, s: State, edge: Edge, most: float) -> float:
         """Seconds of a contraction; infinity where it takes too much memory, or is known early to take `most`."""
-        constants = self.constants
-        if edge.kind == "product":
-            assert edge.after is not None
-            out = edge.after.terms[-1].letters
-            every = {c for t in edge.taken for c in t.letters}
+        constants, (kind, taken, after) = self.constants, edge
+        if kind == "product":
+            assert after is not None
+            out = self.letters[after.terms[-1]]
+            every = set[str]().union(*self._letters(taken))
             rate = constants["path_multiply"] if every.difference(out) else constants["path_outer_product"]
             moved = self.itemsize * self._size(out)
             seconds = constants["path_call"] + max(self._wide(rate) * self._size(every), constants["path_byte"] * moved)
             return seconds if moved <= self.limit else inf
-        if edge.kind == "dense":
+        if kind == "dense":
             return self._dense(s, most)
-        return self._pass(s, edge, most)
+        return self._pass(s, self._letters(taken), after, most)
 
     def _wide(self, rate: float) -> float:
         """Scale a rate of float32 by the operands' item size."""
@@ -176,16 +163,15 @@ class Search:
         """Return the extra seconds of a large new tensor, for the pages that the system hands out."""
         return nbytes * self.constants["path_fresh"] if nbytes >= self.constants["path_large"] else 0.0
 
-    def _pass(self, s: State, edge: Edge, most: float) -> float:
+    def _pass(self, s: State, taken: Sequence[Names], after: State | None, most: float) -> float:
         constants = self.constants
         nnz = self._count(s.sparse)
-        after = edge.after
         if constants["path_sparse_call"] + nnz * constants["path_row"] >= most:
             return inf  # whatever else is counted
         output = self.bound.einsum.output
         out = {*output} if after is None else {*after.sparse, *after.dense}
         kept = among(s.sparse, out)
-        terms = [frozenset(t.letters) for t in edge.taken]
+        terms = list(map(frozenset, taken))
         dense_letters = [t.difference(s.sparse) for t in terms]
         runs, width = self._count(kept), self._size(out.difference(s.sparse))
         nbytes = self.itemsize * (self._size(out) if after is None and not self.sparse_result else runs * width)
@@ -207,13 +193,12 @@ class Search:
             rows = self._count(tuple([c for c in s.sparse if c != leaf]))
             summed = frozenset[str]().union(*first)
             seconds = min(seconds, self._level(nnz, rows, s.dense, first) + self._level(rows, runs, summed, last))
-        return base + seconds * (constants["path_fused"] if after is None and self._outer(edge.taken, s.dense) else 1.0)
+        return base + seconds * (constants["path_fused"] if after is None and self._outer(terms, s.dense) else 1.0)
 
-    def _outer(self, terms: Iterable[DenseTerm], values: frozenset[str]) -> bool:
+    def _outer(self, terms: Iterable[frozenset[str]], values: frozenset[str]) -> bool:
         """Return True if a row of the result has more elements than a row of any operand: it is an outer product."""
         width = self._size({*self.bound.einsum.output}.difference(self.modes))
-        dense_letters = [frozenset(t.letters).difference(self.modes) for t in terms]
-        return width > max(map(self._size, [values, *dense_letters]))
+        return width > max(map(self._size, [values, *[t.difference(self.modes) for t in terms]]))
 
     def _level(self, rows: int, runs: int, values: frozenset[str], tables: Sequence[frozenset[str]]) -> float:
         """Seconds of rows of values times rows of tables, summed over runs."""
@@ -251,7 +236,7 @@ class Search:
             return self._rests[s]
         import opt_einsum  # few einsums are searched
 
-        constants, texts = self.constants, ["".join(t.letters) for t in s.terms]
+        constants, texts = self.constants, list(map("".join, self._letters(s.terms)))
         texts.append("".join((*s.sparse, *sorted(s.dense))))
         shapes = [self.bound.extents(text) for text in texts]
         equation = f"{','.join(texts)}->{''.join(self.bound.einsum.output)}"
@@ -274,26 +259,30 @@ class Search:
 
     # -- the search -------------------------------------------------------------------------------------------------
     def picked(
-        self, asked: bool, seconds: float | None = None, planned: Callable[[Edge], float] | None = None
+        self,
+        asked: bool,
+        seconds: float | None = None,
+        planned: Callable[[Sequence[Names], State | None], float] | None = None,
     ) -> tuple[str, Order] | None:
         """Return why an einsum is contracted in steps, and their order; None where one contraction is about as fast.
 
         Args:
             asked: True if steps are asked for, whatever they take.
             seconds: of the best plan of one contraction; None where it is priced as steps are.
-            planned: gives the seconds of the best plan of a pass over the operand's own nonzeros, which takes the place
-                of the price that the search began with.
+            planned: gives the seconds of the best plan of a pass over the operand's own nonzeros, of the letters of its
+                dense terms and the state after it; they take the place of the price that the search began with.
         """
-        one = self.price(self.root, Edge(self.root.terms, None, "pass"), inf) if seconds is None else seconds
+        one = self.price(self.root, ("pass", self.root.terms, None), inf) if seconds is None else seconds
         skip = ("pass",) if seconds is None and not asked else ("pass", "dense")
         most = inf if asked else one / self.constants["path_apart"]
         best_path = self.best(most, skip)
         if best_path is None:
             return None
         seconds, steps = best_path
-        first = next((step for step in steps if step[1].kind == "pass"), None)
+        first = next((step for step in steps if step[1][0] == "pass"), None)
         if planned and first:
-            seconds += planned(first[1]) - self.price(*first, inf)
+            _, taken, after = first[1]
+            seconds += planned(self._letters(taken), after) - self.price(*first, inf)
         launched = self._launched(steps)
         if seconds >= most or (launched >= one and not asked):
             return None
@@ -317,16 +306,17 @@ class Search:
                 continue
             done.add(s)
             for edge in self.edges(s):
-                if s is self.root and edge.after is None and edge.kind in skip:
+                kind, _, after = edge
+                if s is self.root and after is None and kind in skip:
                     continue
                 total = seconds + self.price(s, edge, most - seconds)
                 if total >= most:
                     continue
-                if edge.after is None:
+                if after is None:
                     most, last = total, (s, edge)
-                elif total < reached.get(edge.after, inf):
-                    reached[edge.after], before[edge.after] = total, (s, edge)
-                    heapq.heappush(waiting, (total, next(number), edge.after))
+                elif total < reached.get(after, inf):
+                    reached[after], before[after] = total, (s, edge)
+                    heapq.heappush(waiting, (total, next(number), after))
         if last is None:
             return None
         steps = [last]
@@ -336,9 +326,11 @@ class Search:
 
     def _launched(self, steps: Steps) -> float:
         """Return the seconds at which the steps are launched; a GPU is not waited for."""
-        passes = sum(edge.kind == "pass" for _, edge in steps)
-        calls = sum(len(self._rest(s)[0]) + bool(s.sparse) for s, edge in steps if edge.kind == "dense")
-        calls += sum(edge.kind == "product" for _, edge in steps)
+        kinds = [kind for _, (kind, *_) in steps]
+        passes, calls = kinds.count("pass"), kinds.count("product")
+        if kinds[-1] == "dense":
+            rest = steps[-1][0]
+            calls += len(self._rest(rest)[0]) + bool(rest.sparse)
         return passes * self.constants["path_host"] + calls * self.constants["path_call_host"]
 
     def _order(self, steps: Steps) -> Order:
@@ -351,16 +343,15 @@ class Search:
             order.append(tuple(sorted(map(left.index, taken))))
             left[:] = [*outside(left, taken), result]
 
-        for s, edge in steps:
-            members = [t.members for t in edge.taken]
-            result = tuple(sorted(itertools.chain(*members, () if edge.kind == "product" else sparse)))
-            if edge.kind == "dense":
+        for s, (kind, taken, _) in steps:
+            result = tuple(sorted(itertools.chain(*taken, () if kind == "product" else sparse)))
+            if kind == "dense":
                 if s.sparse:
                     contract([sparse], sparse)
                 order += self._rest(s)[0]
             else:
-                contract(members if edge.kind == "product" else [*members, sparse], result)
-                sparse = sparse if edge.kind == "product" else result
+                contract(taken if kind == "product" else [*taken, sparse], result)
+                sparse = sparse if kind == "product" else result
         return tuple(order)
 
 
@@ -385,22 +376,8 @@ MOST_EXHAUSTIVE = 9
 """Operands up to which every order is tried: 3**9 splits."""
 
 
-@dataclass(frozen=True)
-class _Estimate:
-    """An operand, or a product of some, as it is expected to be; counts are logarithms, as sizes may pass any float.
-
-    Attributes:
-        tasks: of the contraction that makes it.
-        cost: the tasks, no logarithm, of all contractions that lead to it.
-        pairs: these contractions, in order.
-    """
-
-    members: Ints
-    letters: frozenset[str]
-    nonzeros: float
-    tasks: float = 0.0
-    cost: float = 0.0
-    pairs: tuple[tuple[Ints, Ints], ...] = ()
+Tree = Any
+"""The number of an operand, or a pair of trees that are contracted with one another."""
 
 
 def sparse_order(
@@ -411,41 +388,59 @@ def sparse_order(
     A task is a product of two nonzeros. The order is the best of all for few operands, chosen pair by pair for many.
     """
     letters, logs = [frozenset(t) for t in inputs], {c: log(max(1, n)) for c, n in sizes.items()}
-    terms = [_Estimate((n,), t, log(max(1, count))) for n, (t, count) in enumerate(zip(letters, nonzeros, strict=True))]
 
     @cache
-    def kept(members: Ints) -> frozenset[str]:
-        """Names of some operands that the output or another operand has too."""
-        read = frozenset(output).union(*[t for n, t in enumerate(letters) if n not in members])
-        return read & frozenset().union(*[letters[n] for n in members])
-
-    def contracted(a: _Estimate, b: _Estimate) -> _Estimate:
-        members = tuple(sorted(a.members + b.members))
-        tasks = a.nonzeros + b.nonzeros - sum(logs[c] for c in a.letters & b.letters)
-        span = sum(logs[c] for c in kept(members))
-        # positions * (1 - exp(-tasks / positions))
-        hits = span
-        if tasks - span < -30:
-            hits = tasks
-        elif tasks - span < 30:
-            hits += log1p(-exp(-exp(tasks - span)))
-        cost, pairs = a.cost + b.cost + exp(min(tasks, 700.0)), (*a.pairs, *b.pairs, (a.members, b.members))
-        return _Estimate(members, kept(members), max(0.0, hits), tasks, cost, pairs)
+    def members(tree: Tree) -> Ints:
+        return (tree,) if isinstance(tree, int) else tuple(sorted(members(tree[0]) + members(tree[1])))
 
     @cache
-    def best(members: Ints) -> _Estimate:
-        first, *rest = members
+    def kept(tree: Tree) -> frozenset[str]:
+        """Names of a tree's operands that the output or another operand has too."""
+        own = members(tree)
+        read = frozenset(output).union(*[t for n, t in enumerate(letters) if n not in own])
+        return read & frozenset().union(*[letters[n] for n in own])
+
+    # Counts are logarithms, as sizes may pass any float.
+    @cache
+    def tasks(tree: Tree) -> float:
+        a, b = tree
+        return found(a) + found(b) - sum(logs[c] for c in kept(a) & kept(b))
+
+    @cache
+    def found(tree: Tree) -> float:
+        """Nonzeros expected: positions * (1 - exp(-tasks / positions))."""
+        if isinstance(tree, int):
+            return log(max(1, nonzeros[tree]))
+        span = sum(logs[c] for c in kept(tree))
+        full = tasks(tree) - span
+        return max(0.0, span + (full if full < -30 else log1p(-exp(-exp(full))) if full < 30 else 0.0))
+
+    @cache
+    def cost(tree: Tree) -> float:
+        """The tasks, no logarithm, of all contractions."""
+        return 0.0 if isinstance(tree, int) else cost(tree[0]) + cost(tree[1]) + exp(min(tasks(tree), 700.0))
+
+    @cache
+    def best(first: int, *rest: int) -> Tree:
         if not rest:
-            return terms[first]
+            return first
         lefts = [(first, *some) for size in range(len(rest)) for some in combinations(rest, size)]
-        rights = [outside(rest, left) for left in lefts]
-        return min(map(contracted, map(best, lefts), map(best, rights)), key=lambda product: product.cost)
+        return min([(best(*left), best(*outside(rest, left))) for left in lefts], key=cost)
 
-    left, path = terms, list[Ints]()
-    pairs = iter(best(tuple(range(len(terms)))).pairs) if len(terms) <= MOST_EXHAUSTIVE else None
-    while len(left) > 1:
-        every = combinations(left, 2)
-        a, b = map(best, next(pairs)) if pairs else min(every, key=lambda pair: contracted(*pair).tasks)
-        path.append(tuple(sorted((left.index(a), left.index(b)))))
-        left = [*outside(left, (a, b)), contracted(a, b)]
+    trees: list[Tree] = [*range(len(letters))]
+    if len(trees) <= MOST_EXHAUSTIVE:
+        trees = [best(*trees)]
+    while len(trees) > 1:
+        pair = min(combinations(trees, 2), key=tasks)
+        trees = [*outside(trees, pair), pair]
+    left, path = [*range(len(letters))], list[Ints]()
+
+    def contract(tree: Tree) -> None:
+        if not isinstance(tree, int):
+            contract(tree[0])
+            contract(tree[1])
+            path.append(tuple(sorted(map(left.index, tree))))
+            left[:] = [*outside(left, tree), tree]
+
+    contract(trees[0])
     return path

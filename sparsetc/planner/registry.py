@@ -1,7 +1,7 @@
 """The registry of formats and plans by name, the package's and users', and the choice of a plan for an einsum.
 
 In: a class, a `Method`, or a function from a `Problem` and counts to a `Candidate`, None where it does not apply; and
-what a user asks for. Out: an entry of `FORMATS`, `PLANS` or `JOINS`; and a `Choice`, with what every plan that was
+what a user asks for. Out: an entry of `FORMATS` or `PLANS`; and a `Choice`, with what every plan that was
 considered was expected to take, for `explain`.
 """
 
@@ -16,10 +16,9 @@ from math import log2
 from typing import Any, TypeVar, overload
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.ir.plan import DENSE, ONE_PASS, PREFERRED, STEPS, Plan, requested, verify
+from sparsetc.ir.plan import DENSE, JOINS, ONE_PASS, PREFERRED, STEPS, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
-from sparsetc.planner.candidate import Best, Candidate, Choice, choice_of
-from sparsetc.planner.pricing import orderly, suited, with_rounded
+from sparsetc.planner.pricing import Best, Candidate, Choice, choice_of, orderly, suited, with_rounded
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import Lru
 from sparsetc.support.checks import check_free, check_identifier, check_label
@@ -88,8 +87,6 @@ class Method:
 
 PLANS: dict[str, Method] = {}
 """The plans of one sparse operand by name, in the order in which they are considered."""
-JOINS: dict[str, Any] = {}
-"""The classes that run a join of two sparse operands, likewise; each has `estimates` and `requested` as a `Method`."""
 
 
 def add_plans(*methods: Method) -> None:

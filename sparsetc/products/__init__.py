@@ -1,7 +1,7 @@
 """Values of a join: the products of what meets, added up by entry of the result, in one of four ways.
 
 In: a `Join`, a request for a plan. Out: programs that take both operands' values. `contraction/pair.py` makes a
-contraction of them. Importing this package registers the ways::
+contraction of them, by `WAYS`::
 
     problem.py       what a way is chosen by, and what each has to say
     tasks.py         tasks made, grouped by the entry of the result they add to, and as a sparse operand of ones
@@ -11,11 +11,12 @@ contraction of them. Importing this package registers the ways::
     hybrid.py        blocks of x by how many nonzeros they hold, the rest by tasks
 """
 
-from sparsetc.planner.registry import JOINS
+from sparsetc.ir.plan import JOINS
 from sparsetc.products.blocks import BlockPath
 from sparsetc.products.dense import DensePath
 from sparsetc.products.hybrid import HybridPath
+from sparsetc.products.problem import JoinPath
 from sparsetc.products.scalar import TaskSums
 
-# From the one with the fewest launches on, as they are considered.
-JOINS.update({way.name: way for way in (TaskSums, DensePath, BlockPath, HybridPath)})
+WAYS: dict[str, type[JoinPath]] = dict(zip(JOINS, (TaskSums, DensePath, BlockPath, HybridPath), strict=True))
+"""The ways by the names of their plans, in the order in which they are considered: fewest launches first."""

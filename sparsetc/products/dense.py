@@ -140,9 +140,6 @@ class DensePath(JoinPath):
             self.at = places
         return places
 
-    def halves(self, x: Tensor, y: Tensor) -> SplitOperands | None:
-        """No halves: torch multiplies values as they are."""
-
     def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
         """Scatter, multiply, gather."""
         m = self.join

@@ -3,7 +3,7 @@
 In: a `Join`, an einsum, the types, the settings, and a request for a plan, whose options say the sides of blocks and
 how these are stored. Out: `JoinProblem`: what a way is chosen by, and made of. Forms of the operands that take counting
 or sorting are made when they are first asked for. `plan_bcb` is a request for blocks. A way is a class, which
-`JOINS` has by its name.
+`products.WAYS` has by its name.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
 from sparsetc.backends import Backend
+from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.device.profile import DeviceProfile, profile_of
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Einsum
-from sparsetc.ir.plan import SIDE, Part, Plan, check_threshold, requested
+from sparsetc.ir.plan import JOINS, SIDE, Part, Plan, check_threshold, requested
 from sparsetc.join.blocking import Blocking
 from sparsetc.join.join import Join
 from sparsetc.join.order import TASK_BYTES
 from sparsetc.options import Options
 from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate
-from sparsetc.planner.registry import JOINS
+from sparsetc.planner.pricing import Candidate
 from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Names, cached_property
 from sparsetc.support.checks import check_memory
@@ -223,10 +224,6 @@ Terms = dict[str, float]
 class JoinPath(Inspectable):
     """One way to contract two sparse operands, to the values of a result whose pattern it finds.
 
-    One that is made, of a problem and a plan, finds `places` once, (nnz,) ascending, then takes any number of calls of
-    `run`, with the values of both operands' entries. `sizes` and `nbytes` are what it reads, and what it keeps for
-    later calls.
-
     Attributes:
         name: of its plans.
         launches: calls of torch that it takes, each of the profile's `call` seconds.
@@ -238,6 +235,31 @@ class JoinPath(Inspectable):
     launches: ClassVar[int]
     first: ClassVar[int] = 0
     alone: ClassVar[bool] = True
+
+    def __init__(self, p: JoinProblem, plan: Plan) -> None:
+        raise NotImplementedError
+
+    def places(self) -> Tensor:
+        """Find the result's places, (nnz,) ascending, which `run` takes for granted."""
+        raise NotImplementedError
+
+    def halves(self, x: Tensor, y: Tensor) -> SplitOperands | None:
+        """Return the values of all entries in halves; None where they are multiplied as they are."""
+        return None
+
+    def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
+        """Return the result's values by place, (nnz,), from those of both operands' entries, or from their halves."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> Sizes:
+        """Return what it reads."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it keeps for later calls."""
+        raise NotImplementedError
 
     @classmethod
     def plan_of(cls, p: JoinProblem) -> Plan:

@@ -24,6 +24,7 @@ from torch import Tensor
 from sparsetc.backends import TRITON
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.programs import Programs
+from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.axes import LANE
@@ -34,7 +35,7 @@ from sparsetc.join import loops
 from sparsetc.join.order import TASK_BYTES
 from sparsetc.packing.base import Packed, pack
 from sparsetc.planner.bounds import Best
-from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.pricing import Candidate
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.products.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
@@ -256,7 +257,7 @@ class TaskSums(JoinPath):
         """(nnz,) the distinct places of all tasks: expand, sort, compress."""
         return self.tasks.places()
 
-    def run(self, x: Tensor, y: Tensor) -> Tensor:
+    def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
         """Multiply and add up, task by task."""
         return self.product("z", x, y)
 

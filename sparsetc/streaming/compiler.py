@@ -30,7 +30,6 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options
 from sparsetc.packing.base import get_format
 from sparsetc.planner.registry import choose
-from sparsetc.support.checks import Record
 from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -39,7 +38,7 @@ Nonzeros = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Variant(Record):
+class Variant:
     """The programs that several chunks share.
 
     Attributes:

@@ -31,7 +31,6 @@ from sparsetc.streaming.compiler import Compiler, Variant
 from sparsetc.streaming.cutting import NAMES, Chunk, StoredPart, StreamCut
 from sparsetc.streaming.store import MALFORMED, ChunkFile, Put, writing
 from sparsetc.support import FilePath, Ints, Names, outside
-from sparsetc.support.checks import Record
 from sparsetc.tensor.coords import check_range, checked_shape, is_coalesced
 from sparsetc.tensor.dtypes import NAMED
 from sparsetc.tuning.record import as_data, plan_of
@@ -42,7 +41,7 @@ ROWS = "rows"
 
 
 @dataclass(frozen=True)
-class Recipe(Record):
+class Recipe:
     """The full description of a stream: everything that chunks and programs depend on beside the nonzeros.
 
     Attributes:
@@ -62,7 +61,7 @@ class Recipe(Record):
 
 
 @dataclass(frozen=True)
-class Contents(Record):
+class Contents:
     """The metadata of a file of chunks.
 
     Attributes:

@@ -24,7 +24,6 @@ from sparsetc.io.parquet import PackedFile
 from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant
 from sparsetc.streaming.store import Put, host_bytes
 from sparsetc.support import NamedInts, cached_property
-from sparsetc.support.checks import Record
 from sparsetc.support.entry import At
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.dtypes import resolved
@@ -146,7 +145,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class StoredPart(Record):
+class StoredPart:
     """The arrays of a part of a chunk.
 
     Attributes:
@@ -159,7 +158,7 @@ class StoredPart(Record):
 
 
 @dataclass(frozen=True)
-class Chunk(Record):
+class Chunk:
     """Some of the nonzeros of a tensor, packed into one buffer.
 
     Attributes:

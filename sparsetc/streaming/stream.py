@@ -227,7 +227,7 @@ class Stream:
         rows, output = fitted(rows, self._dtype, f'the result of "{self.equation}"'), self._output
         if self._pattern is not None:
             if self._pattern.device != rows.device:  # kept there, so that results share it
-                self._pattern = self._pattern.like(self._pattern.coords.to(rows.device), True)
+                self._pattern = self._pattern.like(self._pattern.coords.to(rows.device))
                 self._elements = None if self._elements is None else self._elements.to(rows.device)
             values = rows if self._elements is None else rows.reshape(-1).index_select(0, self._elements)
             result = SparseTensor._make(self._pattern, values)

@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
 from inspect import Parameter, isfunction, signature, unwrap
@@ -183,17 +183,13 @@ LONGEST = 60
 Made = TypeVar("Made")
 
 
-class Record:
-    """A dataclass of numbers, texts, other records and tuples of them, which is pickled as its fields."""
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The fields by name; not ``__dict__``, to which another thread may be adding a cached property."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+def state_of(record: Any) -> dict[str, Any]:
+    """Return the fields by name; not ``__dict__``, to which another thread may be adding a cached property."""
+    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def from_state(record: type[Made], state: dict[str, Any]) -> Made:
-    """Return a `Record` with the fields of a file. Raise `FormatError` unless all are known and of their types."""
+    """Return a record, which is a dataclass, with the fields of a file; `FormatError` unless all are of their types."""
     try:
         signature(record).bind(**state)
         fault = "" if plain(state.values()) else "it holds more than numbers and texts"
@@ -212,8 +208,8 @@ def from_state(record: type[Made], state: dict[str, Any]) -> Made:
 def plain(values: Iterable[object]) -> bool:
     """True if all values are numbers, texts, None, records, or tuples or lists of such."""
     for value in values:
-        if isinstance(value, Record):
-            value = tuple(value.state.values())
+        if is_dataclass(value):
+            value = tuple(state_of(value).values())
         if not (plain(value) if isinstance(value, tuple | list) else isinstance(value, int | float | str | None)):
             return False
     return True

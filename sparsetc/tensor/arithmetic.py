@@ -11,13 +11,14 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 from numbers import Number
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.support import later
 from sparsetc.tensor.attributes import Attributes, Sparse
 from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.dtypes import exactly
@@ -33,6 +34,8 @@ from sparsetc.tensor.elementwise import (
     product,
     signed_sum,
 )
+
+einsum = later("api", "einsum")
 
 
 def _operator(function: Callable[..., Any], *settings: Any) -> Callable[[Sparse, Any], Sparse]:
@@ -58,9 +61,6 @@ class Arithmetic(Attributes):
     """
 
     __slots__ = ()
-    _einsum_of: ClassVar[Callable[..., Any]]
-    _compile_of: ClassVar[Callable[..., Any]]
-    """`sparsetc.einsum` and `compile`, which stand levels above and are put here by their module."""
 
     # -- of entries alone -----------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Arithmetic(Attributes):
             tensor([2.7183, 2.7183])
         """
         x = self.coalesce()
-        blocks, values = x._pattern._blocks, x._values
+        blocks, values = x._pattern.blocks, x._values
         masks = x._pattern._once("inside", lambda: blocks.masks(x._pattern.coords)) if blocks and blocks.ragged else ()
         result = function(inside_only(values, masks, 1))  # past the end nothing is infinite, nor a gradient
         if not isinstance(result, Tensor) or result.shape != values.shape:
@@ -212,4 +212,4 @@ def matmul(left: Any, right: Any) -> Any:
     first = (batch[len(batch) - a + 2 :] + "ij") if a > 1 else "j"
     second = (batch[len(batch) - b + 2 :] + "jk") if b > 1 else "j"
     result = batch + ("i" if a > 1 else "") + ("k" if b > 1 else "")
-    return Arithmetic._einsum_of(f"{first},{second}->{result}", left, right)
+    return einsum(f"{first},{second}->{result}", left, right)

@@ -36,7 +36,7 @@ OF_VALUES = """
 def merged(pattern: Pattern) -> tuple[Pattern, Merge | None]:
     """Return the coalesced pattern, and how values follow; made once."""
     coords, merge = coalesced(pattern.coords, pattern.shape)
-    return pattern.like(coords, True), merge
+    return pattern.like(coords), merge
 
 
 class Attributes:
@@ -110,16 +110,16 @@ class Attributes:
         unsorted = self._unsorted
         if unsorted is not None:
             return unsorted.reading.sizes
-        blocks = self._pattern._blocks
+        blocks = self._pattern.blocks
         if blocks is not None:
             return blocks.shape + tuple(self._values.shape[1 + len(blocks.shape) :])
-        shape = self._pattern._shape
+        shape = self._pattern.shape
         return shape if self._values.ndim == 1 else shape + tuple(self._values.shape[1:])
 
     @property
     def blocksize(self) -> tuple[int, ...]:
         """The side of blocks along each sparse mode; empty for a tensor of single nonzeros."""
-        blocks = self._pattern._blocks
+        blocks = self._pattern.blocks
         return () if blocks is None else blocks.sides
 
     @property
@@ -166,12 +166,12 @@ class Attributes:
     @property
     def is_coalesced(self) -> bool:
         """True if the nonzeros are known to be lexicographically sorted and unique."""
-        return self._pattern._coalesced
+        return self._pattern.is_coalesced
 
     @property
     def density(self) -> float:
         """The number of stored nonzeros or blocks over the number of possible positions; 0 for an empty shape."""
-        positions = prod(self._pattern._shape)
+        positions = prod(self._pattern.shape)
         return self.nnz / positions if positions else 0.0
 
     def coalesce(self) -> Self:
@@ -353,7 +353,7 @@ class Attributes:
         y = other.to(self._values, non_blocking=non_blocking)
         old, new = self._pattern, y._pattern
         named = new.labels is not old.labels and (new.labels or old.labels)
-        alike = new is old or (not named and new._blocks == old._blocks and torch.equal(new.coords, old.coords))
+        alike = new is old or (not named and new.blocks == old.blocks and torch.equal(new.coords, old.coords))
         if alike and y._values.shape == self._values.shape:
             self._values.copy_(y._values)
         else:
@@ -368,7 +368,7 @@ class Attributes:
 
     def pin_memory(self) -> Self:
         """Return the tensor with coordinates and values in pinned memory, from which a GPU copies directly."""
-        pattern = self._pattern.like(self._pattern.coords.pin_memory(), self._pattern._coalesced)
+        pattern = self._pattern.like(self._pattern.coords.pin_memory(), self._pattern.is_coalesced)
         return self._make(pattern, self._values.pin_memory())
 
 

@@ -106,7 +106,8 @@ class Blocks:
         """Cut values (n, *sides, *dense sizes) to (m, *smaller sides, *dense sizes), as `cut` says; differentiable."""
         if source is None:
             return values
-        times, order, dense = self._times(sides), len(sides), values.shape[1 + len(sides) :]
+        times, order = self._times(sides), len(sides)
+        dense = values.shape[1 + order :]
         pairs = [n for pair in zip(times, sides, strict=True) for n in pair]
         parts = values.reshape(values.shape[0], *pairs, *dense)
         numbers, positions = range(1, 2 * order, 2), range(2, 2 * order + 1, 2)

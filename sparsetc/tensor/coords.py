@@ -252,8 +252,7 @@ def narrow_runs(rows: Iterable[Tensor], sizes: Sequence[int], like: Tensor) -> t
     Returns:
         (n,) the number of each tuple, int32 where that holds them all; (numbers,) int64, the first that has the number.
     """
-    number, order, fresh = _by_sorting(narrowed(*linear_key(rows, sizes, like)))
-    return torch.empty_like(number).scatter_(0, order, number), order[fresh]
+    return _by_sorting(narrowed(*linear_key(rows, sizes, like)))
 
 
 def lexsort(rows: Iterable[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -300,15 +299,16 @@ def ranked(key: Tensor, spread: int) -> tuple[Tensor, int]:
         marked = torch.zeros(spread, dtype=torch.bool, device=key.device).index_fill_(0, key, True)
         number = torch.cumsum(marked, 0, dtype=dtype)
         return number.index_select(0, key).sub_(1), int(number[-1])
-    number, order, _ = _by_sorting(narrowed(key, spread))
-    return torch.empty_like(number).scatter_(0, order, number), int(number[-1]) + 1
+    number, first = _by_sorting(narrowed(key, spread))
+    return number, first.numel()
 
 
-def _by_sorting(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(n,) of keys in order: the number of each, which one it is, and whether it is the first of its number."""
+def _by_sorting(key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (n,) the number of each key, and (numbers,) the first key of each number."""
     order, fresh = sorted_runs([key])
     dtype = torch.int32 if key.numel() <= INT32_MAX else torch.int64
-    return torch.cumsum(fresh, 0, dtype=dtype).sub_(1), order, fresh
+    number = torch.cumsum(fresh, 0, dtype=dtype).sub_(1)
+    return torch.empty_like(number).scatter_(0, order, number), order[fresh]
 
 
 def markable(keys: int, n: int) -> bool:

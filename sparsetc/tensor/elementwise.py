@@ -8,7 +8,7 @@ either their entries are, are kept with the first pattern once the two meet agai
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from numbers import Number
 from typing import Any
 
@@ -26,7 +26,7 @@ from sparsetc.tensor.attributes import is_sparse
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.dtypes import INTEGERS, add_rows, exactly, multiplied
 from sparsetc.tensor.inputs import as_dense
-from sparsetc.tensor.pattern import Later, Pattern, check_labels, followed
+from sparsetc.tensor.pattern import Pattern, check_labels, followed
 
 Function = Callable[..., Tensor]
 """A function of torch, elementwise."""
@@ -103,7 +103,7 @@ def only(x: Any, held: Tensor) -> Any:
     """The entries of a coalesced tensor for which (nnz,) bools hold."""
     kept = held.nonzero()[:, 0]
     whole = kept.numel() == held.numel()
-    pattern = x._pattern if whole else x._pattern.like(x._pattern.coords[:, kept], True)
+    pattern = x._pattern if whole else x._pattern.like(x._pattern.coords[:, kept])
     return x._make(pattern, x._values.index_select(0, kept))
 
 
@@ -226,53 +226,57 @@ def broadcast(first: Ints, second: Ints, name: str) -> Ints:
 # -- where two coalesced patterns of one shape meet -------------------------------------------------------------------
 
 
-def intersection(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
+Met = tuple[Pattern, Entries | None, Entries | None]
+"""A pattern made of two, and the numbers of entries of both; None for all in order."""
+
+
+def _of_two(make: Callable[[Pattern, Pattern], Met]) -> Callable[[Pattern, Pattern], Met]:
+    """Decorate what is made of two patterns: one with itself is itself, and others are kept once they meet again."""
+
+    @wraps(make)
+    def met(x: Pattern, y: Pattern) -> Met:
+        return (x, None, None) if x is y else x._again((make.__name__, y.number), lambda: make(x, y))
+
+    return met
+
+
+@_of_two
+def intersection(x: Pattern, y: Pattern) -> Met:
     """Return the pattern of the common entries, and their numbers in x and in y; None for all in order."""
-    if x is y:
-        return x, None, None
-
-    def made() -> tuple[Pattern, Entries, Entries]:
-        if merge := native(loops.intersection, x.device, x.nnz + y.nnz):
-            left, right = (x.coords.new_empty(min(x.nnz, y.nnz)) for _ in "xy")
-            count = merge(*_ranks(x, y), left, right)
-            left, right = left[:count], right[:count]
-        else:
-            here, there = lookup(x, y)
-            right = there.nonzero()[:, 0]
-            left = here[right]
-        later = Later(partial(torch.index_select, x.coords, 1, left), len(left), x.device)
-        return x.like(later, True), left, right
-
-    return x._again(("meeting", y.number), made)
+    if merge := native(loops.intersection, x.device, x.nnz + y.nnz):
+        left, right = (x.coords.new_empty(min(x.nnz, y.nnz)) for _ in "xy")
+        count = merge(*_ranks(x, y), left, right)
+        left, right = left[:count], right[:count]
+    else:
+        here, there = lookup(x, y)
+        right = there.nonzero()[:, 0]
+        left = here[right]
+    make = partial(torch.index_select, x.coords, 1, left)
+    return x.like(make, later=(len(left), x.device)), left, right
 
 
-def union(x: Pattern, y: Pattern) -> tuple[Pattern, Entries | None, Entries | None]:
+@_of_two
+def union(x: Pattern, y: Pattern) -> Met:
     """Return the pattern of entries of either, and the numbers in it of x's and y's entries (None for all in order)."""
-    if x is y:
-        return x, None, None
+    if merge := native(loops.union, x.device, x.nnz + y.nnz):
+        left, right = x.coords.new_empty(x.nnz), x.coords.new_empty(y.nnz)
+        count = merge(*_ranks(x, y), left, right)
+    else:
+        here, there = lookup(x, y)
+        added = ~there  # an entry comes behind those of x before it, and those of y before it that x has not
+        right = here + added.cumsum(0) - added.to(torch.int64)
+        before = here.new_zeros(x.nnz + 1).index_add_(0, here, added.to(torch.int64)).cumsum(0)
+        left = torch.arange(x.nnz, device=x.device) + before[:-1]
+        count = x.nnz + int(before[-1])
+    rows = [*zip(x.coords, y.coords, strict=True)]
 
-    def made() -> tuple[Pattern, Entries, Entries]:
-        if merge := native(loops.union, x.device, x.nnz + y.nnz):
-            left, right = x.coords.new_empty(x.nnz), x.coords.new_empty(y.nnz)
-            count = merge(*_ranks(x, y), left, right)
-        else:
-            here, there = lookup(x, y)
-            added = ~there  # an entry comes behind those of x before it, and those of y before it that x has not
-            right = here + added.cumsum(0) - added.to(torch.int64)
-            before = here.new_zeros(x.nnz + 1).index_add_(0, here, added.to(torch.int64)).cumsum(0)
-            left = torch.arange(x.nnz, device=x.device) + before[:-1]
-            count = x.nnz + int(before[-1])
-        rows = [*zip(x.coords, y.coords, strict=True)]
+    def make() -> Tensor:
+        coords = left.new_empty(len(rows), count)
+        for row, (of_x, of_y) in zip(coords, rows, strict=True):  # scatter_ along rows is twice as fast
+            row.scatter_(0, right, of_y).scatter_(0, left, of_x)
+        return coords
 
-        def make() -> Tensor:
-            coords = left.new_empty(len(rows), count)
-            for row, (of_x, of_y) in zip(coords, rows, strict=True):  # scatter_ along rows is twice as fast
-                row.scatter_(0, right, of_y).scatter_(0, left, of_x)
-            return coords
-
-        return x.like(Later(make, count, x.device), True), left, right
-
-    return x._again(("union", y.number), made)
+    return x.like(make, later=(count, x.device)), left, right
 
 
 def lookup(x: Pattern, y: Pattern) -> tuple[Entries, Tensor]:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support import Ints, later
-from sparsetc.tensor.arithmetic import Arithmetic, matmul
+from sparsetc.tensor.arithmetic import einsum, matmul
 from sparsetc.tensor.attributes import IN_PLACE, is_sparse
 from sparsetc.tensor.elementwise import attempted, elementwise, is_strided
 from sparsetc.tensor.inputs import as_dense
@@ -67,7 +67,15 @@ def of_numpy(x: Any, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if function not in (getattr(np, name, None), np.linalg.norm) or name not in ARRAY_FUNCTIONS:
         raise DtypeError(f"numpy's {name} takes no SparseTensor: call .to_dense().numpy(), or compute with .values")
     args = [as_dense(operand, f"numpy's {name}: an operand") for operand in args]
-    return (ARRAY_FUNCTIONS[name] or function._implementation)(*args, **kwargs)
+    implementation = ARRAY_FUNCTIONS[name]
+    if implementation is None:
+        return function._implementation(*args, **kwargs)
+    kwargs = {NUMPYS_NAMES.get(one, one): value for one, value in kwargs.items() if value is not None}
+    if "out" in kwargs:
+        raise DtypeError(f"numpy's {name} of a SparseTensor takes no out=")
+    if "dtype" in kwargs:
+        kwargs["dtype"] = torch.from_numpy(np.empty(0, kwargs["dtype"])).dtype
+    return implementation(*args, **kwargs)
 
 
 def _operator(name: str) -> Callable[[Any, Any], Any]:
@@ -171,20 +179,6 @@ def _mapped(name: str) -> Callable[..., Any]:
     return called
 
 
-def _by_numpys_names(name: str) -> Callable[..., Any]:
-    """Return a function of torch that also takes numpy's names of its arguments."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        kwargs = {NUMPYS_NAMES.get(one, one): value for one, value in kwargs.items() if value is not None}
-        if "out" in kwargs:
-            raise DtypeError(f"numpy's {name} of a SparseTensor takes no out=")
-        if "dtype" in kwargs:
-            kwargs["dtype"] = torch.from_numpy(np.empty(0, kwargs["dtype"])).dtype
-        return FUNCTIONS[name](*args, **kwargs)
-
-    return called
-
-
 def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """``beta * input + alpha * x @ y``; a sparse product with a dense input is dense."""
     if not (is_sparse(x) or is_sparse(y)):
@@ -203,7 +197,7 @@ def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float 
     if not len(input.shape) == len(x.shape) == len(y.shape):
         shapes = ", ".join(str(tuple(operand.shape)) for operand in (input, x, y))
         raise ShapeError(f"sampled_addmm takes three matrices, or three batches of them, found {shapes}")
-    sampled = Arithmetic._einsum_of("...ij,...ik,...kj->...ij", input.map(torch.ones_like), x, y, output="sparse")
+    sampled = einsum("...ij,...ik,...kj->...ij", input.map(torch.ones_like), x, y, output="sparse")
     return sampled * alpha if beta == 0 else input * beta + sampled * alpha
 
 
@@ -217,7 +211,7 @@ def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
             raise ShapeError(f"tensordot: mode {m} of {tuple(x.shape)} and mode {n} of {tuple(y.shape)} differ in size")
         second[n] = first[m]
     kept = [c for c in (*first, *second) if (c in first) != (c in second)]
-    return Arithmetic._einsum_of(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
+    return einsum(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
 
 
 METHODS = """
@@ -295,7 +289,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_sparse_sum": _method("sum"),
     "linear": lambda x, weight, bias=None: matmul(x, weight.T) if bias is None else matmul(x, weight.T) + bias,
     "linalg_vector_norm": lambda x, ord=2, dim=None, keepdim=False: x.norm(ord, dim, keepdim),
-    "einsum": lambda *args: Arithmetic._einsum_of(*args),
+    "einsum": einsum,
 }
 """Implementations of torch's functions for arguments with a SparseTensor among them, by torch's names."""
 UFUNCS: dict[str, Callable[..., Any]] = {
@@ -321,29 +315,30 @@ RENAMED = """
     sum mean prod any all count_nonzero argmax argmin diag diagonal tril triu clip reshape squeeze kron where stack
     concatenate einsum tensordot allclose real imag angle nan_to_num isposinf isneginf
 """.split()  # noqa: SIM905
-"""Functions of numpy that are torch's, but for the names of arguments."""
+"""Functions of numpy that are torch's."""
 ARRAY_FUNCTIONS: dict[str, Callable[..., Any] | None] = {
     **dict.fromkeys(("flip", "shape", "ndim", "fix", "swapaxes")),
-    **{name: _by_numpys_names(name) for name in RENAMED},
-    "size": lambda a, axis=None: a.numel() if axis is None else a.size(axis),
+    **{name: FUNCTIONS[name] for name in RENAMED},
+    "size": lambda a, dim=None: a.numel() if dim is None else a.size(dim),
     "max": _method("amax"),
     "min": _method("amin"),
-    **{name: partial(_by_numpys_names(name), ddof=0) for name in ("var", "std")},
+    **{name: partial(FUNCTIONS[name], correction=0) for name in ("var", "std")},
     "round": lambda a, decimals=0: FUNCTIONS["round"](a, decimals=decimals),
-    "trace": lambda a, offset=0, axis1=0, axis2=1: a.diagonal(offset, axis1, axis2).sum(-1),
-    "transpose": lambda a, axes=None: a.permute(list(axes or range(a.ndim)[::-1])),
-    "roll": lambda a, shift, axis=None: a.roll(shift, axis),
+    "trace": lambda a, offset=0, dim1=0, dim2=1: a.diagonal(offset, dim1, dim2).sum(-1),
+    "transpose": lambda a, dims=None: a.permute(list(dims or range(a.ndim)[::-1])),
+    "roll": lambda a, shift, dim=None: a.roll(shift, dim),
     "moveaxis": _method("movedim"),
-    "expand_dims": lambda a, axis: a.unsqueeze(axis),
+    "expand_dims": _method("unsqueeze"),
     "broadcast_to": _method("expand"),
     "ravel": _method("flatten"),
     "copy": _method("clone"),
     "nonzero": lambda a: tuple(a.nonzero().T),
     "array_equal": FUNCTIONS["equal"],
     "dot": _of_orders((1, 1), (1, 2), (2, 1), (2, 2)),
-    "norm": _by_numpys_names("linalg_norm"),
+    "norm": FUNCTIONS["linalg_norm"],
 }
-"""Functions of numpy that are no ufuncs; None for what numpy itself does by methods and operators of ours."""
+"""Functions of numpy that are no ufuncs, with torch's names of arguments; None for what numpy itself does by methods
+and operators of ours."""
 for _name in ("softmax", "log_softmax"):
     FUNCTIONS[_name].__doc__ = f"Return `sparsetc.{_name}` along a mode: absent elements have no share."
 

@@ -52,7 +52,8 @@ def indexed(x: Any, keys: list[Any]) -> Any:
     copied = first is not keys[0]
     kept: Tensor | None = None  # which of these entries are left, in order; None for all
     rows, shape = list[Tensor](), list[int]()  # of the modes so far, as the result has them
-    index, at, in_order = None, 0, True
+    index, at = None, 0
+    in_order = True
     mode, axis = 0, 1  # the next one, and the next dense one of the values
     for key in (first, *keys[1:]):
         if mode >= x.sparse_order:

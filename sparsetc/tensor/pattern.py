@@ -11,7 +11,6 @@ import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
@@ -36,6 +35,8 @@ P = ParamSpec("P")
 Labels: TypeAlias = dict[str, np.ndarray | None]
 """Names of modes, in order, and of each the names of its indices; None where it has numbers alone."""
 
+Coords: TypeAlias = Tensor | Callable[[], Tensor]
+"""Coordinates, or a function that makes them."""
 KEPT = 128
 """Things kept for one pattern: kernels, packed storages, patterns derived from it. Not measured: four modes, each with
 its kernel and those of two gradients, their storages, and as much again for some ranks."""
@@ -90,15 +91,6 @@ class Uses:
     count = 0
 
 
-@dataclass(frozen=True)
-class Later:
-    """Coordinates that are made when they are first asked for: of products of new patterns few are ever read."""
-
-    make: Callable[[], Tensor]
-    nnz: int
-    device: torch.device
-
-
 def once(make: Callable[Concatenate[Pattern, P], Made]) -> Callable[Concatenate[Pattern, P], Made]:
     """Decorate a function of a pattern: what it makes for the same other arguments is made once, and kept with it."""
     name = make.__qualname__
@@ -121,6 +113,11 @@ class Pattern:
     pickled as its coordinates, in 32 bits if they fit.
 
     Attributes:
+        shape: the sizes of the sparse modes; of a tensor in blocks, the sizes of the grid of blocks.
+        is_coalesced: True if the entries are known to be lexicographically sorted and unique.
+        blocks: the sides of blocks, and the sizes of the modes they lie in; None for single nonzeros.
+        nnz: the number of entries, duplicates included.
+        device: that the coordinates are on.
         labels: names of modes and of indices, empty where there are none.
 
     Examples:
@@ -131,22 +128,24 @@ class Pattern:
 
     __slots__ = (
         "__weakref__",
-        "_blocks",
         "_cache",
-        "_coalesced",
         "_coords",
         "_derived",
-        "_shape",
+        "blocks",
         "counts",
+        "device",
+        "is_coalesced",
         "labels",
+        "nnz",
         "number",
         "ones",
         "results",
+        "shape",
         "uses",
     )
 
     labels: Labels
-    _coords: Tensor | Later
+    _coords: Coords
     _cache: Lru[Hashable, Any] | None
     _derived: Lru[Hashable, weakref.ref[Pattern]]
     counts: dict[Any, Any]  # distinct coordinates and the like, for the planner: a few numbers for each set of modes
@@ -157,33 +156,38 @@ class Pattern:
 
     def __init__(
         self,
-        coords: Tensor | Later,
+        coords: Coords,
         shape: Ints,
         coalesced: bool,
         blocks: Blocks | None = None,
         uses: Uses | None = None,
         labels: Labels | None = None,
+        later: tuple[int, torch.device] | None = None,
     ) -> None:
         """Take int64 contiguous coordinates (order, nnz); in range, and sorted and unique if `coalesced`.
 
-        They are those of blocks where there are any, whose grid `shape` is.
+        They are those of blocks where there are any, whose grid `shape` is. They may be made when they are first asked
+        for, as of products of new patterns few are ever read; `later` has then `nnz` and their device.
         """
-        if isinstance(coords, Tensor) and coords.is_inference():  # which autograd could not save
-            with lasting():
-                coords = coords.clone()
+        if isinstance(coords, Tensor):
+            if coords.is_inference():  # which autograd could not save
+                with lasting():
+                    coords = coords.clone()
+            later = coords.shape[1], coords.device
+        assert later is not None
+        self.nnz, self.device = later
         self._coords = coords
-        self._shape = shape
-        self._coalesced = coalesced
-        self._blocks = blocks
+        self.shape = shape
+        self.is_coalesced = coalesced
+        self.blocks = blocks
         self.counts = {}
         self._cache = None
-        self.number = next(_numbers)
+        self.number = registered(self)
         self.results = {}
         self._derived = Lru(KEPT)
         self.ones = False
         self.uses = uses or Uses()
         self.labels = labels or {}
-        _all[self.number] = self
 
     @property
     def coords(self) -> Tensor:
@@ -192,45 +196,19 @@ class Pattern:
         return coords if isinstance(coords, Tensor) else self._make(coords)
 
     @entry_point
-    def _make(self, later: Later) -> Tensor:
+    def _make(self, make: Callable[[], Tensor]) -> Tensor:
         with lasting():
-            self._coords = later.make()
+            self._coords = make()
         return self._coords
-
-    @property
-    def shape(self) -> Ints:
-        """The sizes of the sparse modes; of a tensor in blocks, the sizes of the grid of blocks."""
-        return self._shape
-
-    @property
-    def blocks(self) -> Blocks | None:
-        """The sides of blocks, and the sizes of the modes they lie in; None for single nonzeros."""
-        return self._blocks
 
     @property
     def order(self) -> int:
         """The number of sparse modes, at least 1."""
-        return len(self._shape)
-
-    @property
-    def nnz(self) -> int:
-        """The number of entries, duplicates included."""
-        coords = self._coords
-        return coords.shape[1] if isinstance(coords, Tensor) else coords.nnz
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the coordinates."""
-        return self._coords.device
-
-    @property
-    def is_coalesced(self) -> bool:
-        """True if the entries are known to be lexicographically sorted and unique."""
-        return self._coalesced
+        return len(self.shape)
 
     def __repr__(self) -> str:
-        blocks = "" if self._blocks is None else f", blocksize={self._blocks.sides}"
-        return f"Pattern(shape={self._shape}, nnz={self.nnz}{blocks}, device={self.device})"
+        blocks = "" if self.blocks is None else f", blocksize={self.blocks.sides}"
+        return f"Pattern(shape={self.shape}, nnz={self.nnz}{blocks}, device={self.device})"
 
     def _repr_html_(self) -> str:
         rows = {"shape": self.shape, "entries": f"{self.nnz:,}", "device": self.device}
@@ -264,8 +242,8 @@ class Pattern:
         used.discard(self)
 
     @staticmethod
-    def numbered(number: int) -> Pattern | None:
-        """Return the live pattern with a number, or None."""
+    def numbered(number: int) -> Any:
+        """Return the live pattern, or mask, with a number, or None."""
         return _all.get(number)
 
     def _once(self, key: Hashable, make: Callable[[], Made]) -> Made:
@@ -276,7 +254,7 @@ class Pattern:
     @property
     def places(self) -> Tensor:
         """(nnz,) int64 the place of each entry in a dense tensor of the pattern's shape; made once."""
-        return self._once("places", lambda: crd.linear_key(self.coords.unbind(), self._shape)[0])
+        return self._once("places", lambda: crd.linear_key(self.coords.unbind(), self.shape)[0])
 
     def _again(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Make something of the coordinates and of another pattern's; keep it if it was made before.
@@ -303,14 +281,14 @@ class Pattern:
     @once
     def _permuted(self, modes: Ints) -> tuple[Pattern, Tensor | None]:
         coords = self.coords[list(modes)]
-        shape = tuple(self._shape[m] for m in modes)
+        shape = tuple(self.shape[m] for m in modes)
         order = None
-        if self._coalesced:
+        if self.is_coalesced:
             order = crd.lexsort(coords, shape)
             coords = coords[:, order]
-        blocks = None if self._blocks is None else self._blocks.permuted(modes)
+        blocks = None if self.blocks is None else self.blocks.permuted(modes)
         labels = self.labels_of(modes)
-        return Pattern(coords.contiguous(), shape, self._coalesced, blocks, labels=labels), order
+        return Pattern(coords.contiguous(), shape, self.is_coalesced, blocks, labels=labels), order
 
     def labels_of(self, modes: Sequence[int]) -> Labels:
         """Return the labels of some modes, in this order; empty if there are none."""
@@ -322,7 +300,7 @@ class Pattern:
 
         Entries are those on the diagonal of a repeated letter, in lexicographic order; duplicates stay.
         """
-        if self._coalesced and len(set(letters)) == len(letters):
+        if self.is_coalesced and len(set(letters)) == len(letters):
             return self, None
         first = tuple(map(letters.index, letters))
         modes = tuple(dict.fromkeys(first))
@@ -331,16 +309,16 @@ class Pattern:
 
     @once
     def _distinct(self, first: Ints, modes: Ints) -> tuple[Pattern | None, Tensor | None]:
-        coords, shape = self.coords, tuple(self._shape[m] for m in modes)
+        coords, shape = self.coords, tuple(self.shape[m] for m in modes)
         entries = crd.on_diagonal(first, coords)
         if entries is not None:
             coords = coords[list(modes)][:, entries]
-        if not self._coalesced:
+        if not self.is_coalesced:
             order = crd.lexsort(coords, shape)
             if entries is None and bool((order[1:] > order[:-1]).all()):
                 return None, None
             coords, entries = coords[:, order], order if entries is None else entries[order]
-        return Pattern(coords.contiguous(), shape, self._coalesced), entries
+        return Pattern(coords.contiguous(), shape, self.is_coalesced), entries
 
     def expanded(self, sizes: Ints) -> Pattern:
         """Return the pattern with dense modes of these sizes as coordinates, made once."""
@@ -348,15 +326,15 @@ class Pattern:
 
     @once
     def _expanded(self, sizes: Ints) -> Pattern:
-        return Pattern(crd.with_dense_modes(self.coords, sizes), self._shape + sizes, self._coalesced)
+        return Pattern(crd.with_dense_modes(self.coords, sizes), self.shape + sizes, self.is_coalesced)
 
     @once
     def cut(self, sides: Ints) -> tuple[Pattern, Tensor | None]:
         """The coordinates of blocks cut into smaller ones, as entries, and the source of `Blocks.cut`; made once."""
-        assert self._blocks is not None
-        coords, source = self._blocks.cut(self.coords, self._coalesced, sides)
+        assert self.blocks is not None
+        coords, source = self.blocks.cut(self.coords, self.is_coalesced, sides)
         labels = self.labels if set(sides) == {1} else None
-        return Pattern(coords, Blocks(sides, self._blocks.shape).grid, self._coalesced, labels=labels), source
+        return Pattern(coords, Blocks(sides, self.blocks.shape).grid, self.is_coalesced, labels=labels), source
 
     def divided(self, sides: Ints) -> Pattern:
         """Return the pattern with each mode that has a side split in two: blocks, and positions within; made once."""
@@ -366,19 +344,18 @@ class Pattern:
     def _divided(self, sides: Ints) -> Pattern:
         rows: list[Tensor] = []
         shape: list[int] = []
-        for row, size, side in zip(self.coords, self._shape, sides, strict=True):
+        for row, size, side in zip(self.coords, self.shape, sides, strict=True):
             rows += [row // side, row % side] if side else [row]
             shape += [-(-size // side), side] if side else [size]
-        return Pattern(torch.stack(rows), tuple(shape), self._coalesced)
+        return Pattern(torch.stack(rows), tuple(shape), self.is_coalesced)
 
-    def like(self, coords: Tensor | Later, coalesced: bool, labels: Labels | None = None) -> Pattern:
+    def like(self, coords: Coords, coalesced: bool = True, later: tuple[int, torch.device] | None = None) -> Pattern:
         """A pattern of the same sizes, in the same blocks, with other coordinates."""
-        labels = self.labels if labels is None else labels
-        return Pattern(coords, self._shape, coalesced, self._blocks, labels=labels)
+        return Pattern(coords, self.shape, coalesced, self.blocks, labels=self.labels, later=later)
 
     def values_shape(self, dense: Sequence[int]) -> Ints:
         """Return the shape of the values of a tensor with these dense modes."""
-        sides = () if self._blocks is None else self._blocks.sides
+        sides = () if self.blocks is None else self.blocks.sides
         return (self.nnz, *sides, *dense)
 
     def known(self, key: Hashable, made: Pattern, others: Sequence[Pattern] = ()) -> Pattern:
@@ -389,7 +366,7 @@ class Pattern:
             made: the pattern.
             others: the others, which the key must not refer to but weakly.
         """
-        key = (key, made._coalesced, *map(weakref.ref, others))
+        key = (key, made.is_coalesced, *map(weakref.ref, others))
         kept = self._derived.get(key)
         same = None if kept is None else kept()
         if same is not None and torch.equal(same.coords, made.coords):
@@ -411,16 +388,23 @@ class Pattern:
 
     def bare(self) -> Pattern:
         """The coordinates with nothing kept: what is kept for a pattern may refer to it."""
-        pattern = self.like(self.coords, self._coalesced)
+        pattern = self.like(self.coords, self.is_coalesced)
         pattern.ones = self.ones
         return pattern
 
 
-_numbers = itertools.count()
+_numbers = itertools.count(1)
 used: weakref.WeakSet[Pattern] = weakref.WeakSet()
 """Patterns that have a cache."""
-_all: weakref.WeakValueDictionary[int, Pattern] = weakref.WeakValueDictionary()
-"""All patterns by number."""
+_all: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""All patterns and masks by number."""
+
+
+def registered(thing: Any) -> int:
+    """Return a number from 1 by which graphs of torch name a pattern or mask as long as it lives."""
+    number = next(_numbers)
+    _all[number] = thing
+    return number
 
 
 def clear_patterns() -> None:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.support import later
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor import coerce, convert, functions, tables
 from sparsetc.tensor.arithmetic import Arithmetic
-from sparsetc.tensor.attributes import IN_PLACE, Sparse, merged
+from sparsetc.tensor.attributes import IN_PLACE, Sparse
+from sparsetc.tensor.coords import numbered
 from sparsetc.tensor.dtypes import dtype_name
 from sparsetc.tensor.picture import SIDE, as_html, binned
 from sparsetc.tensor.reductions import Reductions
@@ -206,11 +208,7 @@ class SparseTensor(Arithmetic, Reductions, Structure):
             >>> stc.SparseTensor([[1, 0, 1]], [1.0, 2.0, 3.0], coalesce=False).unique_map()
             tensor([1, 0, 1])
         """
-        merge = None if self.is_coalesced else merged(self._pattern)[1]
-        number = torch.arange(self.nnz, device=self.device)
-        if merge is not None:
-            number[merge.order] = number.clone() if merge.run is None else merge.run
-        return number
+        return numbered([*self.coords], self._pattern.shape, self.nnz, self.coords[0]).rank
 
     def cuda(self, device: int | torch.device | str | None = None) -> SparseTensor:
         """Move the tensor to a CUDA device, by default the current one."""
@@ -259,7 +257,7 @@ class SparseTensor(Arithmetic, Reductions, Structure):
         if self.order != 2:
             raise ShapeError(f"a linear operator is of a matrix, found shape {self.shape}")
         vector = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
-        return Arithmetic._compile_of("ij,j->i", self, vector).as_linear_operator()
+        return later("api", "compile")("ij,j->i", self, vector).as_linear_operator()
 
     labels = property(tables.labels_of)
     with_labels = tables.with_labels

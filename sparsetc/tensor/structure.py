@@ -420,7 +420,7 @@ class Structure(Attributes):
         def made() -> Taken:
             c = x._pattern.coords
             kept = compare(c[-1] - c[-2], diagonal).nonzero()[:, 0]
-            return x._pattern.like(c[:, kept], True), kept
+            return x._pattern.like(c[:, kept]), kept
 
         return _with_entries(x, *x._pattern._once(("triangle", diagonal, compare.__name__), made))
 

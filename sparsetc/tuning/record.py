@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -30,7 +30,7 @@ from sparsetc.ir.plan import RECORDS, Part, Plan, verify
 from sparsetc.ir.program import Statistics
 from sparsetc.planner import Candidate, Problem
 from sparsetc.support import Ints, files
-from sparsetc.support.checks import Record, fits, from_state, misfit
+from sparsetc.support.checks import fits, from_state, misfit, state_of
 from sparsetc.support.entry import warn_once
 from sparsetc.tensor.checksum import bits
 from sparsetc.tuning.search import STORED, Trial, best_of
@@ -122,12 +122,12 @@ def _integer(digits: str) -> int:
 
 def as_data(value: Any, kinds: Mapping[str, Any] = RECORDS) -> Any:
     """Return a record of one of the kinds, such as a plan, as data for JSON; default values are left out."""
-    if isinstance(value, Record):
+    if is_dataclass(value):
         kind = type(value).__name__
         if kind not in kinds:  # a tree
             return {kind: str(value)}
         usual = {f.name: f.default for f in fields(kinds[kind])}
-        return {kind: {name: as_data(own, kinds) for name, own in value.state.items() if own != usual[name]}}
+        return {kind: {name: as_data(own, kinds) for name, own in state_of(value).items() if own != usual[name]}}
     return [as_data(one, kinds) for one in value] if isinstance(value, tuple | list) else value
 
 
@@ -238,7 +238,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 MOST_PROPOSED = 3
 """Plans that are proposed of other problems, at most."""
-FACTS = ("backend", "precisions", "halves", "coalesced", "rows", "sparse_output", "adding")
+FACTS = ("precisions", "halves", "coalesced", "rows", "sparse_output", "adding")
 """Attributes of a `Problem` that plans, their costs and their results depend on, beside the einsum and the pattern."""
 
 
@@ -268,7 +268,8 @@ def facts_of(p: Problem) -> dict[str, Any]:
     slices = {c: counts.distinct((m,)) for m, c in letters.items()}
     fibers = {c: counts.distinct(tuple(n for n in letters if n != m)) for m, c in letters.items()}
     pattern = {"shape": p.shape, "nnz": counts.nnz, "slices": slices, "fibers": fibers}
-    problem = {name: getattr(p, name) for name in FACTS} | {"dtype": str(p.dtype), "sizes": dict(p.bound.sizes)}
+    problem = {"backend": p.backend.name} | {name: getattr(p, name) for name in FACTS}
+    problem |= {"dtype": str(p.dtype), "sizes": dict(p.bound.sizes)}
     tensor = digest(counts.once("bits", lambda: bits(counts.coords)), p.shape)
     return {"tensor": tensor, "equation": p.equation, "problem": problem, "pattern": pattern}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sparsetc.backends import BACKENDS
 from sparsetc.device.profile import MEASURED, RATES, TABLES, DeviceProfile, calibrated, default_gpu, today
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.parse import parse
@@ -147,7 +148,7 @@ def price_of(line: Line) -> Price:
     terms = line.equation.split("->")[0].replace(" ", "").split(",")
     bound = parse(line.equation, [[sizes[c] for c in term] for term in terms], [n == 0 for n in range(len(terms))])
     counts = Counts(torch.empty(len(shape), 0, dtype=torch.int64), tuple(shape), share=(nnz, lambda: None))
-    facts |= {"precisions": tuple(facts["precisions"]), "deterministic": False}
+    facts |= {"backend": BACKENDS[facts["backend"]], "precisions": tuple(facts["precisions"]), "deterministic": False}
     problem = Problem(bound=bound, dtype=dtype, counts=counts, memory_limit=None, **facts)
     candidate = candidate_of(line)
     about = candidate.plan, tuple(costs(candidate, problem)), candidate.expected

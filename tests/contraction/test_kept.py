@@ -12,6 +12,7 @@ from cases import random_sparse, random_values
 import sparsetc as stc
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import coordinates
+from sparsetc.contraction.step import OTHERS
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
 from sparsetc.tensor.pattern import Pattern
@@ -213,3 +214,11 @@ def test_tensors_are_made_under_transforms(coalesce: bool) -> None:
     values = torch.tensor([1.0, 2.0, 3.0])
     torch.testing.assert_close(torch.func.grad(total)(values), 2 * values)
     torch.testing.assert_close(torch.func.vmap(total)(torch.stack([values, 2 * values])), torch.tensor([14.0, 56.0]))
+
+
+def test_kernels_of_batches_of_many_sizes_are_not_all_kept() -> None:
+    x, b = operands()
+    kernel = stc.compile(SPMM, x, b)
+    for size in range(1, OTHERS + 8):
+        assert torch.func.vmap(kernel)(b.expand(size, *b.shape)).shape == (size, 6, 4)
+    assert 0 < len(kernel.step._others) <= OTHERS

@@ -259,8 +259,8 @@ def test_a_chain_of_long_fibers_sums_the_long_mode_first() -> None:
 def test_a_first_pass_has_the_price_of_its_plan() -> None:
     sizes = {"i": 20, "j": 30, "k": 400, "J": 16, "K": 16}
     _, found = search(scattered((20, 30, 400), 20_000), "ijk,jJ,kK->iJK", sizes)
-    assert found.picked(False, 1.0, lambda edge: 1e-3) is not None
-    assert found.picked(False, 1.0, lambda edge: 0.9) is None
+    assert found.picked(False, 1.0, lambda taken, after: 1e-3) is not None
+    assert found.picked(False, 1.0, lambda taken, after: 0.9) is None
 
 
 def test_a_step_looks_at_its_operands_again_where_those_of_the_path_changed() -> None:

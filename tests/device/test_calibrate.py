@@ -26,7 +26,7 @@ from sparsetc.codegen.launch import triton_type
 from sparsetc.device import calibrate as calibration
 from sparsetc.device import profile as profiles
 from sparsetc.device import profile as record
-from sparsetc.device.calibrate import Probe, ProbeLaunch, probes, starts, torch_probes
+from sparsetc.device.calibrate import Launch, Probe, probes, starts, torch_probes
 from sparsetc.device.profile import NUMBERS, TABLES, TARGETS, DeviceProfile, cpu, default_gpu, of_backend, profile_of
 from sparsetc.options import Options
 from sparsetc.support import files
@@ -434,7 +434,8 @@ def timed(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(calibration, "ProbeSizes", lambda: TINY)
 
     def seconds(launches: Any) -> float:
-        return min(1e-6 + 2e-9 * getattr(one, "grid", 0) for one in launches)
+        grids = [one.keywords["grid"][0] if isinstance(one, Launch) else 0 for one in launches]
+        return min(1e-6 + 2e-9 * grid for grid in grids)
 
     monkeypatch.setattr(calibration, "_seconds", seconds)
     return gpu
@@ -497,17 +498,19 @@ def test_the_default_of_the_l2_cache_is_an_h200s_by_the_same_share(monkeypatch: 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def compiled(launch: ProbeLaunch, target: str) -> Any:
+def compiled(launch: Launch, target: str) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    names = launch.kernel.arg_names
-    types = ["i32" if isinstance(a, int) else f"*{triton_type(a.dtype)}" for a in launch.arguments]
+    kernel, constants = launch.func.__self__, dict(launch.keywords)  # type: ignore[attr-defined]
+    options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
+    del constants["grid"], constants["warmup"]
+    names = kernel.arg_names
+    types = ["i32" if isinstance(a, int) else f"*{triton_type(a.dtype)}" for a in launch.args]
     signature = dict.fromkeys(names, "constexpr") | dict(zip(names, types, strict=False))
     aligned: dict[Any, Any] = {(n,): [["tt.divisibility", 16]] for n, t in enumerate(types) if t.startswith("*")}
-    source = ASTSource(launch.kernel, signature, constexprs=dict(launch.constants), attrs=aligned)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
 
 
@@ -526,12 +529,12 @@ def test_kernels_compile_for(target: str) -> None:
         assert all("ld.global.v4" in text for text in texts["memory"] + texts["l2"] + texts["l1"])
         assert texts["multiply"][0].count("fma.rn.f32") >= 16, "one instruction for the two operations"
         assert "mma" not in texts["dot ieee"][0]
-    assert len({one.kernel for one in starts(cpu, sizes)}) == 1
+    assert len({one.func.__self__ for one in starts(cpu, sizes)}) == 1
     assert _assembly(compiled(starts(cpu, sizes)[0], target))
 
 
 def _texts(probe: Probe, target: str) -> list[str]:
-    return [_assembly(compiled(one, target)) for one in probe[2] if isinstance(one, ProbeLaunch)]
+    return [_assembly(compiled(one, target)) for one in probe[2] if isinstance(one, Launch)]
 
 
 def _assembly(kernel: Any) -> str:

@@ -14,8 +14,8 @@ from sparsetc.device.calibrate import (
     PAIRS,
     ROW,
     SPARSE,
+    Launch,
     Probe,
-    ProbeLaunch,
     probes,
     starts,
     torch_probes,
@@ -29,14 +29,14 @@ def _probes() -> dict[str, Probe]:
     return {probe[0]: probe for probe in probes(CPU, TINY, "cpu")}
 
 
-def launches(probe: Probe) -> list[ProbeLaunch]:
-    return [one for one in probe[2] if isinstance(one, ProbeLaunch)]
+def launches(probe: Probe) -> list[Launch]:
+    return [one for one in probe[2] if isinstance(one, Launch)]
 
 
-def _result(launch: ProbeLaunch) -> torch.Tensor:
+def _result(launch: Launch) -> torch.Tensor:
     """What it writes: the last tensor it is given."""
     launch()
-    return [a for a in launch.arguments if isinstance(a, torch.Tensor)][-1]
+    return [a for a in launch.args if isinstance(a, torch.Tensor)][-1]
 
 
 def test_every_element_is_read_once() -> None:
@@ -54,11 +54,11 @@ def test_as_many_rows_are_gathered_as_are_counted(rate: str) -> None:
 def test_as_many_rows_are_added_as_are_counted() -> None:
     probe = _probes()["add"]
     for one in launches(probe):
-        table = one.arguments[-1]
+        table = one.args[-1]
         assert isinstance(table, torch.Tensor)
         table.zero_()
         assert float(_result(one).sum()) * 4 == probe[1]
-        counts = torch.bincount(one.arguments[0][:256].long(), minlength=16)  # type: ignore[union-attr,index]
+        counts = torch.bincount(one.args[0][:256].long(), minlength=16)  # type: ignore[union-attr,index]
         assert torch.equal(table, counts[:, None].expand(16, ROW).float())
 
 
@@ -76,7 +76,7 @@ def test_dots_are_added_up(precision: str) -> None:
 def test_as_many_tasks_are_summed_as_are_counted() -> None:
     probe = _probes()["task_bytes"]
     (one,) = launches(probe)
-    words, places, values, sums = (a for a in one.arguments if isinstance(a, torch.Tensor))
+    words, places, values, sums = (a for a in one.args if isinstance(a, torch.Tensor))
     sums.zero_()
     assert float(_result(one).sum()) * KEPT_TASK == probe[1]
     assert torch.equal(sums, torch.bincount(places.long(), minlength=256).float())
@@ -87,13 +87,13 @@ def test_as_many_tasks_are_summed_as_are_counted() -> None:
 def test_pairs_of_blocks_are_multiplied_and_added_up(name: str) -> None:
     probe = _probes()[f"block_dot {name}"]
     (one,) = launches(probe)
-    numbers, *blocks, out = (a for a in one.arguments if isinstance(a, torch.Tensor))
+    numbers, *blocks, out = (a for a in one.args if isinstance(a, torch.Tensor))
     assert [b.numel() for b in blocks] == [TINY.blocks * BLOCK * INNER * (2 if name == "f16x3" else 1)] * 2
     assert numbers.shape == (TINY.pairs, 2)
     assert int(numbers.max()) < TINY.blocks
     products = 3 if name == "f16x3" else 1
     assert _result(one).unique().tolist() == [products * BLOCK * INNER * PAIRS]
-    assert probe[1] == 2 * BLOCK * BLOCK * INNER * one.grid * PAIRS
+    assert probe[1] == 2 * BLOCK * BLOCK * INNER * one.keywords["grid"][0] * PAIRS
     assert out.dtype == (torch.float64 if name == "float64" else torch.float32)
 
 

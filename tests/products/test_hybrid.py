@@ -15,7 +15,7 @@ from pair_cases import EQUATIONS, SIZES, check_pair, marking, operands, pairs, s
 import sparsetc as stc
 from sparsetc.join.join import Join
 from sparsetc.join.order import JoinOrder, composed
-from sparsetc.planner.registry import JOINS
+from sparsetc.products import WAYS
 from sparsetc.products.hybrid import splits
 
 HUGE = 10**6
@@ -218,7 +218,7 @@ def test_auto_takes_the_hybrid_where_it_is_expected_to_be_fastest() -> None:
     x = stc.SparseTensor(coords, torch.rand(coords.shape[1], generator=g), (size, size))
     y = stc.SparseTensor(coords.flip(0), torch.rand(coords.shape[1], generator=g), (size, size))
     step = step_of(stc.compile("ij,jk->ik", x, y))
-    expected = {c.name: c.total for method in JOINS.values() for c in method.estimates(step.problem)}
+    expected = {c.name: c.total for method in WAYS.values() for c in method.estimates(step.problem)}
     assert step.choice.plan.name == "bcb+scalar", expected
     assert expected["bcb+scalar"] < min(expected["bcb"], expected["scalar"])
     plain = stc.compile("ij,jk->ik", x, y, plan="bcb")

@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 398_644, size.COMPILER: 295_732, size.FILES: 229, size.CLASSES: 264, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 397_698, size.COMPILER: 295_155, size.FILES: 228, size.CLASSES: 253, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

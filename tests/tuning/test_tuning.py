@@ -636,7 +636,7 @@ def timed_by(profile: DeviceProfile, device: str, tensors: int) -> None:
             step = stc.compile(equation, x, *[f[n] for n in numbers], backend="triton").step
             trials = []
             for candidate in (c for method in PLANS.values() for c in method.estimates(step.problem)):
-                about = tuple(costs(candidate, step.problem)), candidate.expected, "triton"
+                about = tuple(costs(candidate, step.problem)), candidate.expected
                 seconds = sum(seconds_of(candidate.plan, *about, profile))
                 trials.append(search.Trial(candidate, None, Timing(seconds, seconds, seconds, 9)))
             kept.Known(kept.facts_of(step.problem), AUTO, device).add(trials)
