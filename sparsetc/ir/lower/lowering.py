@@ -144,7 +144,7 @@ class Lowering:
 
     # -- halves -----------------------------------------------------------------------------------------------------
     def _halves(self) -> tuple[str, list[str]]:
-        """Return the operand whose rows the one dot takes in halves beside stored ones, and those that it reads so.
+        """Return the operand to be split into halves beside stored ones, and the operands to be read in halves.
 
         The latter are both sides of the dot, where all values are 1.
         """

@@ -90,7 +90,7 @@ class Writer:
         return "place"
 
     def lookup(self, lookup: Lookup) -> str:
-        """Return the text that reads an array, which needs no parentheses; of bases, the array alone."""
+        """Return the text that reads an array, without parentheses; of bases, the array alone."""
         return lookup.array if lookup.every > 1 else f"{lookup.array}[{lookup.where.text(self)}]"
 
     def bits(self, bits: Bits) -> tuple[str, str]:
