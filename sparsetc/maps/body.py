@@ -175,7 +175,7 @@ class Walk:
 
     @cached_property
     def by_entry(self) -> Names:
-        """What is read or written by the number of an entry."""
+        """The tensors that are read or written by the number of an entry."""
         stored = [destination for _, vector, destination in self.stored if not vector]
         return (*(name for name, side in self.vectors.items() if side == "entries"), *stored)
 

@@ -299,7 +299,7 @@ def _check(pattern_shape: Ints, pattern_device: torch.device, shape: Ints, devic
 
 
 def kept_of(tensors: Sequence[Tensor], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Return what is made of tensors, kept with them while they stay the same; of those that learn, made anew."""
+    """Return a thing made of tensors, kept with them while they stay the same; of those that learn, made anew."""
     unseen = traced_by_modes()
     kept = [None if unseen or one.requires_grad or one.is_meta else kept_with(one) for one in tensors]
     if not kept or kept[0] is None or None in kept:

@@ -1,4 +1,4 @@
-"""Files and folders that nobody but the user may write to, and what numba compiled, which is kept there.
+"""Files and folders that nobody but the user may write to, those of functions compiled by numba among them.
 
 In: paths and bytes. Out: folders of mode 0700 and files of mode 0600, and the bytes of such files, up to a bound; the
 folder of generated source and measured profiles, which is of that kind.
