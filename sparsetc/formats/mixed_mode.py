@@ -68,8 +68,8 @@ def forest(problem: Problem, share: Counts, along: int) -> Storage:
         pieces = share.distinct(tuple(others)) + share.nnz // rules["fiber_nnz"]
         apart = pieces >= rules["root_blocks"] * rules["dot_lanes"] * share.distinct((root,))
     item = (root,) if apart else ()
-    lanes, longest, most = rules["dot_lanes"], rules["fiber_nnz"], rules["forest_item_nnz"]
-    return Storage(item, outside(others, item), (along,), lanes, longest, most, narrow=True)
+    longest, most = rules["fiber_nnz"], rules["forest_item_nnz"]
+    return Storage(item, outside(others, item), (along,), rules["dot_lanes"], longest, most, narrow=True)
 
 
 @register_partition("mixed_mode")

@@ -28,7 +28,7 @@ def padded_axes(problem: Problem) -> dict[str, int]:
 
 
 def of_whole_axes(problem: Problem) -> Schedule | None:
-    """Return the schedule of programs that take whole axes, in which nothing is left to choose; None for others."""
+    """Return the only schedule of programs of whole axes; None for others."""
     if not problem.backend.whole:
         return None
     return Schedule(blocks=tuple(padded_axes(problem).items()), precision=problem.precision)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.errors import DeviceError, DtypeError, ShapeError
+from sparsetc.errors import DeviceError, DtypeError, ShapeError, SparsetcError
 from sparsetc.support import Ints
 from sparsetc.support.entry import lacks_memory
 from sparsetc.support.files import native
@@ -44,8 +44,8 @@ def attempted(function: Function, *operands: Any, **settings: Any) -> Tensor:
     """Call a function of torch. Raise `DtypeError` if it does not support these values."""
     try:
         return function(*operands, **settings)
-    except (RuntimeError, OverflowError) as error:
-        if lacks_memory(error):
+    except (RuntimeError, OverflowError, TypeError) as error:
+        if isinstance(error, SparsetcError) or lacks_memory(error):
             raise
         raise DtypeError(f"torch's {function.__name__} takes no {operands[0].dtype}: {error}") from None
 
@@ -138,7 +138,12 @@ def applied(apply: Function, values: Tensor, other: Any) -> Tensor:
     """A function of values and others; `DtypeError` for a product or power of integers that does not fit."""
     if apply not in (torch.mul, torch.pow) or values.dtype not in INTEGERS:
         return attempted(apply, holding(values, other), other)
-    return multiplied(apply, torch.result_type(values, other), values, other)
+
+    @wraps(apply)
+    def whole(values: Tensor, other: Any) -> Tensor:
+        return multiplied(apply, torch.result_type(values, other), values, other)
+
+    return attempted(whole, values, other)
 
 
 def _with_dense(x: Any, other: Tensor, apply: Function) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from numbers import Number
 from string import ascii_letters
 from typing import Any
 
@@ -91,10 +92,13 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
 
 def _times(alpha: Any, y: Any, x: Any) -> Any:
     """Return ``alpha * y`` in the dtype that torch adds it to x in. Raise `DtypeError` for an alpha that it refuses."""
-    like = (torch.zeros(1, dtype=one.dtype) if hasattr(one, "dtype") else torch.as_tensor(one) for one in (x, y))
+    held: Any = as_dense(y, "the other operand")
+    if not isinstance(held, Number | Tensor) and (held := (x if is_sparse(x) else y).coerce(held)) is None:
+        return y  # which the operator refuses
+    like = (torch.as_tensor(one) if isinstance(one, Number) else torch.zeros(1, dtype=one.dtype) for one in (x, held))
     dtype = attempted(torch.add, *like, alpha=alpha).dtype
-    y = y.to(dtype) if hasattr(y, "dtype") else y
-    return y * (bool(alpha) if dtype == torch.bool else alpha)
+    held = held if isinstance(held, Number) else held.to(dtype)
+    return held * (bool(alpha) if dtype == torch.bool else alpha)
 
 
 def _of_tensors(function: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:

@@ -487,6 +487,24 @@ def test_alpha_as_torch_has_it(function: Callable[..., Any], alpha: Any) -> None
             torch.testing.assert_close(function(sparse(x), sparse(y), alpha=alpha).to_dense(), expected)
 
 
+@pytest.mark.parametrize("alpha", [None, "2", 10**20, torch.ones(2)], ids=str)
+def test_what_is_no_alpha_is_refused(alpha: Any) -> None:
+    for dtype in (torch.int8, torch.float32):
+        x = sparse(dense(2).to(dtype))
+        for function in (x.add, x.sub):
+            with pytest.raises(stc.DtypeError, match=r"alpha|too big"):
+                function(x, alpha=alpha)
+
+
+def test_alpha_multiplies_whatever_a_sum_takes() -> None:
+    x, y = dense(2), dense(3)
+    for other in (sparse(y).to_scipy(), y.to_sparse(), sparse(y)):
+        torch.testing.assert_close(sparse(x).sub(other, alpha=2).to_dense(), x - 2 * y)
+    for other, message in ((y.numpy(), "is dense"), (np.float32(2), "is dense"), (None, "NoneType"), ([1], "list")):
+        with pytest.raises(stc.DtypeError, match=message):
+            sparse(x).add(other, alpha=2)
+
+
 def test_comparisons_sum_duplicates_first() -> None:
     x = stc.SparseTensor(torch.tensor([[1, 0, 1]]), torch.tensor([2.0, 1.0, 3.0]), (3,), coalesce=False)
     assert (x < x * 2).to_dense().tolist() == [1, 1, 0]
@@ -512,8 +530,9 @@ def test_numbers_that_the_dtype_cannot_hold_are_not_wrapped_around() -> None:
         (x * np.bool_(True), [100, -100]),
     ):
         assert found.to_dense().tolist() == expected
-    with pytest.raises(stc.DtypeError, match="too big"):
-        _ = x > 2**70
+    for refused in (lambda: x > 2**70, lambda: x * 2**70, lambda: x**2**70):
+        with pytest.raises(stc.DtypeError, match="too big"):
+            refused()
 
 
 def test_one_number_is_broadcast_to_more_positions_than_torch_has() -> None:

@@ -326,7 +326,8 @@ def _divided(
         dot: whether the type has a matrix instruction.
         wide: whether a program has enough of the dense axes for a dot to sum them.
     """
-    side, size, letters = dict(sides), dict(sizes), tuple([c for c, _ in sides])
+    side, size = dict(sides), dict(sizes)
+    letters = tuple(side)
     kept, summed = among(letters, output), outside(letters, output)
     inner = [o for o in operands if {*o.rows} & {*summed}]  # the others scale the result once
     gridded = among(kept, {c for o in inner for c in o.rows})

@@ -196,7 +196,8 @@ class Inner:
         wanted = with_inputs({*addressed}, view.coordinates)
         levels: list[list[Decode]] = [[] for _ in LEVELS]
         for mode, coordinate in view.coordinates.items():
-            letter, level, placed = letters[mode], view.mode_levels[mode], view.along.get(mode)
+            letter, level = letters[mode], view.mode_levels[mode]
+            placed = view.along.get(mode)
             if mode in wanted and (placed is None or not coordinate.sides):
                 levels[level].append(Decode(letter, coordinate, level, tile=placed is not None))
             if mode in addressed and placed is not None:
