@@ -413,7 +413,8 @@ def sparse_order(
             return log(max(1, nonzeros[tree]))
         span = sum(logs[c] for c in kept(tree))
         full = tasks(tree) - span
-        return max(0.0, span + (full if full < -30 else log1p(-exp(-exp(full))) if full < 30 else 0.0))
+        share = log1p(-exp(-exp(min(full, 30)))) if full > -30 else full
+        return max(0.0, span + share)
 
     @cache
     def cost(tree: Tree) -> float:
