@@ -339,7 +339,10 @@ def _checked(base: Options, settings: Mapping[str, Any]) -> Options:
         except TypeError:
             raise PlanError(f"cache_dir must be a path, found {chosen['cache_dir']!r}") from None
     if "device" in chosen:
-        chosen["device"] = torch.device(chosen["device"])
+        try:
+            chosen["device"] = torch.device(chosen["device"])
+        except (TypeError, RuntimeError):
+            raise DeviceError(f"device must be one of torch's, found {chosen['device']!r:.80}") from None
     if "memory_limit" in chosen:
         chosen["memory_limit"] = as_bytes(chosen["memory_limit"])
     return replace(base, **chosen)

@@ -221,6 +221,12 @@ def test_unknown_settings(settings: dict[str, Any], kind: type[Exception], messa
         stc.einsum("ijk->i", x(), **settings)
 
 
+@pytest.mark.parametrize("device", ["", "bad", (0, 0), 1.5])
+def test_what_is_no_device(device: Any) -> None:
+    with pytest.raises(stc.DeviceError, match="device must be one of torch's, found"), stc.options(device=device):
+        pass
+
+
 MATRIX, WIDE = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)), torch.ones(2, 3)
 
 

@@ -21,7 +21,7 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support import later
 from sparsetc.tensor.attributes import Attributes, Sparse
 from sparsetc.tensor.blocks import inside_only
-from sparsetc.tensor.dtypes import exactly
+from sparsetc.tensor.dtypes import check_dtype, exactly
 from sparsetc.tensor.elementwise import (
     Function,
     applied,
@@ -72,6 +72,7 @@ class Arithmetic(Attributes):
 
         Raises:
             ShapeError: the function returns another shape.
+            DtypeError: the function returns values of a dtype that a tensor may not have.
 
         Examples:
             >>> stc.eye(2).map(torch.exp).values
@@ -84,6 +85,7 @@ class Arithmetic(Attributes):
         if not isinstance(result, Tensor) or result.shape != values.shape:
             what = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise ShapeError(f"a function of {tuple(values.shape)} values gave {what}")
+        check_dtype(result.dtype)
         return self._make(x._pattern, inside_only(result, masks))
 
     def __neg__(self) -> Self:

@@ -505,6 +505,14 @@ def test_alpha_multiplies_whatever_a_sum_takes() -> None:
             sparse(x).add(other, alpha=2)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_no_operator_makes_a_dtype_that_no_constructor_takes() -> None:
+    half = sparse(dense(2).half())
+    for made in (lambda: half * 1j, lambda: half.map(lambda values: values.to(torch.float8_e4m3fn))):
+        with pytest.raises(stc.DtypeError, match="values must be one of"):
+            made()
+
+
 def test_comparisons_sum_duplicates_first() -> None:
     x = stc.SparseTensor(torch.tensor([[1, 0, 1]]), torch.tensor([2.0, 1.0, 3.0]), (3,), coalesce=False)
     assert (x < x * 2).to_dense().tolist() == [1, 1, 0]
