@@ -330,9 +330,12 @@ def _checked(base: Options, settings: Mapping[str, Any]) -> Options:
         requested(chosen["plan"])
     if "path" in chosen:
         try:
-            chosen["path"] = tuple([tuple(map(operator.index, step)) for step in chosen["path"]])
+            path = tuple([tuple(map(operator.index, step)) for step in chosen["path"]])
         except TypeError:
-            raise PlanError(f"path must be a list of tuples of positions, found {chosen['path']!r:.80}") from None
+            path = ()
+        if not path:
+            raise PlanError(f"path must be a list of tuples of positions, found {chosen['path']!r:.80}")
+        chosen["path"] = path
     if "cache_dir" in chosen:
         try:
             chosen["cache_dir"] = Path(os.fsdecode(chosen["cache_dir"]))

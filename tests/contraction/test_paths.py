@@ -131,6 +131,7 @@ def test_a_plan_in_steps_is_taken_again() -> None:
         ([()], "is of 0 operands"),
         ([("a",)], "list of tuples of positions"),
         (3, "list of tuples of positions"),
+        ([], "list of tuples of positions"),
     ],
 )
 def test_a_path_that_cannot_be_is_refused(path: object, message: str) -> None:
