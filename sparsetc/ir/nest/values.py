@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class Values:
     """A storage of values: one for each nonzero or, where there are sides, for each position of a tile.
 
     Attributes:
+        structure: the names of the arrays that say where values are.
+        bitmap: whether only the nonzeros' values of a tile are stored.
         sides: positions a mode of a tile; empty where there are no tiles.
         sequence: modes in the order in which a tile's positions are stored, the last running fastest.
         contracted: how many modes at the end of `sequence` are contracted by a dot; 0 if the order serves no dot.
@@ -55,9 +57,10 @@ class Values:
         held: the names of the arrays with one element for each value; none where every value is 1.
         packed: the names of the arrays that are made again when values change and the pattern does not.
         halves: whether each value is stored as two of 16 bits, for dots that multiply halves.
-        structure: the names of the arrays that say where values are.
-        bitmap: whether only the nonzeros' values of a tile are stored.
     """
+
+    structure: ClassVar[Names] = ()
+    bitmap: ClassVar[bool] = False
 
     sides: Ints = ()
     sequence: Ints = ()
@@ -66,8 +69,6 @@ class Values:
     held: Names = ("values",)
     packed: Names = ("values",)
     halves: bool = False
-    structure: Names = ()
-    bitmap: bool = False
 
     @property
     def arrays(self) -> Names:
@@ -92,23 +93,18 @@ class Values:
 
     def begins(self, arrays: Mapping[str, Tensor], tiles: Tensor) -> Tensor:
         """Return the begin of the values of tiles, or nonzeros, by id."""
-        return arrays["value_ptr"][tiles].long() if self.bitmap else tiles * self.volume
+        return tiles * self.volume
 
     def number(self, arrays: Mapping[str, Tensor], stored: int) -> int:
         """Return the number of tiles, or nonzeros, that `stored` values belong to."""
-        return arrays["value_ptr"].numel() - 1 if self.bitmap else stored // self.volume
+        return stored // self.volume
 
     def places(self, arrays: Mapping[str, Tensor], tiles: int, device: torch.device) -> Tensor:
         """Return (tiles, volume) bool: True at positions that have a stored value."""
-        if self.bitmap:
-            return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
         return torch.ones((tiles, self.volume), dtype=torch.bool, device=device)
 
     def describe(self, array: Callable[[str], str], order: str) -> str:
         """Return where the values of tiles lie, given what arrays are called and how positions are numbered."""
-        if self.bitmap:
-            values, first, bits = map(array, ("values", "value_ptr", "bits"))
-            return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {self.words}] and on, {order}"
         return f"{' and '.join(map(array, self.held))} at [tile * {self.volume} + position], {order}"
 
     def scaling(self, operand: Any) -> list[str]:
@@ -127,8 +123,6 @@ class Values:
 
 Whole = Values
 """Values of tiles: every position has one, 0 where it has no nonzero."""
-Bitmap = partial(Values, structure=("value_ptr", "bits"), bitmap=True)
-"""The nonzero values of each tile in the order of their positions, with a bitmap of these positions."""
 Ones = partial(Values, held=(), packed=())
 """Values that are all 1 and not stored, such as those of an adjacency matrix without weights. Its runs hold no padding,
 which nothing would tell from a nonzero."""
@@ -136,6 +130,27 @@ IN_HALVES = ("high_values", "low_values")
 Halves = partial(Values, held=IN_HALVES, packed=(*IN_HALVES, "most"), halves=True)
 """Values of tiles, each the sum of two of 16 bits, the second by a fixed factor too large, times its group's power of
 two. Paired tiles have a group for each row, a position of the first mode; values of one operand are one group."""
+
+
+@dataclass(frozen=True)
+class Bitmap(Values):
+    """The nonzero values of each tile in the order of their positions, with a bitmap of these positions."""
+
+    structure = ("value_ptr", "bits")
+    bitmap = True
+
+    def begins(self, arrays: Mapping[str, Tensor], tiles: Tensor) -> Tensor:
+        return arrays["value_ptr"][tiles].long()
+
+    def number(self, arrays: Mapping[str, Tensor], stored: int) -> int:
+        return arrays["value_ptr"].numel() - 1
+
+    def describe(self, array: Callable[[str], str], order: str) -> str:
+        values, first, bits = map(array, ("values", "value_ptr", "bits"))
+        return f"{values}[{first}[tile] + n], at the n-th bit set in {bits}[tile * {self.words}] and on, {order}"
+
+    def places(self, arrays: Mapping[str, Tensor], tiles: int, device: torch.device) -> Tensor:
+        return set_bits(arrays["bits"].view(-1, self.words), self.word)[:, : self.volume]
 
 
 TYPES = {"high_values": torch.float16, "low_values": torch.float16, "most": torch.float32}
