@@ -46,7 +46,8 @@ def test_one_launch_with_runs(name: str) -> None:
         assert error(kernel, x, b) < NEAR
         assert not kernel.step._others
         assert error(kernel, x, SPREAD["wide"](b)) < NEAR
-        assert len(kernel.step._others) == 1 and kernel.step._others.get("floats") is not None
+        assert len(kernel.step._others) == 1
+        assert kernel.step._others.get("floats") is not None
 
 
 def test_other_tiles_than_windows() -> None:
