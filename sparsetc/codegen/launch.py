@@ -34,8 +34,7 @@ from torch import Tensor
 from sparsetc.codegen import COLUMNS, ROWS
 from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
-from sparsetc.ir.plan import MOST_THREADS
-from sparsetc.ir.program import Product, TileProgram
+from sparsetc.ir.program import TileProgram
 from sparsetc.packing.base import Packed
 from sparsetc.support import Ints, at_fork
 from sparsetc.support.entry import bar, log_since, on_gpu
@@ -300,9 +299,6 @@ def is_interpreted(kernel: Any) -> bool:
 
 # -- native loops -----------------------------------------------------------------------------------------------------
 
-FEW = 1 << 23
-"""Most elements of products for one thread: SpMM at 8 columns took 127 us by one thread, 169 by two; at 128, 489 and
-328 (2 cores)."""
 RANGES = 4
 """Ranges of items for each thread, if items own the rows they write; a thread that is free takes the next."""
 
@@ -345,15 +341,14 @@ def in_threads(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
 
 
 def bind_native(
-    functions: Sequence[Any], programs: Sequence[TileProgram], arrays: Sequence[PartArrays], known: Sequence[PartArrays]
+    functions: Sequence[Any],
+    programs: Sequence[TileProgram],
+    arrays: Sequence[PartArrays],
+    known: Sequence[PartArrays],
+    most: int,
 ) -> Call:
-    """Bind native programs to these tensors; arguments as for `Programs.bind`."""
+    """Bind native programs to these tensors, run by at most `most` threads; arguments as for `Programs.bind`."""
     parts = [_bound(*part) for part in zip(functions, programs, arrays, known, strict=True)]
-    made = [
-        part.stored * sum([p.elements(s.out.within) for s in p.each(Product)])
-        for p, part in zip(programs, known, strict=True)
-    ]
-    most = max(p.schedule.threads for p in programs) or (1 if max(made) <= FEW else MOST_THREADS)
 
     def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
         threads = min(most, torch.get_num_threads())

@@ -43,6 +43,7 @@ from sparsetc.codegen.torch_rows import chunks, few
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import TYPES
+from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.ir.program import (
     HALVES,
     LANES,
@@ -141,11 +142,11 @@ class Programs:
                 'numbers: take precision="high" or "highest" here, and operands of another type than bfloat16, or '
                 "compile for a GPU without TRITON_INTERPRET"
             )
-        if self.backend.loops:
-            return bind_native(self.native, self.programs, arrays, known or arrays)
         parts, launches = list(zip(self.programs, known or arrays, strict=True)), []
-        alone = not triton and all(few(*part) for part in parts)
+        alone = not triton and all(few(*part, self.backend.loops) for part in parts)
         threads = max(p.schedule.threads for p, _ in parts) or int(alone)
+        if self.backend.loops:
+            return bind_native(self.native, self.programs, arrays, known or arrays, threads or MOST_THREADS)
         for name, group in self.kernels:
             launch, (arguments, places) = getattr(self.module, name), self._arguments(group, arrays)
             numbers = [every.index(table) for table in tables_of([self.programs[n] for n in group])]

@@ -84,6 +84,8 @@ cores: fibers of 4,000 a chunk lost 1.6x to the calls' own time, 64,000 up to 1.
 FEW = 1 << 19
 """Most elements of all intermediate results for one thread: 0.07 to 0.2 ms. A second core saves a tenth if it is free,
 and adds 8 to 80 ms if it is not (SpMM and MTTKRP, 2 busy cores)."""
+FEW_NATIVE = 1 << 23
+"""Most of native loops: SpMM at 8 columns took 127 us by one thread, 169 by two; at 128, 489 and 328 (2 cores)."""
 
 Range = tuple[int, int, int, int, int, int]
 
@@ -130,10 +132,10 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
     return [(i0, i1, b0, b1, n0, n1) for (i0, b0, n0), (i1, b1, n1) in pairwise(known)]
 
 
-def few(program: TileProgram, arrays: PartArrays) -> bool:
+def few(program: TileProgram, arrays: PartArrays, native: bool) -> bool:
     """True if a program makes so few elements that other threads would cost more than they save."""
     read = sum(g.operand.width for *rows, _ in sampled(program).values() for g in rows)
-    return arrays.stored * (sum(elements(program)) + read) <= FEW
+    return arrays.stored * (sum(elements(program)) + read) <= (FEW_NATIVE if native else FEW)
 
 
 @lru_cache
