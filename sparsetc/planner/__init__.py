@@ -20,7 +20,7 @@ from sparsetc.planner.registry import PLANS, Method, add_plans, register_format
 from sparsetc.planner.schedule import (
     blocked,
     deepened,
-    dot_axes,
+    dot_may_form,
     fit,
     items_of,
     max_item_nnz_of,
