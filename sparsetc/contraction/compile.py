@@ -20,7 +20,7 @@ from sparsetc.backends import NUMBA, TORCH
 from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, known, parsed
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.path import Path
-from sparsetc.contraction.prepare import chosen_for, in_place, problem_of
+from sparsetc.contraction.prepare import chosen_for, in_force_on, problem_of
 from sparsetc.contraction.request import Operands, Request, Rewrite, check_form, check_operand, stand_in
 from sparsetc.contraction.rewrites import broadcast_dims, rewrites_of
 from sparsetc.contraction.step import Step
@@ -241,7 +241,7 @@ def compiled_together(
     if not x.dense_order and not x.blocksize and all(len(r.sparse) == 1 for r in requests):
         with lasting():
             problems = list(map(problem_of, requests))
-            with in_place(settings, x.device):
+            with in_force_on(settings, x.device):
                 choices = choose_together(settings.plan, problems, settings.memory_on(x.device))
     choices = choices or [(None, settings.plan)] * len(requests)
     return tuple(

@@ -134,8 +134,8 @@ class Preparation:
     ) -> tuple[SecondPass, list[BoundPart]]:
         """Give each result that would be added a partial row. Return the second pass, which sums them, and the parts.
 
-        The rows of one part follow those of the part before it; where some parts store rows of the result, all rows of
-        it come first.
+        The partial rows of one part follow those of the part before it. Where some parts store rows of the result, all
+        rows of the result come before the partial ones.
         """
         rows, adding = self._row_of_nonzeros(), [not p.program.result.owned for p in parts]
         first = 0 if all(adding) else self.output.rows
@@ -379,14 +379,14 @@ def problem_of(request: Request) -> Problem:
 
 
 def chosen_for(request: Request, other: Other | None = None) -> Choice:
-    """Choose the plan of an einsum of one sparse operand, as `choose` does."""
+    """Choose the plan of an einsum of one sparse operand by its options; `other` is as of `choose`."""
     settings = request.settings
-    with in_place(settings, request.like.device):
+    with in_force_on(settings, request.like.device):
         return choose(settings.plan, problem_of(request), request.of_call and not settings.timed, other)
 
 
 @contextmanager
-def in_place(settings: Options, device: torch.device) -> Iterator[None]:
-    """Enter these options and this GPU, so that its rates are looked up."""
+def in_force_on(settings: Options, device: torch.device) -> Iterator[None]:
+    """Put options in force in this block, and make a GPU the current one, so that its profile is looked up."""
     with in_force(settings), on_gpu(device):
         yield

@@ -1,7 +1,7 @@
-"""Schedules of programs over nonzeros: lanes, steps taken together, warps, blocks of dense axes; and what they go over.
+"""Schedules of programs over nonzeros (lanes, unrolling, warps, blocks of dense axes), and expected sizes of parts.
 
 In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes, the backend, the dtype and the precision, whatever
-the pattern of the sparse operand; and the sizes that packing a part by it is expected to give, by counts of it.
+the pattern of the sparse operand; and, from counts of that pattern, the sizes of a part that is packed for a schedule.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, vectors=vectors)
 
 
-def of_entries(problem: Problem) -> bool:
-    """Return True if a dot takes each entry of a run as it is loaded, which lanes of fibers have to rearrange.
+def dot_takes_entries(problem: Problem) -> bool:
+    """Return True if a run's entries are given to a dot one by one, just as they are loaded.
 
-    No price covers that: blocks of 128 took 109 us at 16 columns by fibers, and 37 by runs; at one column 63 by rows
-    side by side, and 37 (H100, 62 MB of blocks in float16).
+    Lanes of fibers would have to rearrange them, which no price covers: blocks of 128 took 109 us at 16 columns by
+    fibers, and 37 by runs; at one column 63 by rows side by side, and 37 (H100, 62 MB of blocks in float16).
     """
     return problem.ones and not schedule_of(problem, blocks=False).lanes
 
