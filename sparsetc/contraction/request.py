@@ -269,7 +269,7 @@ def known_result(bound: Bound, patterns: Sequence[Pattern], pattern: Pattern) ->
 def arranged(output: Output) -> tuple[Pattern | None, Tensor | None]:
     """A sparse result's pattern with its modes in the output's order, and which element of the rows each value is.
 
-    None for the order where they are so already, one row for each entry.
+    The second is None where the modes are in that order already, a row for each entry.
     """
     if output.pattern is None or output.permutation is None:
         return output.pattern, None
