@@ -18,8 +18,10 @@ class Backend:
             lanes nor blocks of axes, and no grid. Else each work item runs by itself.
         atomics: work items add to one row at the same time, so that sums have no order.
         narrow: index words of 8 and 16 bits are read.
-        widens: values and operands are converted to the type of sums before a call; else where they are loaded.
-        addressed: a program is given addresses, and knows the strides behind them; else tensors, as they lie.
+        widens: values and operands are converted to the type of sums before a call; else a program does it, as it loads
+            them.
+        addressed: a program reads memory from an address on, by strides that it knows; else it is given tensors, in
+            the shape and strides that it expects.
         tensor_cores: a dot has the precision that its schedule names; else that of a library's product.
         complex: complex numbers are multiplied.
         gpu: programs are compiled for a GPU, and have an assembly.
@@ -41,5 +43,6 @@ class Backend:
 TRITON = Backend("triton", atomics=True, narrow=True, addressed=True, tensor_cores=True, gpu=True)
 TORCH = Backend("torch", whole=True, widens=True, complex=True)
 NUMBA = Backend("numba", whole=True, widens=True, addressed=True, loops=True)
-"""Some programs of torch, printed as loops: plans are made for torch, and say which of their parts run so."""
+"""Loops over what torch's programs compute. No plan is made for it: plans for torch say which parts are printed so, and
+these are lowered like torch's, so `whole` is true."""
 BACKENDS = {backend.name: backend for backend in (TRITON, TORCH, NUMBA)}

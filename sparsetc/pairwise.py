@@ -53,8 +53,8 @@ def computed(
     """Return the result of a body, (*heads, rows, size), (*heads, rows) or (*heads, entries), and maybe rows' log-sums.
 
     Args:
-        body: what is computed.
-        pairs: of which.
+        body: a function of each pair.
+        pairs: the pairs of a row and a column that it is computed for.
         tensors: as `Body.inputs` says, tables of one dtype, with any modes of heads; those of columns may have a head
             for several of rows.
         settings: of `einsum`; kernels take precision and cache_dir.

@@ -7,7 +7,7 @@ these, so that threads can share a part; it adds to an output of its own, or sto
 Lanes are a loop. Rows of results stay in registers: an accumulator is one or more vectors along the last dense axis,
 each a variable (``total_0`` and ``total_16``), and other axes of it are unrolled; what would take more than `REGISTERS`
 vectors is a local array. A gathered row is loaded where it is multiplied; a product that one statement reads is printed
-there. Long sums are made in pieces of `LONG` terms (`tensor.sums`): ``total_before`` is what was summed before.
+there. Long sums are made in pieces of `LONG` terms (`tensor.dtypes`): ``total_before`` is what was summed before.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ class Piece:
     """Neighbours along the vector axis that one instruction takes.
 
     Attributes:
-        first: place of the first one, from `base` on: the variable of a loop over the axis, or nothing.
+        first: place of the first one, counted from `base` on.
         length: how many there are; 1 for a number.
+        base: the variable of a loop over the axis; empty without a loop.
     """
 
     first: int = 0

@@ -20,7 +20,7 @@ from sparsetc.backends import NUMBA, TORCH
 from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, known, parsed
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.path import Path
-from sparsetc.contraction.prepare import chosen_for, in_place, problem_of
+from sparsetc.contraction.prepare import chosen_for, in_force_on, problem_of
 from sparsetc.contraction.request import Operands, Request, Rewrite, check_form, check_operand, stand_in
 from sparsetc.contraction.rewrites import broadcast_dims, rewrites_of
 from sparsetc.contraction.step import Step
@@ -90,7 +90,7 @@ def _innermost(request: Request, choice: Choice | None) -> tuple[Any, list[Rewri
     wanted = requested(request.settings.plan)
     several, count = len(request.sparse) > 1, len(request.operands)
     order, by_entries = request.settings.path or wanted.path, several and by_nonzeros(wanted)
-    # Several operands by their entries take a path of what rewrites lead to, below.
+    # A path of several operands by their entries is made below, after rewrites.
     if choice is None and not (by_entries and count > 2):
         path = None
         if order:
@@ -180,7 +180,7 @@ def _seconds_of_pass(request: Request, taken: Sequence[tuple[str, ...]], after: 
 
 
 def _fault(request: Request, asked: bool) -> str:
-    """Say why an einsum is not contracted in steps, if it is not."""
+    """Say why steps are not sought for an einsum; the text is empty if they are."""
     bound, (x, *others) = request.bound, request.sparse
     e = bound.einsum
     if others:
@@ -199,7 +199,7 @@ def _fault(request: Request, asked: bool) -> str:
 
 
 def _as_dense(request: Request, choice: Choice) -> Choice | None:
-    """Request the dense tensor of an operand with dense modes, or in blocks, if it is priced lower than a choice."""
+    """Return the choice to make an operand with dense modes or blocks dense first; None unless its price is lower."""
     (x,), e = request.sparse, request.bound.einsum
     term = e.inputs[e.sparse[0]]
     if len(term) > len(e.sparse_indices) or request.has_pattern():
@@ -241,7 +241,7 @@ def compiled_together(
     if not x.dense_order and not x.blocksize and all(len(r.sparse) == 1 for r in requests):
         with lasting():
             problems = list(map(problem_of, requests))
-            with in_place(settings, x.device):
+            with in_force_on(settings, x.device):
                 choices = choose_together(settings.plan, problems, settings.memory_on(x.device))
     choices = choices or [(None, settings.plan)] * len(requests)
     return tuple(

@@ -23,7 +23,7 @@ from torch.profiler import record_function
 from sparsetc.codegen.launch import Values
 from sparsetc.contraction.autograd import UNREAD, apply
 from sparsetc.contraction.guard import KINDS, Way, check_sums, looked_at, sums_of_integers, way_of
-from sparsetc.contraction.prepare import in_place
+from sparsetc.contraction.prepare import in_force_on
 from sparsetc.contraction.request import (
     Operands,
     Patterns,
@@ -140,7 +140,7 @@ class Contraction:
 
     def explain(self) -> Explanation:
         """Steps and their parts, costs, and why this plan."""
-        with in_place(self.settings, self.device):
+        with in_force_on(self.settings, self.device):
             plan = self.innermost.plan
             reports = tuple(self.innermost.reports())
             profile = of_backend(self.innermost.backend)

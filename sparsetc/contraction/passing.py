@@ -218,7 +218,7 @@ class Table:
     Attributes:
         modes: of the sparse operand, which number the rows.
         sizes: of these modes.
-        order: permutation of the operand's dimensions, those that number rows first; None where they lie so.
+        order: permutation of the operand's dimensions, those that number rows first; None if it changes nothing.
         shape: (rows, *sizes of a row).
     """
 

@@ -4,10 +4,10 @@ In: a `Bound` einsum and its operands, an order of contractions or none. Out: `P
 link of two sparse operands is a `Pair`; one of a sparse operand and dense ones is a `Step` like any other; dense
 operands are torch's. A sparse operand that is a link alone is made dense, and all links behind it are torch's.
 
-Of one sparse operand `compile` finds the order. Of several it is `sparse_order`: a dense operand is contracted into a
-sparse one, or applied to a product of sparse ones, whichever is expected to make fewer tasks. Operands with dense
-modes, or in blocks, are contracted as they are, two at a time; dense operands join the last two. Otherwise dense modes
-become coordinates, of intermediate results too.
+With one sparse operand `contraction/compile.py` finds the order. With several `sparse_order` does: it contracts a dense
+operand into a sparse one, or applies it to a product of sparse ones, whichever is expected to make fewer tasks. A path
+is `expanded` where dense modes become coordinates, in intermediate results too. Where it is not, operands with dense
+modes, or in blocks, are contracted as they are, two at a time; dense operands join the last two.
 
 Every intermediate result that keeps coordinates of a sparse operand is sparse, and its pattern is known once the path
 is compiled, so a call computes values only.
@@ -90,13 +90,14 @@ class Path(Inspectable):
     Attributes:
         order: the operands of each link, by their positions in the list of what is left, ascending.
         links: the contractions, in order; each removes its operands from that list and appends its result.
-        holds: what says whether dense operands may meet the zeros of a tensor that was made dense; None where none is.
+        holds: a test of a call's dense operands: False for an infinity or a NaN, which would meet zeros where the
+            sparse operand has no entries; None where no link multiplies a tensor that was made dense.
         _expanded: whether dense modes are made coordinates, where operands have any.
-        _single: whether one operand is sparse, whose pattern each call brings.
+        _single: whether just one operand is sparse: each call brings its pattern.
         _like: a number of the dtype that intermediate results have.
         _dropped: dimensions that dense operands are summed along beforehand.
         _reader: the contraction that reads the one sparse operand; None where there are several, or it is made dense.
-        _last: the last link's contraction, where the operand's pattern or the result's is that of the call.
+        _last: the last link's contraction if an operand of it has the pattern that a call brings; else None.
         _merged: how duplicates of the last link's result are summed; None where there are none.
         _pattern: the pattern of a sparse result; None where `pattern_on` asks the last link for it.
     """
@@ -112,7 +113,7 @@ class Path(Inspectable):
         self._expanded, self._single = expanded, len(request.sparse) == 1
         self._reason = reason
         self._name = STEPS.name
-        if not self._single:  # given back, it is by nonzeros again
+        if not self._single:  # a name which, given as ``plan=``, makes the same kind of path again
             self._name = "scalar" if expanded and any(x.dense_order for x in request.sparse) else "chain"
         # Of one sparse operand, what is summed in 16 bits is not rounded on the way.
         dtype = accumulator(self.dtype) if self._single else summed_dtype(self.dtype)
@@ -131,9 +132,9 @@ class Path(Inspectable):
         self.links: list[Link] = []
         self._reader: Contraction | None = None
         self._last: Contraction | None = None
-        last, looks = self._compiled(terms)
+        last, meets_zeros = self._compiled(terms)
         guard = Guard(finite)
-        self.holds = (lambda dense: not transforming() and guard.admits(dense, dense)) if looks else None
+        self.holds = (lambda dense: not transforming() and guard.admits(dense, dense)) if meets_zeros else None
         self.inner = [made.innermost for _, made in self.links if isinstance(made, Contraction)]
         self.empty = any(one.empty for one in self.inner)
         self._merged: JoinOperand | None = None
@@ -146,21 +147,21 @@ class Path(Inspectable):
     def _compiled(self, terms: list[Term]) -> tuple[SparseTensor | Tensor, bool]:
         """Compile the links, in the order in which they run.
 
-        Return the last one's result, and True if one multiplies the dense tensor that the one sparse operand becomes:
-        it holds zeros for want of entries.
+        Return the last one's result, and True if a link multiplies the dense tensor that the one sparse operand
+        becomes: where it has no entry, that tensor has a zero.
         """
         x = next(operand for _, operand in terms if isinstance(operand, SparseTensor))
         became: SparseTensor | Tensor = x
-        looks = False
+        meets_zeros = False
         for number, places in enumerate(self.order):
             chosen = [terms[n] for n in places]
             rest = [term for n, term in enumerate(terms) if n not in places]
             plan = requested(self.settings.plan).of_step(number, len(self.order))
             terms = [*rest, self._linked(chosen, rest, plan, x.pattern if self._single else None)]
             if any(operand is became for _, operand in chosen):
-                looks |= isinstance(became, Tensor)
+                meets_zeros |= isinstance(became, Tensor)
                 became = terms[-1][1]
-        return terms[0][1], looks and self._single
+        return terms[0][1], meets_zeros and self._single
 
     def _order_of(self, terms: Sequence[Term]) -> Order:
         """The order of several sparse operands; dense ones are ordered with them only where all are expanded."""
@@ -211,7 +212,7 @@ class Path(Inspectable):
             report = StepReport(e.text, "torch.einsum", "dense operands")
             self.links.append((partial(_by_torch, e.text, self.settings.effective_precision()), report))
             return output, self._like.expand(bound.output_shape)
-        if self._expanded and plan.is_request:  # one for pairs, of letters that this one need not have
+        if self._expanded and plan.is_request:  # its blocks may be along letters that this link does not have
             sides = {SIDE + c for c in self.bound.einsum.indices if c not in e.indices}
             options = tuple(option for option in plan.options if option[0] not in sides)
             plan = replace(plan, options=options) if len(sparse) > 1 else ONE_PASS
@@ -288,7 +289,7 @@ class Path(Inspectable):
             terms = [term.to(dtype) for term in terms]
         operands = [*values, *dense]
         for places, (run, made) in zip(self.order, self.links, strict=True):
-            # Values that are `UNREAD` are none here: every link is followed by autograd by itself.
+            # `UNREAD`, which is empty, is taken for None: autograd follows each link by itself.
             own_packed = (packed or None) if made is self._reader else None
             result = run([terms[n] for n in places], patterns, own_packed, operands)
             for n in reversed(places):
@@ -318,8 +319,8 @@ class Path(Inspectable):
     def plan(self) -> Plan:
         """The plan of each link, by a name that asks for all of them again.
 
-        Of one sparse operand it is "steps". Of several it is that of the first link of two of them where they are
-        contracted by nonzeros, or "scalar" where no two are; "chain" where they are contracted as they are.
+        With one sparse operand the name is "steps". With several it is that of the first link that pairs nonzeros; if
+        there is none, "scalar" where dense modes became coordinates, and "chain" elsewhere.
         """
         # None: torch's own product.
         steps = tuple(made.innermost.plan if isinstance(made, Contraction) else None for _, made in self.links)

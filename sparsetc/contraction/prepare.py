@@ -63,11 +63,11 @@ class Preparation:
     """An einsum of one sparse operand with a mode for each letter, from which plans are compiled.
 
     Attributes:
-        bound: the einsum.
-        written: the einsum that it is run for.
+        bound: the einsum, as rewrites leave it.
+        written: the einsum before rewrites; schedules may name letters of it that rewrites removed.
         operand: the sparse operand, with no values and nothing kept.
-        output: of the einsum.
-        problem: of planning it.
+        output: where the results go: rows of a dense tensor, or nonzeros of a pattern.
+        problem: the einsum as the planner sees it.
     """
 
     def __init__(self, request: Request) -> None:
@@ -89,8 +89,8 @@ class Preparation:
             plan: with parts.
 
         Returns:
-            The plan of the parts that are run, in the form that ``plan=`` takes, and for each of them which one of the
-            given plan it is: a part of nothing is not run. Then these parts, their executable and its arrays.
+            The plan of the parts that are run, in the form that ``plan=`` takes; for each of them its number in the
+            given plan, of which parts without nonzeros are not run; these parts; their executable; and its arrays.
 
         Raises:
             PlanError: the partition does not divide as the plan says, a schedule has blocks of no dense axis, or
@@ -134,8 +134,8 @@ class Preparation:
     ) -> tuple[SecondPass, list[BoundPart]]:
         """Give each result that would be added a partial row. Return the second pass, which sums them, and the parts.
 
-        The rows of one part follow those of the part before it; where some parts store rows of the result, all rows of
-        it come first.
+        The partial rows of one part follow those of the part before it. Where some parts store rows of the result, all
+        rows of the result come before the partial ones.
         """
         rows, adding = self._row_of_nonzeros(), [not p.program.result.owned for p in parts]
         first = 0 if all(adding) else self.output.rows
@@ -192,7 +192,7 @@ class Preparation:
         Args:
             part: of a plan.
             packed: the part as it is stored.
-            number: of the part among those that are run.
+            number: the part's place among those that are run.
             alone: whether no other part adds to the same rows.
             partial: the partial rows, one for each result that the part would add; None where results are added.
             partials: how many rows there are with the partial ones of all parts, behind those that other parts store.
@@ -281,8 +281,8 @@ class Preparation:
     def orders(self) -> list[tuple[Ints, Ints | None, bool]]:
         """Return the shape of each dense operand, the order its dimensions are read in, and if strides are used.
 
-        The order is None where they lie so. Triton's kernels read what lies in another order by its strides, if in
-        runs: it is neither permuted nor copied.
+        The order is None where the dimensions are in it already. Triton's kernels read an operand in another order by
+        its strides, where its elements lie in runs: it is neither permuted nor copied.
         """
         e = self.bound.einsum
         orders = []
@@ -295,7 +295,7 @@ class Preparation:
         return orders
 
     def tables(self, dense: Tensors, contiguous: bool = True) -> list[Tensor]:
-        """Return the dense operands in full, in the order and contiguous as kernels read them, or views for torch.
+        """Return the dense operands in full: contiguous, as kernels read them, or as views for torch.
 
         Raises:
             OutOfMemoryError: the copy of a broadcast operand would pass the memory limit.
@@ -329,9 +329,10 @@ class Preparation:
         return rows if packed.source is None else rows[packed.source]
 
     def _zeroed(self, parts: Sequence[BoundPart]) -> Tensor | None:
-        """Return the rows of the result that no part writes and are to be zeroed; None if all rows are zeroed, or none.
+        """List the rows of the result to be zeroed before a run; None where they are not listed: all are, or none.
 
-        Zeros for a result of 2.7 GB take as long as its rows, and those that are not stored may be one in thousands.
+        These are the rows that no part stores: parts add to them, or they have no nonzeros. Zeros for a result of
+        2.7 GB take as long as its rows, and those that are not stored may be one in thousands.
         """
         storing, adding = ([p.packed for p in parts if p.program.result.owned == stores] for stores in (True, False))
         count, sparse = self.output.rows, self.output.sparse
@@ -351,10 +352,10 @@ class Preparation:
         return zeroed if listed <= count * row else None
 
     def _storing_all(self, part: BoundPart) -> BoundPart:
-        """Return a part with an item for each row without nonzeros: it stores zeros, and saves a launch.
+        """Give a part an item for each row without nonzeros, which stores zeros: none need be written before a run.
 
-        The part is as it was if it does not store a row an item, by its number, or most rows have
-        no nonzeros.
+        Left as they are: parts whose items are not rows, each with its number stored; parts with no such row; and parts
+        of which most rows are such.
         """
         packed, view, rows = part.packed, part.packed.view, self.output.rows
         shared, ends = view.levels[0], view.items.arrays
@@ -378,14 +379,14 @@ def problem_of(request: Request) -> Problem:
 
 
 def chosen_for(request: Request, other: Other | None = None) -> Choice:
-    """Choose the plan of an einsum of one sparse operand, as `choose` does."""
+    """Choose the plan of an einsum of one sparse operand by its options; `other` is as of `choose`."""
     settings = request.settings
-    with in_place(settings, request.like.device):
+    with in_force_on(settings, request.like.device):
         return choose(settings.plan, problem_of(request), request.of_call and not settings.timed, other)
 
 
 @contextmanager
-def in_place(settings: Options, device: torch.device) -> Iterator[None]:
-    """Enter these options and this GPU, so that its rates are looked up."""
+def in_force_on(settings: Options, device: torch.device) -> Iterator[None]:
+    """Put options in force in this block, and make a GPU the current one, so that its profile is looked up."""
     with in_force(settings), on_gpu(device):
         yield

@@ -184,8 +184,9 @@ class Output:
     """The form of a result: a dense tensor, or values on a pattern known since compilation.
 
     Attributes:
+        kept_shape: sizes of the sparse letters that it has, in the output's order.
         width_shape: sizes of the dense letters, in the output's order.
-        permutation: from (kept, dense) letters to the output's order; None when they are so already.
+        permutation: from (kept, dense) letters to the output's order; None when they are in it already.
         pattern: pattern of a sparse output, over kept modes; None of a dense one.
         own: whether the result's pattern is the sparse operand's own.
         slot: (nnz,) the row of the output each nonzero adds to; None where it is the nonzero's own number.
@@ -268,7 +269,7 @@ def known_result(bound: Bound, patterns: Sequence[Pattern], pattern: Pattern) ->
 def arranged(output: Output) -> tuple[Pattern | None, Tensor | None]:
     """A sparse result's pattern with its modes in the output's order, and which element of the rows each value is.
 
-    None for the order where they are so already, one row for each entry.
+    The second is None where the modes are in that order already, a row for each entry.
     """
     if output.pattern is None or output.permutation is None:
         return output.pattern, None

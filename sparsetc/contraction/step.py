@@ -28,7 +28,7 @@ from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
 from sparsetc.contraction.contraction import Contraction, compiled
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
-from sparsetc.contraction.prepare import Preparation, Prepared, in_place
+from sparsetc.contraction.prepare import Preparation, Prepared, in_force_on
 from sparsetc.contraction.request import Patterns, Request, Tensors, arranged, repeated_dims, stand_ins
 from sparsetc.device.profile import gpu, has_halves
 from sparsetc.errors import EquationError, PlanError
@@ -99,7 +99,7 @@ class Step(Preparation, Inspectable):
         output = self.output
         self._as_rows = output.permutation is None and (output.sparse or len(output.kept_shape) == 1)
         self.trials: Callable[[Tensor | None, Tensors, Tensors | None], Tensor] | None = None
-        with in_place(settings, self.device):
+        with in_force_on(settings, self.device):
             recurs = request.of_call and not settings.timed
             self.take(choice or choose(settings.plan, self.problem, recurs))
         if self.backend == TORCH.name and self.device.type == "cpu":
@@ -399,14 +399,14 @@ class Step(Preparation, Inspectable):
 
     def cost(self) -> SymbolicCost:
         """Return the cost of a call, as expressions."""
-        with in_place(self.settings, self.device):
+        with in_force_on(self.settings, self.device):
             stored = statistics_of(self.choice, [p.packed for p in self.parts], self.filled, self.problem)
             problem = self.problem
             return symbolic_cost(self.bound, self.plan, self.programs, stored, problem.profile)
 
     def reports(self) -> list[StepReport]:
         """Return the report of the step, for an explanation."""
-        with in_place(self.settings, self.device):
+        with in_force_on(self.settings, self.device):
             return [
                 report(
                     self.equation,

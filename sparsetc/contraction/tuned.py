@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.contraction.pair import Pair
-from sparsetc.contraction.prepare import in_place
+from sparsetc.contraction.prepare import in_force_on
 from sparsetc.contraction.request import Tensors
 from sparsetc.contraction.step import Step
 from sparsetc.device.timing import Timing
@@ -69,7 +69,7 @@ def tune(made: Step | Pair) -> None:
     interpreted = made.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1"
     if made.empty or not request.is_request or request.options or (made.problem.backend.gpu and interpreted):
         return
-    with in_place(made.settings, made.device), lasting():
+    with in_force_on(made.settings, made.device), lasting():
         candidates = _considered(made, request.name)
         record, (leads, plans) = Known(_facts(made), request, device_name(made.device)), leader.get() or (True, None)
         runs: dict[str, Run] = {}
@@ -222,7 +222,7 @@ def in_turns(
             return
         step.trials = None
         known.add([replace(t, timing=Timing.of(own)) for t, own in zip(trials, taken, strict=True)])
-        with in_place(step.settings, step.device), lasting():
+        with in_force_on(step.settings, step.device), lasting():
             _decide(step, known, candidates, runs_of(trials))
 
     def rows(values: Tensor | None, dense: Tensors, given: Tensors | None) -> Tensor:

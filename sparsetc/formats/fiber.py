@@ -54,9 +54,9 @@ from sparsetc.planner import (
     Problem,
     add_plans,
     blocked,
+    dot_takes_entries,
     items_of,
     max_item_nnz_of,
-    of_entries,
     register_format,
     repeats,
     rounds,
@@ -212,7 +212,7 @@ def _items(ptr: Tensor, begins: Tensor, most: int, stored: int) -> Tensor:
 
 def fibers(problem: Problem, best: Best) -> Iterator[Candidate]:
     """Yield the candidates of fibers along each summed mode, if there are several and no dots take entries."""
-    if len(problem.rest) > 1 and not of_entries(problem):
+    if len(problem.rest) > 1 and not dot_takes_entries(problem):
         yield from (fiber(problem, leaf) for leaf in problem.rest)
 
 
@@ -262,7 +262,7 @@ def short_rows(problem: Problem, best: Best | None = None) -> Iterator[Candidate
 
     None where dots take entries as they are loaded.
     """
-    if not problem.rest or not problem.kept or of_entries(problem):
+    if not problem.rest or not problem.kept or dot_takes_entries(problem):
         return
     most = problem.rules["lane_nnz"]
     if not most or problem.nnz <= most * problem.counts.distinct(problem.kept):

@@ -63,7 +63,7 @@ from sparsetc.planner import (
     Problem,
     add_plans,
     cheapest,
-    dot_axes,
+    dot_may_form,
     fit,
     least_seconds,
     of_whole_axes,
@@ -213,7 +213,7 @@ def one_launch(problem: Problem) -> bool:
 
     On an H200 that was faster up to 4 M nonzeros, and beyond where a program's rank is short or values are 16 bits.
     """
-    if dot_axes(problem.bound):  # a matrix for each kept position
+    if dot_may_form(problem.bound):  # a matrix for each kept position
         return False
     ranks = max(problem.bound.extents(problem.einsum.axes), default=1)
     short, few = ranks <= 32, problem.nnz < problem.rules["fuse_below"]
@@ -331,7 +331,7 @@ def by_tiles(problem: Problem, threshold: int | None = None) -> Candidate:
     check_threshold(threshold, 0)
     histogram, rest = problem.counts.tiles(), [coo(problem)]
     # What is not in dense tiles is runs, since it makes short fibers; or fibers, which save matrix products.
-    if problem.backend.tensor_cores and problem.floating and len(problem.rest) > 1 and dot_axes(problem.bound):
+    if problem.backend.tensor_cores and problem.floating and len(problem.rest) > 1 and dot_may_form(problem.bound):
         rest.append(fiber(problem, best_leaf(problem)))
     tiles = histogram // torch.arange(VOLUME + 1, device=histogram.device).clamp(min=1)
     below = [(0, *torch.cumsum(counted, 0).tolist()) for counted in (histogram, tiles)]  # n nonzeros, by n

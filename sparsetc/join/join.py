@@ -110,6 +110,8 @@ class JoinOperand:
     """Distinct coordinates of an operand, by letter; in its own order if they are known to be distinct, else sorted.
 
     Attributes:
+        letters: the letters of its modes, in the order in which they are read.
+        sizes: the sizes of these modes.
         coords: (n,) int64 a letter.
         n: number of distinct entries.
         ordered: whether the entries are known to be in lexicographic order of `letters`.

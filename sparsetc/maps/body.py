@@ -55,7 +55,7 @@ class Body:
         softmax: whether results of the map are normalised over a row's pairs.
         table: the table of columns whose rows are summed, weighted; None for the sum of the weights.
         stored: whether the result is each pair's weight, and nothing is summed.
-        dropout: the share of weights that are dropped.
+        dropout: the share of weights that are set to 0, at random.
         places: of each vector by place, the function of vectors i and j that gives the place of a pair's number: a
             whole number, from the end where it is negative.
         positions: names of vectors that are numbers of rows, columns or heads: whole numbers where no kernel runs.
@@ -106,22 +106,24 @@ rows are outputs "value", "d_own" and "d_shared"; and the name of the shared row
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """One pass over the windows of a mode. "Own" is that mode, "other" the one that a loop goes along.
+    """One pass over the pairs, a window after another: the pairs of some neighbouring positions of one mode.
 
-    Products, vectors and functions that no result depends on are left out.
+    "Own" is that mode, "other" the one along which a loop goes within a window. Products, vectors and functions that no
+    result depends on are left out.
 
     Attributes:
         mode: 0 if windows are of rows, 1 if of columns.
         products: of each score, its own table and the other one.
         vectors: by name, whether there is a number for each own position, other one, entry, or place.
-        function: of products and vectors; weights are outputs of it.
-        online: True if output "p" is a logarithm to base 2, whose softmax is found on the way; `lse` is a result then.
+        function: of products and vectors; its outputs, by name, are summed or stored.
+        online: True if output "p" is a logarithm to base 2, whose softmax is found on the way; ``lse_out``, the
+            logarithms to base 2 of rows' sums, is a result then.
         accumulated: (output, other table, destination): destination[own, d] = sum of output * table[other, d]; without
             a table destination[own] = sum of output. In place of the table, the derivative of an inner function.
         stored: (output, vector by place or None, destination): destination[entry] = output; of a vector
             destination[its place] += output, in any order.
-        sums: name -> two own tables, and maybe an own vector: the sum of the tables' product for each own position,
-            less the vector; it is stored too.
+        sums: name -> two own tables, and an own vector or None: the dot product of the tables' rows at each own
+            position, less the vector. It is a vector for the function, and a result.
         dropout: the share of pairs for which input ``keep`` is 0.
         inner: the inner functions of products that have one.
         places: as of the body.
@@ -153,7 +155,7 @@ class Walk:
 
     @property
     def targets(self) -> Names:
-        """Names of what is written beside `lse` and `sums`."""
+        """Names of all that is written but ``lse_out`` and `sums`."""
         return (*(name for *_, name in self.stored), *dict.fromkeys(name for *_, name in self.accumulated))
 
     @property
@@ -181,9 +183,10 @@ class Walk:
 
     @cached_property
     def weights(self) -> dict[str, tuple[Argument, float]]:
-        """The outputs to be summed or stored, and the constant factor of their sums, or of the scores of a softmax.
+        """The expression of each output, and a constant factor taken out of it for sums or for scores of a softmax.
 
-        Factors stay within stored outputs, those of sums with several factors, and of scores if they are negative.
+        No factor is taken out of outputs that are stored, that are summed with others of another factor, or that are
+        scores if it is not positive.
         """
         peeled = {output: self.function.peeled(output) for output, *_ in (*self.accumulated, *self.stored)}
         factors: dict[str, set[float]] = {}
@@ -207,7 +210,7 @@ class Walk:
 
 
 def _reading(walk: Walk) -> Walk:
-    """Return a walk without the products, vectors and functions that nothing of its results depends on."""
+    """Return a walk without the products, vectors and functions on which no result of it depends."""
     read = walk.function.inputs(argument for argument, _ in walk.weights.values())
     read |= {vector for _, vector, _ in walk.stored if vector}
     read |= {term[0] for _, term, _ in walk.accumulated if isinstance(term, tuple)}
@@ -224,7 +227,7 @@ def keeps(dropout: float) -> tuple[int, float]:
 
 
 def forward(body: Body) -> Walk:
-    """Return the walk of the rows that gives the results; of a softmax also `lse`, the logarithm of each row's sum."""
+    """Return the walk of the rows that gives the result and, of a softmax, ``lse_out``: see `Walk.online`."""
     if body.untraced:
         raise Untraced(body.untraced)
     factor = LOG2E if body.softmax else 1.0
@@ -257,14 +260,15 @@ def _inner(body: Body, mode: int) -> dict[str, Inner]:
 def backward(body: Body, mode: int, wanted: Collection[str], of_lse: bool = False) -> Walk:
     """Return the walk of a mode that computes the gradients of its tables and vectors; walks of rows also of entries.
 
-    It reads, beside the inputs, ``g_o`` for the result o, and of a softmax `lse`, and `delta`, the sum of each row of o
-    times g_o. The walk of the rows computes this itself, reads o for it, and stores it for that of the columns.
+    It reads, beside the inputs, ``g_o``, the gradient of the result o, and of a softmax ``lse``, which was ``lse_out``,
+    and ``delta``, the sum of each row of o times g_o. The walk of the rows computes ``delta`` itself, from o, and
+    stores it for the walk of the columns.
 
     Args:
         body: the body.
         mode: 0 for rows, 1 for columns.
         wanted: names of the tables and vectors whose gradients are computed, as ``grad_`` and the name.
-        of_lse: whether there is a gradient ``g_lse`` of `lse` too, which `delta` is less by.
+        of_lse: whether there is a gradient ``g_lse`` of ``lse`` too, which is subtracted from ``delta``.
     """
     upstream = f"g_{RESULT}"
     products = dict(body.products)

@@ -37,7 +37,7 @@ Gradients = tuple[list[Kernel], list[tuple[str, str]]]
 """Kernels, and the names of the gradients that they give with those of the inputs."""
 
 NOTHING = -1e29
-"""Logarithms of sums of rows that meet nothing are below."""
+"""Bound below which the logarithm of a row's sum lies if the row has no pairs."""
 EXACT = 64
 """Largest row size for running scattered float32 entries row by row at "highest", which makes three dots of one; bodies
 without products run so too (GAT of 4 x 32, R-MAT graphs, H100, `benchmarks/results/maps.json`: windows that gather took
@@ -53,7 +53,7 @@ class Task(NamedTuple):
 
     Attributes:
         body: a function of each pair.
-        pairs: of which.
+        pairs: the pairs of a row and a column that it is computed for.
         options: in force; kernels take backend, precision and cache_dir.
         name: for the log, and what generated files are named after.
     """
@@ -82,11 +82,17 @@ class Task(NamedTuple):
 class Kernels:
     """The kernels of a task for tensors of given sizes and strides; it holds no tensors.
 
+    Where an input must be copied first, nothing is compiled here: the caller asks again, for tensors as `taken` gives
+    them.
+
     Attributes:
-        refusal: why there are none; empty where there are.
-        lead: sizes of the modes of heads.
-        copied: True for an input that kernels take a copy of: its heads lie in more groups than kernels read, the
+        refusal: the reason why there are no kernels; empty where there are.
+        copied: True for each input that kernels take a copy of: its heads lie in more groups than kernels read, the
             elements of its rows lie apart, or it is of 16 bits on a CPU.
+        lead: sizes of the modes of heads.
+        entries: what native loops go over, for either mode; empty where kernels go over tiles.
+        tiles: what the walks of the result, of gradients of rows, and of those of columns go over.
+        layouts: of these three walks.
     """
 
     def __init__(self, task: Task, tensors: Tensors) -> None:
@@ -183,7 +189,10 @@ class Kernels:
         return apart or len(_groups(tensor, own_modes)) > (own_modes if self.backend.gpu else 1)
 
     def _kernel(self, number: int, walk: Walk, tensors: Mapping[str, Tensor]) -> tuple[Kernel, Path | str]:
-        """Return the kernel of a walk, and its file; inputs have one mode of heads, or as many as `lead`."""
+        """Return the kernel of a walk, and its file; inputs have one mode of heads, or as many as `lead`.
+
+        The number is 0 for the walk of the result, 1 for that of gradients of rows, 2 for columns.
+        """
         kind = f"{self.name}_{'result' if not number else f'gradients_{SIDES[walk.mode]}'}"
         grouped, heads = self._grouped(tensors), self.heads
         if self.entries:
@@ -260,7 +269,7 @@ class Kernels:
 
         Args:
             tensors: inputs, the result, its gradient, and of a softmax `lse`, `delta`, and maybe ``g_lse``, by name.
-            wanted: of which inputs.
+            wanted: for each input, whether its gradient is computed.
         """
         strides = tensors[RESULT].stride(), tensors[f"g_{RESULT}"].stride()  # a graph's results are contiguous
         key = tuple(wanted), "g_lse" in tensors, strides
@@ -332,16 +341,16 @@ def _heads(pairs: Pairs, body: Body, lead: Ints, named: Mapping[str, Tensor]) ->
     return Heads(count, count // max(of_columns, default=count), pairs.patterns, pairs.fastest)
 
 
-def _unfit_for_kernels(native: bool, device: torch.device, tensors: Tensors) -> str:
-    """Return why no kernels run on such tensors, for any body; empty where they do."""
+def _unfit_for_kernels(on_cpu: bool, device: torch.device, tensors: Tensors) -> str:
+    """Return why no kernels, of a CPU or of Triton, run on such tensors whatever the body; empty where they do."""
     dtype = tensors[0].dtype
-    if (native and device.type == "cuda") or not (native or _has_triton()):
+    if (on_cpu and device.type == "cuda") or not (on_cpu or _has_triton()):
         return "kernels are Triton's, which does not run here"
     if min([t.numel() for t in tensors]) == 0:
         return "an operand has no elements"
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32, *([torch.float64] if native else [])):
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32, *([torch.float64] if on_cpu else [])):
         return f"operands are {dtype}"
-    if dtype == torch.bfloat16 and not native and os.environ.get("TRITON_INTERPRET") == "1":
+    if dtype == torch.bfloat16 and not on_cpu and os.environ.get("TRITON_INTERPRET") == "1":
         return "Triton's interpreter has no products of matrices in bfloat16"
     return ""
 

@@ -38,7 +38,7 @@ class Layout:
         warps: of a program.
         stages: tiles that are on their way at once.
         gathered: whether tiles hold any columns, and not neighbouring ones.
-        lines: heads of windows of one row that a program takes side by side, a window after another.
+        lines: how many pairs of a window and a head a program takes side by side, where a window is one row.
         sizes: of each table's rows.
         ordered: whether the numbers of entries are brought to the pattern's order.
         even: whether no tile reaches past the last column.
@@ -52,7 +52,7 @@ class Layout:
         stacked: whether heads have patterns of their own, whose windows follow one another.
         apart: tables whose heads lie in two groups, as a layer's do behind rows: a batch and its heads.
         stepped: vectors by row or column whose numbers are not next to one another.
-        whole: vectors of whole numbers, which stay whole numbers.
+        whole: vectors of whole numbers, which are not converted to floats.
         units: of tables whose rows begin at multiples of so many elements, and not of 16, which Triton sees by itself:
             the numbers of elements between heads and rows are in units of these.
         ptx: whether the target has instructions of PTX.
@@ -82,7 +82,7 @@ class Layout:
     ptx: bool = False
 
     def heads(self, mode: int) -> tuple[str, str, str]:
-        """Return the variables of a head of the other mode's tables, of the pattern's rows, and of its entries."""
+        """Return the names of the variables that number heads: of the other mode's tables, of rows, and of entries."""
         far = "head"
         if self.group > 1:
             far = "reader" if mode else "shared"
@@ -97,7 +97,10 @@ def padded(size: int, dots: bool) -> int:
 
 
 def argument_names(walk: Walk, lines: Iterable[str]) -> Names:
-    """Return the arguments that lines name: numbers, index arrays, sums and tensors; the last one is written."""
+    """Return the arguments that lines name: numbers, index arrays, slots, the seed and tensors, written ones last.
+
+    Slots have the sums of the items that a long window is cut into.
+    """
     less = [name for *_, name in walk.sums.values() if name]
     shared = [row for _, row in walk.inner.values()]
     tensors = list(dict.fromkeys([*walk.own, *walk.other, *walk.vectors, *less, *shared, *walk.written]))
@@ -108,7 +111,7 @@ def argument_names(walk: Walk, lines: Iterable[str]) -> Names:
 
 
 def number_arguments(tensors: Mapping[str, Tensor], units: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers of tensors: how far heads, rows and elements are apart, in units for rows, and sizes."""
+    """Return the `KINDS` of numbers of each tensor: sizes, and strides; those of heads and rows are in its units."""
     numbers: dict[str, int] = {}
     for name, tensor in tensors.items():
         unit, own_batches = units.get(name, 1), int(tensor.ndim == 4)

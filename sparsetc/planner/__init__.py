@@ -20,11 +20,11 @@ from sparsetc.planner.registry import PLANS, Method, add_plans, register_format
 from sparsetc.planner.schedule import (
     blocked,
     deepened,
-    dot_axes,
+    dot_may_form,
+    dot_takes_entries,
     fit,
     items_of,
     max_item_nnz_of,
-    of_entries,
     of_whole_axes,
     padded_axes,
     programs_of,

@@ -47,6 +47,7 @@ class State:
     Attributes:
         sparse: letters with coordinates, in the operand's order; none of what is dense.
         dense: other letters of the sparse operand, or of what it became.
+        terms: the dense operands, and products of some.
     """
 
     sparse: Names

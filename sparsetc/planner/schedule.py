@@ -1,7 +1,7 @@
-"""Schedules of programs over nonzeros: lanes, steps taken together, warps, blocks of dense axes; and what they go over.
+"""Schedules of programs over nonzeros (lanes, unrolling, warps, blocks of dense axes), and expected sizes of parts.
 
 In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes, the backend, the dtype and the precision, whatever
-the pattern of the sparse operand; and the sizes that packing a part by it is expected to give, by counts of it.
+the pattern of the sparse operand; and, from counts of that pattern, the sizes of a part that is packed for a schedule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def padded_axes(problem: Problem) -> dict[str, int]:
 
 
 def of_whole_axes(problem: Problem) -> Schedule | None:
-    """Return the only schedule of programs of whole axes; None for others."""
+    """Return the one schedule of a backend whose programs take whole axes; None for other backends."""
     if not problem.backend.whole:
         return None
     return Schedule(blocks=tuple(padded_axes(problem).items()), precision=problem.precision)
@@ -52,16 +52,16 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     output = bound.einsum.free
     summed = outside(padded, output)
     # Programs that share a sum add to it, in no order.
-    whole = summed if problem.ordered and volume(padded, summed) <= MOST_WHOLE else []
+    unsplit = summed if problem.ordered and volume(padded, summed) <= MOST_WHOLE else []
     products = problem.floating and not rows and len(output) > 1
     alone = products and problem.ones and not blocks  # an entry a step, of which nothing but tables is read
     products = products and (bool(problem.rest) or alone)
-    if products and (deep := _blocks_meet(problem, sizes, alone)):
+    if products and (deep := _met_axes(problem, sizes, alone)):
         return _of_single_blocks(problem, padded, deep) if alone else _of_blocks(problem, padded, deep)
     if alone and (entry_axes := _entry_axes(problem)):
         return _of_entries(problem, padded, entry_axes)
-    if products and dot_axes(bound):
-        block = {c: n if c in whole else min(n, 64) for c, n in padded.items()}
+    if products and dot_may_form(bound):
+        block = {c: n if c in unsplit else min(n, 64) for c, n in padded.items()}
         once = {problem.letters[m] for m in shared}
         groups = _axis_groups(bound, once)
         if len(groups) < 2:
@@ -72,7 +72,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
             widest = max(side, key=lambda c: block[c])
             block[widest] *= max(1, MIN_DOT // volume(block, side))  # padded to what a dot needs
         # An axis that is summed, and split, is added by atomics.
-        for shrink in (output, outside(block, whole)):
+        for shrink in (output, outside(block, unsplit)):
             block = fit(block, shrink, 4096, apart)
         of_dots, formed = set().union(*apart), volume(block, apart[1])
         warps = max(1, min(8, volume(block, of_dots) // rules["dot_tile"]))
@@ -87,8 +87,8 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         stages = 3 if ahead and problem.precision == "tf32x3" and len(of_dots) == len(block) else 1
         return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
     most = {c: 128 if c in output else 512 for c in padded}
-    block = {c: n if c in whole else min(n, most[c]) for c, n in padded.items()}
-    block = fit(block, outside(block, whole), 512)
+    block = {c: n if c in unsplit else min(n, most[c]) for c, n in padded.items()}
+    block = fit(block, outside(block, unsplit), 512)
     vectors = _vectors(problem, {c: block[c] for c in output})
     width = prod((block | {c: sum(sizes) for c, sizes in vectors}).values())
     unroll = 4 if width <= 64 else 2
@@ -101,11 +101,11 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, vectors=vectors)
 
 
-def of_entries(problem: Problem) -> bool:
-    """Return True if a dot takes each entry of a run as it is loaded, which lanes of fibers have to rearrange.
+def dot_takes_entries(problem: Problem) -> bool:
+    """Return True if a run's entries are given to a dot one by one, just as they are loaded.
 
-    No price covers that: blocks of 128 took 109 us at 16 columns by fibers, and 37 by runs; at one column 63 by rows
-    side by side, and 37 (H100, 62 MB of blocks in float16).
+    Lanes of fibers would have to rearrange them, which no price covers: blocks of 128 took 109 us at 16 columns by
+    fibers, and 37 by runs; at one column 63 by rows side by side, and 37 (H100, 62 MB of blocks in float16).
     """
     return problem.ones and not schedule_of(problem, blocks=False).lanes
 
@@ -115,13 +115,14 @@ def programs_of(problem: Problem, schedule: Schedule) -> int:
     return prod(-(-problem.bound.by_index[c] // schedule.block(c)) for c in problem.einsum.axes)
 
 
-def _blocks_meet(problem: Problem, sizes: dict[str, int], alone: bool) -> Names:
-    """The summed dense axes that two operands have in common, where each has enough of the output's axes for a dot.
+def _met_axes(problem: Problem, sizes: dict[str, int], alone: bool) -> Names:
+    """Return the dense axes over which a dot sums the product of two operands; none where no dot fits them.
 
-    A product of the blocks that two entries hold is a matrix product for each pair that meets; what has no such axis,
-    and one row for each of the result, is multiplied by after it. Where entries are taken `alone` the other operand may
-    have few columns, as to read the entries takes longest; and what is summed may be long, unless sums have to be in an
-    order: programs share it, and add.
+    Both operands have these axes, the output has none of them, and each operand has enough of the output's axes for a
+    side of a dot. Operands whose entries are blocks are such a pair: a product of two blocks is a matrix product. Where
+    entries are taken `alone`, an operand with all its letters in the output is multiplied after the dot. Beside the
+    entries a dot may then have few columns, since reading entries takes longest; and the axes may be long unless sums
+    have an order, since several programs share them and add.
     """
     e = problem.einsum
     axes = {p: {c for c in e.inputs[p] if c in sizes} for p in e.dense}
@@ -156,14 +157,14 @@ def _of_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> Schedul
 
 
 WIDE = 128
-"""Columns from which on narrower ones are taken for two programs to share a multiprocessor."""
+"""Most columns of a block for one program alone on a multiprocessor; wider blocks are halved until two programs fit."""
 STAGES = 3, 5
-"""Stages of a loop over entries: coordinates are loaded two steps ahead, and of tables one buffer is held, or two."""
+"""Stages of a loop over entries that holds one buffer of tables, or two; coordinates are loaded two steps ahead."""
 ENTRY = 1 << 14
 """Bytes of a whole entry for each warp of its program: cubes of 32 take 20 us by 4 warps in float16 and 21 by 8, in
 float32 at "highest" 537 by 4, as registers do not hold them, and 35 by 8 (NVIDIA H200)."""
 BUFFERS = 7
-"""Most buffers of such a loop, where few programs wait for their loads (`deepened`)."""
+"""Most buffers of a loop over entries, where few programs wait for their loads (`deepened`)."""
 ENOUGH = 3
 """Programs that must fit beside one another for each to have two buffers: blocks of 64, with 3.6 programs for each
 multiprocessor of an H100, take 21.1 us if four fit, with one buffer, and 19.0 if three fit, with two
@@ -277,7 +278,7 @@ def _of_entries(problem: Problem, padded: dict[str, int], own: Names) -> Schedul
 
 
 def _vectors(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, Ints], ...]:
-    """Return the vectors of the axis that its block pads most, if by a fifth or more; of other axes none."""
+    """Return vectors of several lengths for the axis that its block pads most, by a fifth or more; else none."""
     by_axis, least = {}, problem.rules["least_vector"]
     for c, most in block.items():
         size = problem.bound.by_index[c]
@@ -290,8 +291,8 @@ def _vectors(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, Ints],
 
 
 @lru_cache(maxsize=256)
-def dot_axes(bound: Bound) -> bool:
-    """Return True if two dense operands with sparse letters have no dense axis in common: a matrix product may form."""
+def dot_may_form(bound: Bound) -> bool:
+    """Return True if a matrix product may form: two dense operands with sparse letters have no dense axis in common."""
     return len(_axis_groups(bound)) > 1
 
 
@@ -344,7 +345,7 @@ def repeats(problem: Problem, storage: Storage) -> NamedInts:
 
 
 def items_of(n: int, rows: int, most: int) -> int:
-    """Work items of `rows` rows: one at least each, one more for every `most` nonzeros, half of which a row loses."""
+    """Return the expected work items of n nonzeros in rows cut after `most`: the last item of a row is half full."""
     if not n:
         return 0
     return max(1, rows, rows // 2 + n // most if most else 0)

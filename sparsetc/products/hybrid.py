@@ -1,9 +1,9 @@
 """``bcb+scalar``: well-filled blocks of x by one method, its other nonzeros by another, one result.
 
-In: a `Blocking`, whose populations say the work that a threshold leaves to blocks and to single nonzeros; then the
-`JoinSubset`s that the two take, and their paths. Out: the result's values by place. The pattern is the union of both
-patterns. Where they overlap values are added, two to an entry, so bits do not depend on an order. A threshold is found
-by counts alone, those of all thresholds at once: no task is made, and no nonzero sorted.
+In: a `Blocking`, whose populations say the work that a threshold leaves to blocks and to single nonzeros; then a
+`JoinProblem`, whose join is cut into two (`Join.only`), with a path for each. Out: the result's values by place. The
+pattern is the union of both patterns. Where they overlap values are added, two to an entry, so bits do not depend on an
+order. A threshold is found by counts alone, those of all thresholds at once: no task is made, and no nonzero sorted.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ PIECE = 3 << 18
 """Elements of rows that are gathered at a time."""
 
 LONG_SUM = 16
-"""Pieces of `LONG` positions from which a product on a CPU is summed by pieces, if it has..."""
+"""Pieces of `LONG` positions from which a product on a CPU is summed by pieces, if `FEW_SUMS` allows it."""
 FEW_SUMS = 64
-"""...no more results: for 1,000 a piece's product took five times as long as its share of the whole (one core)."""
+"""Most results of a product that is summed by pieces: for 1,000 a piece's product took five times as long as its
+share of the whole (one core)."""
 LONG_RUN = 32
 """Mean rows a run from which one matrix product a run beats outer products and a sum (2 cores, R = 16)."""
 

@@ -40,7 +40,8 @@ class SecondPass:
     then summed by one thread a column, so the same bits come back at every run.
 
     Attributes:
-        order: partial rows sorted by output row; None when they are so already.
+        partials: number of partial rows.
+        order: partial rows sorted by output row; None when they are sorted already.
         rows: (runs,) the output rows that have any partial row.
         lengths: how many consecutive rows make up each sum: of the partial rows first, then of their sums, and so on,
             until there is one a run.

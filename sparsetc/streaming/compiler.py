@@ -19,7 +19,7 @@ from sparsetc.backends import Backend
 from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.compile import contraction
-from sparsetc.contraction.prepare import BoundPart, Preparation, in_place
+from sparsetc.contraction.prepare import BoundPart, Preparation, in_force_on
 from sparsetc.contraction.request import Request, stand_ins
 from sparsetc.contraction.rewrites import Pull, rewrites_of
 from sparsetc.errors import FormatError, PlanError
@@ -112,7 +112,7 @@ class Compiler:
             PlanError: it applies to none of them.
         """
         refused = None
-        with in_place(self.settings, self.target):
+        with in_force_on(self.settings, self.target):
             for coords, values in samples:
                 prepared, _ = self._prepared(coords, values)
                 if not prepared.operand.nnz:
@@ -153,7 +153,7 @@ class Compiler:
         Raises:
             PlanError, FormatError: the plan does not apply.
         """
-        with in_place(self.settings, self.target):
+        with in_force_on(self.settings, self.target):
             prepared, pull = self._prepared(coords, values)
             if not prepared.operand.nnz:
                 return None
@@ -210,7 +210,7 @@ class Compiler:
             PlanError, FormatError, ValueError: parts that do not fit the einsum.
         """
         template, lowered = self.template, []
-        with in_place(self.settings, self.target):
+        with in_force_on(self.settings, self.target):
             for number, (part, own, wide) in enumerate(zip(variant.parts, variant.ordered, variant.wide, strict=True)):
                 view = get_format(part.format).view(template.problem.shape, part.storage)
                 target = Target(template.output.sparse, own, False, 1, wide, self.backend.whole)

@@ -1,9 +1,9 @@
 """Storage of packed chunks: in host memory, pinned if a GPU copies from it, or in a safetensors file.
 
-In: buffers of chunks. Out: `ChunkMemory` or `ChunkFile`. Both have a lock, which the stream that is called holds, and
-`feed`, which yields the buffers of chunks in the order of a run. Of a file several threads read, straight into the
-buffers that devices copy from; a chunk is compared with its checksum when it is first read. What the header of a file
-says of chunks is in `contents`.
+In: buffers of chunks. Out: `ChunkMemory` or `ChunkFile`. Both have a lock, which a stream holds during a call, and
+`feed`, which yields the buffers of chunks in the order of a run. Several threads read a file, straight into the
+buffers that devices copy from; a chunk is compared with its checksum when it is first read. `writing` writes a file;
+what its header says of chunks is in `contents`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sparsetc.io import memory
 from sparsetc.io.atomic import replacing
 from sparsetc.support import FilePath, Ints
 
-PAGE = 4096
+PAGE = 4096  # chunks begin at a multiple of so many bytes
 RESERVED = 1 << 20
-"""Bytes left for the header, which is known once all chunks are: about 1,500 chunks."""
+"""Bytes left for the header, which is known once all chunks are written: enough for about 1,500 chunks."""
 MOST = 100_000_000
 """Bytes of the largest header that safetensors reads."""
 BLOCK = 4 << 20
@@ -71,16 +71,18 @@ class ChunkMemory:
 
 
 Put: TypeAlias = Callable[[Tensor], object]
-"""Takes the buffer of a chunk, after those of the chunks before."""
+"""A function that writes the buffer of the next chunk."""
 
 
 @contextmanager
 def writing(path: FilePath) -> Iterator[tuple[Put, list[Ints], dict[str, Any]]]:
-    """Write a file of buffers one after the other, which is there whole or not at all.
+    """Write a file of buffers, one after the other; it appears once it is whole.
+
+    The header is written at the end of the block, into the bytes left for it; if it needs more, all buffers are moved.
 
     Yields:
-        What writes a buffer; the CRC-32 of each block of each buffer so far; and the header, to be filled in. It is
-        written at the end; what is behind it moves where it takes more than was left for it.
+        A function that writes a buffer; a list of the buffers written so far, as the CRC-32 of each block; and the
+        header, to be filled in.
 
     Raises:
         PlanError: safetensors reads no header of this size.
@@ -116,7 +118,7 @@ class ChunkFile:
         arrays: the header: dtype, shape and place of each array by name.
         stream: what its metadata says of the stream.
         nbytes: bytes of all arrays.
-        check: raises `FormatError` for the bytes of a chunk of which programs would read what is not there.
+        check: raises `FormatError` for the bytes of a chunk by which programs would reach outside of their arrays.
         passing: True, as the buffers that chunks are read into are filled again.
     """
 

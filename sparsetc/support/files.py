@@ -1,7 +1,7 @@
-"""Files and folders that nobody but the user may write to, those of functions compiled by numba among them.
+"""Private files and folders, and functions compiled by numba, which are kept in such files.
 
-In: paths and bytes. Out: folders of mode 0700 and files of mode 0600, and the bytes of such files, up to a bound; the
-folder of generated source and measured profiles, which is of that kind.
+Private is what nobody but the user may write to. In: paths and bytes. Out: folders of mode 0700 and files of mode 0600,
+and the bytes of such files, up to a bound; the cache folder, of generated source and profiles, which is of that kind.
 
 What is private is never reached through a link, and neither a file nor a folder is trusted that belongs to another user
 or that others may write to. Every refusal is an `OSError` that says why, as a failure of the disk is. Where the system
@@ -84,9 +84,9 @@ def claim(folder: Path, *, tighten: bool | None = None) -> None:
 
     Args:
         folder: an absolute path. A link to a folder is followed if the link, too, is the user's or root's.
-        tighten: take the right to write from others in place of refusing a folder of the user's that they have it to.
-            By default that of the standard folder, which is the package's. One that was named may hold more than a
-            cache: it is left as it is.
+        tighten: where others may write to a folder of the user's, take that right from them, in place of refusing the
+            folder. By default this is done to the standard folder, which is the package's alone. A folder that was
+            named may hold more than a cache, and is left as it is.
     """
     tighten = folder == _standard() if tighten is None else tighten
     absent = list(takewhile(lambda f: not f.exists(), (folder, *folder.parents)))
@@ -163,7 +163,7 @@ def open_regular(path: Path, mode: str = "rb", flags: int = 0) -> BinaryIO:
 
 
 def claim_record(path: Path) -> None:
-    """`claim` the folder of a record, which is one of the cache folder, and the cache folder."""
+    """`claim` the cache folder and the folder in it that a record is in: a profile, or times of plans."""
     claim(path.parent.parent)
     claim(path.parent, tighten=True)
 
@@ -259,7 +259,7 @@ def usable() -> bool:
 def native(function: Callable[..., Any], device: torch.device, elements: int) -> Callable[..., Any] | None:
     """Return a function as machine code, which is made at its first call with arguments of some types.
 
-    None on a GPU, without numba, where ``SPARSETC_BACKEND`` names other programs, while a graph is traced or a
+    It is None on a GPU, without numba, where ``SPARSETC_BACKEND`` names other programs, while a graph is traced or a
     transform is active, and where there are too few elements to make up for a compiler.
 
     Args:
@@ -294,7 +294,7 @@ def _native(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Kept:
-    """The compiled forms of one function on disk, in the interface of a cache of numba's dispatcher."""
+    """The compiled forms of one function on disk, one for each signature: a cache for numba's dispatcher."""
 
     def __init__(self, name: str, text: str, folder: Path | None) -> None:
         """Set the text to compile, which with the name determines the result up to compiler and types."""

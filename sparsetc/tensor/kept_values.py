@@ -1,7 +1,7 @@
-"""Packed values, kept with the tensor that they were made of for as long as its values stay the same.
+"""Things made of a tensor's values (packed values, tiles of a mask), kept with it while its values stay the same.
 
-In: a tensor of values, whoever wraps it: a SparseTensor, another one made anew, a layer's Parameter. Out: a bounded
-mapping that goes with the tensor, and is empty again once its values have changed.
+In: a tensor of values, whatever holds it: one SparseTensor or several, or a layer. Out: a bounded mapping, freed with
+the tensor; once the values have changed, a new one, which is empty.
 
 On a CPU anyone may write to the memory unseen, through ``.data`` or an ndarray, so the bytes are compared with a copy,
 which takes less than a tenth of the time of packing. On a GPU that would take a launch and a wait, so torch's count of
@@ -31,11 +31,13 @@ time, and what is kept."""
 _captured = WeakTensorKeyDictionary()
 """Packed values that CUDA graphs read: they stay as long as the values live, also when these change."""
 _others = 0
-"""Gradients of tensors that are views of leaves, or computed from some."""
+"""Number of gradients so far of tensors that are no leaves: each may have changed the values that they were made of."""
 
 
 def kept_with(values: Tensor) -> Lru[Any, Any] | None:
-    """Return the objects kept for the present values; None if changes cannot be noticed, or nothing need be kept.
+    """Return the mapping of things kept for the present values; None if nothing can be kept, or need be.
+
+    Nothing can be where changes are not noticed.
 
     Nothing is kept of values that autograd computed, which the next step computes anew, nor of values that learn while
     a CUDA graph of a training step is captured, which packs them at each replay. A graph without gradients reads what
@@ -72,11 +74,11 @@ def gradient_taken(values: Tensor) -> None:
 
 
 def _state(values: Tensor) -> Any:
-    """Return what changes with values.
+    """Return a thing that is equal as long as the values are the same.
 
-    On a CPU their bytes, of the same memory where they lie in order, which tell NaN from NaN and 0 from -0: the C
-    library compares them in half the time that numpy takes. On a GPU their storage, since assigning ``.data`` gives a
-    tensor another one, torch's count of changes, and the number of gradients of what is no leaf.
+    On a CPU it is their bytes, of the same memory where they lie in order, which tell NaN from NaN and 0 from -0: the C
+    library compares them in half the time that numpy takes. On a GPU it is their storage, since assigning ``.data``
+    gives a tensor another one, torch's count of changes, and the number of gradients of tensors that are no leaves.
     """
     if counted(values):
         return weakref.ref(values.untyped_storage()), values._version, _others if values.requires_grad else 0

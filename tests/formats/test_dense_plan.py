@@ -14,7 +14,7 @@ import torch
 from cases import Problem, assert_matches, poisoned, random_sparse
 
 import sparsetc as stc
-from sparsetc.contraction.prepare import in_place
+from sparsetc.contraction.prepare import in_force_on
 from sparsetc.ir.plan import Plan
 from sparsetc.planner.registry import PLANS
 from sparsetc.runtime.calls import multiply
@@ -368,7 +368,7 @@ def test_no_nonzeros_are_summed_in_one_order(equation: str) -> None:
 def estimated(x: stc.SparseTensor, b: torch.Tensor, **settings: Any) -> tuple[stc.Kernel, list[float]]:
     """A kernel by ``"auto"``, and the microseconds that the dense tensor is expected to take where it is considered."""
     kernel = stc.compile("ij,jr->ir", x, b, backend="triton", **settings)
-    with in_place(kernel.step.settings, kernel.step.device):
+    with in_force_on(kernel.step.settings, kernel.step.device):
         return kernel, [1e6 * sum(e.seconds) for e in PLANS["dense"].estimates(kernel.step.problem)]
 
 

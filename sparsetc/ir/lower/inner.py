@@ -1,8 +1,8 @@
 """The einsum of one work item: stored values and dense operands over the axes of a view.
 
-In: a `Bound` einsum with one sparse operand and the `Nest` of a packed part, or whatever else says what is multiplied;
-a `Target`. Out: `Inner`, over which a tree is chosen, checked and lowered. `verify_tree` checks before that that a tree
-has every factor once, and sums every axis once where that is possible; its errors name the node and the fault.
+In: a `Bound` einsum with one sparse operand and the `Nest` of a packed part, which is the view, or the axes of two
+operands of tiles; a `Target`. Out: `Inner`, for which a tree is chosen, checked and lowered. `verify_tree` makes sure
+that the tree has every factor once, and sums every axis once and where it can; its errors name the node and the fault.
 
 Two operands of tiles, ``x[row, inner] y[column, inner] -> z[row, column]``, are one task list (`Inner.of_pairs`)::
 
@@ -58,6 +58,7 @@ class Target:
     """The purpose of a program: where its results go (rows of an output, slots, or nonzeros), and limits.
 
     Attributes:
+        sparse: whether a slot or a nonzero's position says where a result goes, in place of its coordinates.
         in_operand_order: whether the part keeps the operand's own order, so that a nonzero's position is its slot.
         owned: whether no two items add to one row, so that results may be stored.
         rows: rows of the output.
@@ -82,12 +83,18 @@ class Inner:
     """The computation of one work item: factors by name, their letters, and the letters that the result keeps.
 
     Attributes:
+        view: the nest, whose axes are walked.
+        target: the purpose of the program.
         letters: letters of the sparse operand, by mode; of pairs of tiles, the axes of a pair.
         stored: the letters of each factor of stored values.
         sides: positions along a tile's sides, by letter; empty without tiles. Letters that ride along others have none.
         key: where results go.
+        output: the name of the output.
+        output_axes: letters of the output that the sparse operand has not; of pairs, the free axes.
+        operands: the dense operands.
         dense: letters that only dense operands have, in the order in which tiles have them.
         kept: letters of the sparse operand that the output has.
+        sizes: of all letters, at least 1 each.
         folds: the letters, with their positions, of an axis along a tile that stands for several.
     """
 
@@ -159,7 +166,7 @@ class Inner:
         )
 
     def may_omit_ones(self, factors: Letters) -> bool:
-        """True if a tree of these factors needs no 1s of a pattern: another factor marks the lanes with a value."""
+        """True if values are all 1 and a tree may leave them out: one of its factors is read for each nonzero."""
         return not self.view.values.held and any(self.levels[name] == LEAF for name in factors)
 
     @cached_property
@@ -273,7 +280,7 @@ def _verify_factors(tree: Tree, inner: Inner) -> None:
 
 
 def _verify_roles(inner: Inner, schedule: Schedule) -> None:
-    """Positions of a tile are at once, in turn or, where the result keeps them, over the grid."""
+    """Check that positions along each side are taken at once, in turn or, if the result keeps them, over the grid."""
     tile_sizes = dict(schedule.tile_sizes)
     for c in (*tile_sizes, *schedule.tile_loops):
         if c not in inner.sides:
@@ -317,7 +324,7 @@ def _axes_of(tree: Tree, inner: Inner, around: Sequence[Axis], tile_sizes: Mappi
         return axes - set(node.over)
 
     def check_dot(node: Tree, left: frozenset[str], right: frozenset[str]) -> None:
-        """The axes of a dot are in registers, and its sides have axes of their own."""
+        """Check that the axes of a dot are in registers, and its sides have axes of their own."""
         for axis in node.over:
             if axis in looped:
                 raise fail(node, f"contracts {axis}, whose positions are taken in turn")

@@ -51,8 +51,13 @@ class Lowering:
     """One part's program in the making.
 
     Attributes:
+        around: the loops of the view, and inside them those over positions of a tile that are taken in turn.
         order: axes in the order in which tiles have them.
-        unscale: scales that the sum of the dot in halves is yet to be multiplied by.
+        made: the tile of each node of the tree so far.
+        last: the node whose tile is the result, but for sums that are left to the statement that adds it.
+        split: the operand that is split into halves beside stored ones; empty without one.
+        halved: the operands that are read in halves.
+        unscales: scales that the sum of the dot in halves is yet to be multiplied by.
     """
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
@@ -66,7 +71,6 @@ class Lowering:
         self.statements: list[Statement] = []
         self.made: dict[Tree, Tile] = {}
         self.dots = self.tree.dots
-        # What nothing but the last sums follows is the result.
         self.last = self.tree.parts[0] if self.tree.kind == "sum" and not self._over(self.tree) else self.tree
         self.dense = tuple(map(self._dense, inner.dense))
         rounded, gathered = schedule.rounded, [o.name for o in inner.operands if o.rows]
@@ -78,7 +82,7 @@ class Lowering:
             name: replace(o, rounded=name in rounded, split=name == self.split, halves=name in self.halved)
             for name, o in inner.operand.items()
         }
-        self.unscale: list[Tile] = []
+        self.unscales: list[Tile] = []
         self.tile_sizes = dict(schedule.tile_sizes)
         self.positions = tuple(
             [DenseAxis(c, side, self.tile_sizes.get(c, 1), inner.folds.get(c, ())) for c, side in inner.sides.items()]
@@ -133,10 +137,10 @@ class Lowering:
         if self.split:
             back = {X: X.lower(), self.split: self.split}
             self.make(Scale(_number(names.scale(self.split)), self.split, into=True))
-            self.unscale = [self.make(Scale(_number(names.unscale(name)), operand)) for name, operand in back.items()]
+            self.unscales = [self.make(Scale(_number(names.unscale(name)), operand)) for name, operand in back.items()]
         total = self.run()
-        if self.unscale:
-            raise self._no_halves()
+        if self.unscales:
+            raise self._halves_error()
         tiles_by_name = zip(self.inner.stored, self.view.pairs, strict=False)
         rows = {name.lower(): self.inner.stored[name][:1] for name, tiles in tiles_by_name if tiles.halves}
         scales = [self.make(Scale(Tile(f"{name}_scale", axes, ITEM), name)) for name, axes in rows.items()]
@@ -157,10 +161,10 @@ class Lowering:
         if stored.halves and rows and X in sides:
             return rows[0], []
         if stored.halves or stored.held or len(own) != 2:
-            raise self._no_halves()
+            raise self._halves_error()
         return "", [*own]
 
-    def _no_halves(self) -> PlanError:
+    def _halves_error(self) -> PlanError:
         return PlanError(
             f"in {F16X3} one dot takes stored values and rows of one operand, or those of two, and is added up; "
             f"found {', '.join(map(str, self.dots)) or 'no dot'}"
@@ -173,7 +177,7 @@ class Lowering:
             tile = self.make(Product(replace(tile, folded=folded), (tile, scale)))
         return tile
 
-    def _unscale(self, name: str) -> Tile:
+    def _unscale_of(self, name: str) -> Tile:
         """Make the power of two that undoes the scale of the part a step gathers of an operand in halves."""
         rows = self.operand[name].rows
         return self.make(Scale(Tile(names.unscale(name), (), self.inner.depth(rows)), name, rows=rows))
@@ -289,8 +293,8 @@ class Lowering:
         """
         product = self.taken_back(tile)
         total = self.make(replace(product, out=replace(tile, name=self.called(name), level=level), accumulate=True))
-        scales = self.unscale if product.dot and level == ITEM else []
-        self.unscale = self.unscale[len(scales) :]
+        scales = self.unscales if product.dot and level == ITEM else []
+        self.unscales = self.unscales[len(scales) :]
         return self._scaled(total, scales)
 
     def taken_back(self, tile: Tile) -> Product:
@@ -360,7 +364,7 @@ class Lowering:
                 tile = self.multiply(self._product_name(node), tuple([self.tile(part) for part in node.parts]))
             case "dot":
                 left, right = [self._side(side, node) for side in node.parts]
-                tile = self._scaled(self.multiply("part", left, right, node.over), map(self._unscale, self.halved))
+                tile = self._scaled(self.multiply("part", left, right, node.over), map(self._unscale_of, self.halved))
             case "sum":
                 tile = self._sum(node)
         self.made[node] = tile

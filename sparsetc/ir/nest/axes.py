@@ -185,6 +185,8 @@ class TileLoop(Axis):
     """The positions along a side of a tile, some at a time.
 
     Attributes:
+        size: how many positions there are.
+        step: how many are taken at a time.
         unrolled: whether the body is printed once for each step, where it holds no loop.
     """
 

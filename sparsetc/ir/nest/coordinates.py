@@ -48,7 +48,7 @@ OPERATORS: dict[str, tuple[int, Callable[[Any, Any], Any], type[ast.operator]]] 
 
 @dataclass(frozen=True)
 class Reader:
-    """Functions that evaluate an expression on tensors; tensors and whole numbers stand for one another.
+    """The functions by which an expression is evaluated on tensors. A whole number may stand for any of the tensors.
 
     Attributes:
         position: the positions along an axis.
@@ -65,12 +65,12 @@ class Reader:
 
 @dataclass(eq=False)
 class Writer:
-    """Writes an expression with Python's operators: in a language, which a printer says, or with the names of modes.
+    """Writes an expression with Python's operators, for readers; printers derive from it for their languages.
 
     Attributes:
         names: of the modes.
-        own_axis: the axis positions along which go without its name.
-        field: how bits of a word are written; empty where they are computed.
+        own_axis: the axis whose positions are called ``position``; those of others have the name of their axis.
+        field: a template of the text for bits of a word; if it is empty, the text is the shift and the mask.
     """
 
     names: Sequence[str]
@@ -96,7 +96,7 @@ class Writer:
     def bits(self, bits: Bits) -> tuple[str, str]:
         """Return the text that reads bits of a word, and its last operator; empty if the text needs no parentheses.
 
-        A shift alone is in none.
+        `Bits.operations` puts a shift in parentheses; they are dropped where no mask follows it.
         """
         if self.field:
             return self.field.format(array=bits.word.array, bits=bits.width), ""
@@ -112,7 +112,7 @@ class Expression:
         raise NotImplementedError
 
     def text(self, writer: Writer, least: int = 0) -> str:
-        """Source text, in parentheses where its operator binds less than `least`; of a leaf, what a writer gives."""
+        """Source text, in parentheses where its operator binds less than `least`; for a leaf, a writer's name of it."""
         return str(self.evaluate(writer))
 
     @cached_property
@@ -187,14 +187,14 @@ class Constant(Expression):
 
 @dataclass(frozen=True)
 class Lookup(Expression):
-    """The element of an array at another expression; a *word* where that is a position."""
+    """The element of an array whose index another expression gives; it is a *word* if the index is a position."""
 
     array: str
     where: Expression
 
     @cached_property
     def every(self) -> int:
-        """Return how many neighbouring positions read one element: 1 for a word, 0 if not a position alone decides."""
+        """Return how many neighbouring positions read one element: 1 for a word, 0 if the index is more than those."""
         match self.where:
             case Variable("position", axis) if axis != "lane":
                 return 1
@@ -204,7 +204,7 @@ class Lookup(Expression):
 
     @cached_property
     def each(self) -> int:
-        """Elements of each position's own, where the array is a list along a side for each; else 0."""
+        """The length of each position's own list along a side; 0 if the array holds no such lists."""
         match self.where:
             case Formula("+", Formula("*", Variable("position"), Constant(side)), Variable("along")):
                 return side
@@ -375,11 +375,12 @@ class Field(ModeCoordinate):
 
 @dataclass(frozen=True)
 class Computed(ModeCoordinate):
-    """Coordinate of `mode` by an expression, or by a formula in ``{m0}, {m1}, …`` (read before it) and ``{p}``.
+    """Coordinate of `mode` by an expression or a formula in ``{m0}, {m1}, …`` (read before it), ``{p}`` and ``{lane}``.
 
-    Nothing is stored for a formula: a banded matrix knows its column from its row and its place in the band. The
-    position is that of the item, the lane or the nonzero, by the level at which the coordinate stands. Operators are
-    ``+ - * // % >> << & |``, operands of ``//`` and ``%`` not negative.
+    Nothing is stored for a formula: a banded matrix knows its column from its row and its place in the band. ``{p}`` is
+    the position of the item, the fiber, the tile or the nonzero, by the level at which the coordinate stands, and
+    ``{lane}`` the number of a nonzero's lane. Operators are ``+ - * // % >> << & |``, operands of ``//`` and ``%`` not
+    negative.
     """
 
     formula: str | Expression
@@ -442,7 +443,7 @@ def expressions(axes: Names, levels: Iterable[Iterable[ModeCoordinate]]) -> dict
 
 
 def with_inputs(modes: set[int], coordinates: Mapping[int, Expression]) -> set[int]:
-    """Return modes and those that their coordinates are read from, given the coordinates in reading order."""
+    """Add to `modes` those that their coordinates are read from, and return it; coordinates are in reading order."""
     for mode, coordinate in reversed([*coordinates.items()]):
         modes |= coordinate.modes if mode in modes else set()
     return modes

@@ -1,25 +1,26 @@
 """The storage of values of a sparse operand: each kind names the arrays that hold them.
 
-In: nothing but numbers. Out: read by the walkers of tile programs, each of which says how it reads a kind::
+In: nothing but numbers. Out: a `Values`, which interpreters and printers of tile programs read::
 
-    values := values     # each nonzero's, one after another
+    values := values     # one for each nonzero, one after another
             | ones       # none: every value is 1
-            | whole      # each position's of a tile, tile after tile
-            | bitmap     # of tiles: the nonzeros' alone, and a bit a position that says which have one
-            | halves     # of tiles: two of 16 bits a position, of values that were scaled
+            | whole      # one for each position of a tile, tile after tile
+            | bitmap     # of tiles: one for each nonzero, and a bit for each position that says whether it has one
+            | halves     # of tiles: two of 16 bits for each position, of values that were scaled
 
 Arrays, by name (N stored values, T tiles):
 
     values (N)            the values, 0 where padded
     value_ptr (T+1)       first stored nonzero of each tile, where a bitmap says which positions have one
-    bits (T*volume/word)  a bit a position, the lowest bit of a word first
+    bits (T*words)        a bit a position, the lowest bit of a word first; each tile begins a word
     high_values (N)       of each value the nearest 16-bit float, once it was scaled
     low_values (N)        what that leaves of it, times `LOW`
     most (groups)         the largest magnitude of each group of values, from which the group's one scale follows
 
-A group is all values, or of paired tiles a row of positions; tiles in one tile row share their groups, different tile
-rows do not. A float32 v times its group's scale is ``high + low / LOW``. The scale is the power of two that brings the
-largest magnitude of the group to between 2**14 and 2**15::
+A group is all values of an operand. Where tiles of two operands are multiplied in pairs, it is a row of positions:
+tiles in one tile row share their groups, different tile rows do not. A float32 v times its group's scale is
+``high + low / LOW``. The scale is the power of two that brings the largest magnitude of the group to between 2**14 and
+2**15::
 
     high = float16(v * scale)      11 bits      low = float16((v * scale - high) * 2**11)      12 bits more, the sign
                                                                                               among them
@@ -45,12 +46,12 @@ from sparsetc.tensor.coords import set_bits
 
 @dataclass(frozen=True)
 class Values:
-    """A storage of values: one for each nonzero or, where there are sides, for each position of a tile.
+    """A storage of values: one for each nonzero or, in tiles without a bitmap, for each position.
 
     Attributes:
         structure: the names of the arrays that say where values are.
         bitmap: whether only the nonzeros' values of a tile are stored.
-        sides: positions a mode of a tile; empty where there are no tiles.
+        sides: how many positions a tile has along each mode; empty where there are no tiles.
         sequence: modes in the order in which a tile's positions are stored, the last running fastest.
         contracted: how many modes at the end of `sequence` are contracted by a dot; 0 if the order serves no dot.
         word: bits of a word of a bitmap: 8, 16 or 32.
@@ -122,7 +123,7 @@ class Values:
 
 
 Whole = Values
-"""Values of tiles: every position has one, 0 where it has no nonzero."""
+"""Values of tiles: every position has one, 0 where it has no nonzero. Without sides, one for each nonzero."""
 Ones = partial(Values, held=(), packed=())
 """Values that are all 1 and not stored, such as those of an adjacency matrix without weights. Its runs hold no padding,
 which nothing would tell from a nonzero."""

@@ -96,6 +96,10 @@ class Cost:
         outer: those outside dots of rows with other rows, of which each has axes of its own.
         converted, halved: elements of dots' sides that are brought to 16 bits, and those of which halves are made.
         expanded: positions of bitmap tiles.
+        gathers: rows that are read of dense operands.
+        added_rows, added_bytes: results that are stored or added, and their bytes.
+        owned: True if each row of the result is stored once, and nothing is added to it.
+        copies: copies of the result that are added to, and summed at the end.
         kept: elements of the largest sum that a program has.
         met: rows, copies included, that are added to in no order; 0 where results are stored, or added in order.
         lane: threads that a lane has which stores a row of its own; 0 where lanes do not.

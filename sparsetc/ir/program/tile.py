@@ -173,6 +173,7 @@ class Key:
     Attributes:
         kind: a sum of coordinates times strides; a number stored beside the coordinates, of tiles one for each position
             along the kept sides; or the position of the nonzero itself, or the item's number.
+        level: the level at which the row is known.
         letters: of a row those whose coordinates say which it is; of a slot those along whose sides the positions of an
             item, or of a tile, are numbered; -1 says that one has no row.
         strides: of a row, one for each letter.
