@@ -112,7 +112,7 @@ class Pair(Inspectable):
         if self.bound.einsum.output:
             self._pattern = known_result(self.bound, patterns, self._pattern)
 
-    def take(self, choice: Choice, ready: Pair | None = None) -> None:
+    def take(self, choice: Choice) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""
         make = WAYS[choice.plan.name]
         self.choice: Choice = choice

@@ -28,7 +28,7 @@ from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
 from sparsetc.contraction.contraction import Contraction, compiled
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
-from sparsetc.contraction.prepare import Preparation, Prepared, in_force_on
+from sparsetc.contraction.prepare import Preparation, in_force_on
 from sparsetc.contraction.request import Patterns, Request, Tensors, arranged, repeated_dims, stand_ins
 from sparsetc.device.profile import gpu, has_halves
 from sparsetc.errors import EquationError, PlanError
@@ -105,10 +105,9 @@ class Step(Preparation, Inspectable):
         if self.backend == TORCH.name and self.device.type == "cpu":
             warn_once("no GPU: running the generated torch programs on the CPU")
 
-    def take(self, choice: Choice, ready: Step | None = None) -> None:
-        """Pack and generate by a choice, or as a step does that was made by it, and run so from here on."""
-        self.prepared: Prepared = self.prepare(choice.plan) if ready is None else ready.prepared
-        plan, self.filled, self.parts, self.executable, self.arrays = self.prepared
+    def take(self, choice: Choice) -> None:
+        """Pack and generate by a choice, and run so from here on."""
+        plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(choice.plan)
         self.plan = replace(plan, reason=choice.plan.reason)
         self.choice, self.inner = choice, (self.executable.programs,)
         runs = self.executable.programs.backend

@@ -185,7 +185,7 @@ def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], ru
                 made.problem.counts.cache.put(key, packed)
     with suppress(*DAMAGED, RuntimeError):  # a damaged line, which leaves all as it was
         choice = Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured))
-        made.take(choice, run)
+        made.take(choice)
 
 
 def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
