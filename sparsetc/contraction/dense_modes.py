@@ -64,7 +64,8 @@ def _divided(letters: Names, bound: Bound, cut: Cut, last: Sequence[str] = ()) -
     """A dense operand's letters in the einsum of blocks, some of them last, and how it is made of the operand."""
     term, sides = _term(cut, letters), _sides(cut, letters)
     order = sorted(range(len(term)), key=lambda n: term[n] in last)
-    change = partial(_table, sides, bound.extents(letters), order) if any(sides) else None
+    moved = order if last else None
+    change = partial(_table, sides, bound.extents(letters), moved) if any(sides) else None
     return tuple([term[n] for n in order]), change
 
 
@@ -177,9 +178,10 @@ def _cut_values(
     return split(values, sides, sizes, 1 + len(positions))
 
 
-def _table(sides: Sequence[int], sizes: Sequence[int], order: list[int], operand: Tensor) -> Tensor:
-    """A dense operand with two dimensions for each that is cut, in another order."""
-    return split(operand, sides, sizes).permute(order)
+def _table(sides: Sequence[int], sizes: Sequence[int], order: list[int] | None, operand: Tensor) -> Tensor:
+    """A dense operand with two dimensions for each that is cut, in another order if one is given."""
+    table = split(operand, sides, sizes)
+    return table if order is None else table.permute(order)
 
 
 def _in_blocks(bound: Bound, cut: Cut, known: set[str], inner_first: Pattern) -> tuple[Names, bool, Put]:
@@ -197,11 +199,10 @@ def _in_blocks(bound: Bound, cut: Cut, known: set[str], inner_first: Pattern) ->
     e = bound.einsum
     rows = [among(_term(cut, [c]), known) for c in e.output]  # two make one coordinate, none is 0
     del rows[1 + max((n for n, letters in enumerate(rows) if letters), default=0) :]
-    inner = {c: side for c, (_, side) in cut.items()}
-    sides = [
-        (max(1, bound.by_index[c]), inner.get(c, 1), 1)[len(letters)]
-        for c, letters in zip(e.output, rows, strict=False)
-    ]
+    sides = []
+    for c, letters in zip(e.output, rows, strict=False):
+        side = cut[c][1] if c in cut and len(letters) == 1 else 1
+        sides.append(side if letters else max(1, bound.by_index[c]))
     lying = Blocks(tuple(sides), bound.extents(e.output[: len(rows)]))
     width = outside(_term(cut, e.output), known)
 

@@ -307,7 +307,8 @@ def _least(problem: Problem, best: Best) -> float:
     if (least := profile.launch + waits * profile.wait) >= best.seconds:
         return least
     rates = _rates(problem.of_any_pattern, problem.profile)
-    least = float(rates[0].min())
+    first, *_ = rates
+    least = float(first.min())
     if least >= best.seconds:
         return least
     nonzeros, thresholds = tiles_of(problem.counts), np.array(THRESHOLDS)

@@ -314,7 +314,7 @@ def considered(name: str, problem: Problem, best: Best) -> Iterator[Candidate]:
 def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
     """Estimate from a sample the least seconds of windows of each kind, for any division between windows and runs."""
     parts, programs, rates = _rates(problem.of_any_pattern, tau, problem.profile)
-    least = rates[0]
+    least, *_ = rates  # of a single tile
     if (least < best.seconds).any():
         sides = np.array([[part.storage.param("height"), part.storage.param("width")] for part in parts])
         windows = windows_of(problem.counts, problem.kept, problem.rest, tau > 0).at(sides[:, 0].tolist())

@@ -77,7 +77,7 @@ def _state(values: Tensor) -> Any:
     """Return a thing that is equal as long as the values are the same.
 
     On a CPU it is their bytes, of the same memory where they lie in order, which tell NaN from NaN and 0 from -0: the C
-    library compares them in half the time that numpy takes. On a GPU it is their storage, since assigning ``.data``
+    library compares them faster than numpy compares numbers. On a GPU it is their storage, since assigning ``.data``
     gives a tensor another one, torch's count of changes, and the number of gradients of tensors that are no leaves.
     """
     if counted(values):
