@@ -64,7 +64,7 @@ class Compiler:
     Attributes:
         form, copies: the form of chunks' results, and the most copies that programs may add to.
         plan: the plan by which chunks are packed, once it is chosen.
-        template: the einsum of a tensor without nonzeros: what is known before any is seen.
+        template: the einsum of a tensor without nonzeros: what is known before any is seen; `problem` is that of it.
         pull: the map from the dense operands of a call to those of the lowered einsum.
     """
 
@@ -86,11 +86,12 @@ class Compiler:
         self.plan: Plan | None = None
         no_coords = torch.empty((len(bound.shape(0)), 0), dtype=torch.long, device="cpu")
         self.template, self.pull = self._rewritten(no_coords, torch.empty(0, dtype=dtype, device="cpu"))
+        self.problem = self.template.problem
 
     @property
     def backend(self) -> Backend:
         """The backend of programs."""
-        return self.template.problem.backend
+        return self.problem.backend
 
     def _rewritten(self, coords: Tensor, values: Tensor) -> tuple[Request, Pull]:
         """Return the einsum of some nonzeros as a tensor, as rewrites leave it, and the map to its operands."""
@@ -211,7 +212,7 @@ class Compiler:
         template, lowered = self.template, []
         with in_force_on(self.settings, self.target):
             for number, (part, own, wide) in enumerate(zip(variant.parts, variant.ordered, variant.wide, strict=True)):
-                view = get_format(part.format).view(template.problem.shape, part.storage)
+                view = get_format(part.format).view(self.problem.shape, part.storage)
                 target = Target(template.output.sparse, own, False, 1, wide, self.backend.whole)
                 lowered.append(lower(template.bound, view, part.schedule, target, number=number, format=part.format))
         return tuple(lowered)

@@ -91,7 +91,7 @@ class Stream:
         output = template.output
         rows = made.coords.shape[1] if recipe.numbered else output.rows
         self._dtype = summed_dtype(compiler.dtype) if bound.einsum.plain_sum else compiler.dtype
-        self._sparse = is_sparse(recipe.output, template.bound.einsum, [template.problem.letters])
+        self._sparse = is_sparse(recipe.output, template.bound.einsum, [compiler.problem.letters])
         self._pattern: Pattern | None = None  # of a sparse result, and the elements of rows in its order
         self._elements: Tensor | None = None
         if recipe.numbered:
@@ -205,7 +205,7 @@ class Stream:
         whole = [d.expand(s) for d, s in zip(operands, compiler.bound.dense_shapes, strict=True)]
         with without_autocast(device):
             _, pulled = compiler.pull([None], whole, packed=True)
-            tables = [t.detach() for t in tables_of(pulled, compiler.template.problem)]
+            tables = [t.detach() for t in tables_of(pulled, compiler.problem)]
             if compiler.backend.widens:
                 tables = [t.to(accumulator(compiler.dtype)) for t in tables]
         return tables, whole
