@@ -30,8 +30,8 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound, Einsum, written
 from sparsetc.ir.plan import AUTO, DENSE, ONE_PASS, STEPS, Plan, requested
 from sparsetc.options import Options
+from sparsetc.planner.candidate import Choice
 from sparsetc.planner.paths import Search, State, checked_order
-from sparsetc.planner.pricing import Choice
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import PLANS, by_nonzeros, choose
 from sparsetc.planner.workload import choose_together

@@ -25,7 +25,7 @@ from sparsetc.ir.nest.values import EXACT, INFINITE
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.join.join import Join, Roles, prepared
 from sparsetc.join.order import pattern_of
-from sparsetc.planner.pricing import Choice, ranked
+from sparsetc.planner.candidate import Choice, ranked
 from sparsetc.planner.registry import chosen
 from sparsetc.products import WAYS
 from sparsetc.products.hybrid import HybridPath

@@ -36,7 +36,7 @@ from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import UPSTREAM, Bound, Einsum, gradient
 from sparsetc.ir.plan import Plan, without_halves
 from sparsetc.options import Options, with_settings
-from sparsetc.planner.pricing import Choice
+from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.planner.report import SymbolicCost, report, statistics_of, symbolic_cost
 from sparsetc.runtime.executable import Inspectable

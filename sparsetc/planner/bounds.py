@@ -20,7 +20,8 @@ from torch import Tensor
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import VOLUME, sides_of
-from sparsetc.planner.pricing import Best, Candidate, in_order, rounded
+from sparsetc.planner.candidate import Best, Candidate
+from sparsetc.planner.pricing import in_order, rounded
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import Ints
 from sparsetc.tensor import coords as crd

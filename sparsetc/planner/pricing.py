@@ -1,18 +1,16 @@
-"""Candidates, the plans considered for an einsum, with their expected cost; and the choice among them.
+"""Prices of candidates: the seconds that a plan is expected to take, and options of a plan that may lower them.
 
 In: a `Candidate` and its `Problem`. Out: seconds of one call, by part, from the tile programs that its parts would be
-lowered to, before anything is packed; whether a row has one owner, which the kernel asks for here too; and a `Choice`
-of several. A candidate is priced as
-the backend and the dtype would run it, then with options that may gain: the order of the grid, copies of the output,
-and dense operands that are rounded to bfloat16 once a call.
+lowered to, before anything is packed; and whether a row has one owner, which the kernel asks for here too. A candidate
+is priced as the backend and the dtype would run it, then with options that may gain: the order of the grid, copies of
+the output, native loops, and dense operands that are rounded to bfloat16 once a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache, partial
-from math import inf
 from typing import Any
 
 import torch
@@ -24,117 +22,15 @@ from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.plan import F16, ROUNDED, Part, Plan, Schedule, Storage, in_bf16
+from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
+from sparsetc.planner.candidate import Candidate, describe
 from sparsetc.planner.problem import Problem
-from sparsetc.support import cached_property
 from sparsetc.tensor.dtypes import dtype_name
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan with the expected sizes of its parts and, once priced, its expected time.
-
-    Attributes:
-        expected: what packing each part is expected to give.
-        name: the plan, for a reader: its name, and what tells it from others of that name.
-        seconds: seconds of each part, launches included, or of each of `terms`; None where the plan does not fit, or
-            has no kernel.
-        apart: how many times the fastest plan's seconds this one's must be for the cost model to tell the two apart, if
-            by that alone; 0 where it always does.
-        costs: costs of the parts' programs, once they are priced.
-        terms: what takes the seconds of a join, by name; empty where they are of parts.
-    """
-
-    plan: Plan
-    expected: tuple[Statistics, ...] = ()
-    name: str = ""
-    seconds: tuple[float, ...] | None = None
-    apart: float = 0.0
-    costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
-    terms: tuple[str, ...] = ()
-
-    @cached_property
-    def total(self) -> float | None:
-        """Seconds of a call."""
-        return None if self.seconds is None else sum(self.seconds)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A plan as it is run, and what it and the others were expected to take.
-
-    Attributes:
-        considered: (plan, seconds), the cheapest first; None for one that does not fit. Empty for a plan that the
-            caller gave.
-        expected: what packing each part was expected to give, where parts were packed after the choice.
-        seconds: seconds of the plan's parts: together what `considered` says of it.
-        measured: (plan, seconds) of those that were timed, the fastest first.
-        dismissed: (kind of plan, seconds) of those that were not counted, and would have taken as long at least.
-    """
-
-    plan: Plan
-    considered: tuple[tuple[str, float | None], ...] = ()
-    expected: tuple[Statistics, ...] = ()
-    seconds: tuple[float, ...] = ()
-    measured: tuple[tuple[str, float], ...] = ()
-    dismissed: tuple[tuple[str, float], ...] = ()
-
-    def __repr__(self) -> str:
-        expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""
-        return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
-
-
-@dataclass
-class Best:
-    """The seconds that candidates have to beat, before they are counted.
-
-    Attributes:
-        seconds: below which a plan with tiles is taken for the fastest; infinite where all are to be counted.
-        dismissed: what was not counted, and the seconds that it takes at least, by a sample.
-    """
-
-    seconds: float = inf
-    dismissed: dict[str, float] = field(default_factory=dict)
-
-    def take(self, candidates: Iterable[Candidate]) -> None:
-        """Note what candidates are expected to take. A simple plan is preferred to one with tiles that is as fast."""
-        for c in candidates:
-            self.seconds = min(self.seconds, inf if c.total is None else c.total / (c.apart or 1.0))
-
-    def allows(self, name: str, least: float) -> bool:
-        """Return True if `least` seconds would be the best so far; else note the name as dismissed."""
-        if least < self.seconds:
-            return True
-        self.dismissed[name] = min(least, self.dismissed.get(name, inf))
-        return False
-
-
-def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Sort candidates by expected time, those that do not fit last; of near equals one without tiles is first."""
-    order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    least = min([c.total for c in order if c.total is not None], default=0.0)
-    first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), None)
-    return order if first is None else [first, *[c for c in order if c is not first]]
-
-
-def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate | None = None) -> Choice:
-    """Return the choice of `best`, or of the candidate that is expected to be fastest; why, unless `reason` says it."""
-    order = ranked(candidates)
-    best = best or order[0]
-    counted = f"the cheapest of {len(order)} by the cost model" if len(order) > 1 else "the only plan that applies"
-    plan = replace(best.plan, reason="; ".join(filter(None, (reason or counted, best.plan.reason))))
-    return Choice(plan, tuple((c.name, c.total) for c in order), best.expected, best.seconds or ())
-
-
-def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:
-    """Return a candidate of one part, stored as ``coo`` or as fibers."""
-    part = Part("coo" if name == "coo" else "fiber", storage, schedule, expected.nnz)
-    return Candidate(Plan(name, (part,)), (expected,))
 
 
 # -- what a candidate costs --------------------------------------------------------------------------------------------
@@ -421,22 +317,6 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         storage = replace(part.storage, **stored)
         parts.append(replace(part, storage=storage, schedule=replace(part.schedule, **own)))
     return replace(plan, parts=tuple(parts))
-
-
-def describe(plan: Plan, problem: Problem) -> str:
-    """A plan's name, and its parts' levels by letters and precisions of dots, on one line."""
-    parts = []
-    for p in plan.parts:
-        levels = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
-        how = " native" if p.schedule.native else ""
-        for axis in p.schedule.slowest_axes if how else ():
-            how += f", {p.schedule.block(axis)} {axis} at a time"
-        if p.schedule.dot and problem.backend.tensor_cores:
-            how = f" {p.schedule.precision}"
-        sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
-        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{levels}]{how}")
-    rounded = dict.fromkeys(name for p in plan.parts for name in p.schedule.rounded)
-    return f"{plan.name}: {' + '.join(parts)}{f', {in_bf16(rounded)}' if rounded else ''}"
 
 
 def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:

@@ -16,7 +16,8 @@ from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.partition import storage_keys
-from sparsetc.planner.pricing import Best, Candidate, Choice, choice_of, costs, ranked
+from sparsetc.planner.candidate import Best, Candidate, Choice, choice_of, ranked
+from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS, choose, considered, is_shared
 from sparsetc.support import outside

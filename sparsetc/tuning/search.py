@@ -20,7 +20,7 @@ from torch import Tensor
 from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, Schedule, verify
-from sparsetc.planner.pricing import Candidate
+from sparsetc.planner.candidate import Candidate
 from sparsetc.support import among, outside
 from sparsetc.support.entry import on_gpu
 

@@ -24,7 +24,7 @@ import sparsetc as stc
 from sparsetc.formats import window
 from sparsetc.ir.plan import F16X3
 from sparsetc.packing.partition import divide
-from sparsetc.planner.bounds import Best
+from sparsetc.planner.candidate import Best
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
 from sparsetc.testing.patterns import PATTERNS as CONFORMANCE
