@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import expm1, inf
 
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage, in_bf16
+from sparsetc.ir.plan import Part, Plan, Schedule, Storage
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.problem import Problem
@@ -117,22 +117,6 @@ def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics
     """Return a candidate of one part, stored as ``coo`` or as fibers."""
     part = Part("coo" if name == "coo" else "fiber", storage, schedule, expected.nnz)
     return Candidate(Plan(name, (part,)), (expected,))
-
-
-def describe(plan: Plan, problem: Problem) -> str:
-    """A plan's name, and its parts' levels by letters and precisions of dots, on one line."""
-    parts = []
-    for p in plan.parts:
-        levels = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
-        how = " native" if p.schedule.native else ""
-        for axis in p.schedule.slowest_axes if how else ():
-            how += f", {p.schedule.block(axis)} {axis} at a time"
-        if p.schedule.dot and problem.backend.tensor_cores:
-            how = f" {p.schedule.precision}"
-        sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
-        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{levels}]{how}")
-    rounded = dict.fromkeys(name for p in plan.parts for name in p.schedule.rounded)
-    return f"{plan.name}: {' + '.join(parts)}{f', {in_bf16(rounded)}' if rounded else ''}"
 
 
 # -- sizes of parts, expected before they are packed -------------------------------------------------------------------

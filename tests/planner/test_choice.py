@@ -13,7 +13,7 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc.formats import window
+from sparsetc.formats import tiles
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.program.tile import Add, TileProgram, walk
 from sparsetc.planner.bounds import HEIGHTS, STRIPS, similar_order, tiles_of, windows_of
@@ -250,7 +250,7 @@ def test_what_cannot_win_is_not_counted(make: Any, monkeypatch: pytest.MonkeyPat
     """Neither tiles nor windows, nor are rows grouped, where a sample says that they lose."""
     x = make()
     b = torch.empty(x.shape[1], 64)
-    monkeypatch.setattr(window, "group_rows", lambda *_, **__: pytest.fail("rows were grouped"))
+    monkeypatch.setattr(tiles, "group_rows", lambda *_, **__: pytest.fail("rows were grouped"))
     kernel = stc.compile("ij,jr->ir", x, b, backend="triton")
     counted = {name if isinstance(name, str) else name[0] for name in x.pattern.counts}
     assert not {"tiles", "windows"} & counted
@@ -305,7 +305,7 @@ def test_columns_of_windows_beyond_64_bits() -> None:
     met: list[set[tuple[int, ...]]] = [set() for _ in range(-(-len(rows) // 16))]
     for i, *column in coords.T.tolist():
         met[rows.index(i) // 16].add(tuple(column))
-    assert window.populations(coords, shape, storage, None)[2].tolist() == [*map(len, met)]
+    assert tiles.populations(coords, shape, storage, None)[2].tolist() == [*map(len, met)]
     sample = windows_of(Counts(coords, shape), (0,), (1, 2), False).at([16])
     assert sample.columns[sample.nonzeros > 0].tolist() == [*map(len, met)]
 
