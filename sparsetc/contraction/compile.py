@@ -155,7 +155,7 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
             limit=settings.memory_on(device),
             sparse_result=request.has_pattern(),
         )
-        one, planned = (sum(one_pass.seconds), partial(_seconds_of_pass, request)) if one_pass else (None, None)
+        one, planned = (one_pass.total, partial(_seconds_of_pass, request)) if one_pass else (None, None)
         picked = search.picked(asked, one, planned)
         return picked and Choice(replace(STEPS, reason=picked[0], path=picked[1]))
 
@@ -176,7 +176,7 @@ def _seconds_of_pass(request: Request, taken: Sequence[tuple[str, ...]], after: 
     dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]
     form = request.form if after is None else "sparse" if after.sparse else "dense"
     settings = replace(request.settings, plan=ONE_PASS)
-    return sum(choose(ONE_PASS, problem_of(Request(bound, [x, *dense], settings, form))).seconds)
+    return choose(ONE_PASS, problem_of(Request(bound, [x, *dense], settings, form))).total
 
 
 def _fault(request: Request, asked: bool) -> str:
@@ -209,8 +209,8 @@ def _as_dense(request: Request, choice: Choice) -> Choice | None:
     operands = [*request.operands]
     operands[e.sparse[0]] = SparseTensor._make(empty, request.like.expand(0))
     problem = replace(request, operands=operands, form="dense").problem
-    seconds = min([sum(own.seconds or ()) for own in PLANS[DENSE.name].estimates(problem)], default=inf)
-    most = sum(choice.seconds)
+    seconds = min([own.total for own in PLANS[DENSE.name].estimates(problem)], default=inf)
+    most = choice.total
     if seconds >= most:
         return None
     reason = f"{1e6 * seconds:.1f} us expected, {1e6 * most:.1f} of its entries as they are stored"

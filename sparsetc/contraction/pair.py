@@ -226,7 +226,7 @@ class Pair(Inspectable):
         """Return the report of the contraction, for an explanation."""
         m, plan = self.join, self.plan
         candidates = ranked([c for method in WAYS.values() for c in method.estimates(self.problem)])
-        terms = next((zip(c.terms, c.seconds or (), strict=False) for c in candidates if c.name == plan.name), ())
+        terms = next((zip(c.terms, c.seconds, strict=False) for c in candidates if c.name == plan.name), ())
         split = HybridPath.split(self.problem) if plan.name == HybridPath.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch
         report = PairReport(

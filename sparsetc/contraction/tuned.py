@@ -99,7 +99,7 @@ def _considered(made: Step | Pair, name: str) -> list[Candidate]:
     else:
         unpriced = Candidate(made.choice.plan, name=made.choice.plan.name)
         first = next((c for c in candidates if c.plan == unpriced.plan), unpriced)
-    return [first, *(c for c in candidates if c.total is not None and c.plan != first.plan)]
+    return [first, *(c for c in candidates if c.seconds and c.plan != first.plan)]
 
 
 def _facts(made: Step | Pair) -> dict[str, Any]:
@@ -185,8 +185,8 @@ def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], ru
             if (packed := run.problem.counts.cache.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
     with suppress(*DAMAGED, RuntimeError):  # a damaged line, which leaves all as it was
-        choice = Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured))
-        made.take(choice)
+        considered = made.choice.considered
+        made.take(Choice(plan, best.expected, best.name, best.seconds, considered=considered, measured=tuple(measured)))
 
 
 def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:

@@ -64,7 +64,7 @@ def rates_of(problem: Problem, parts: Iterable[tuple[Part, Statistics]]) -> tupl
         (3, ways) seconds: of a plan of a single tile, with what it launches and writes; of each tile more; and of each
         tile more that one work item has. Then the part of each way.
     """
-    seconds = cache(lambda candidate: in_order(candidate, problem).total or 0.0)
+    seconds = cache(lambda candidate: in_order(candidate, problem).total)
     rates = []
     owner = []
     for number, (part, sizes) in enumerate(parts):

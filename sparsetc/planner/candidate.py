@@ -24,8 +24,8 @@ class Candidate:
     Attributes:
         expected: what packing each part is expected to give.
         name: the plan, for a reader: its name, and what tells it from others of that name.
-        seconds: seconds of each part, launches included, or of each of `terms`; None where the plan does not fit, or
-            has no kernel.
+        seconds: seconds of each part, launches included, or of each of `terms`; empty where the plan has no price yet,
+            does not fit, or has no kernel.
         apart: how many times the fastest plan's seconds this one's must be for the cost model to tell the two apart, if
             by that alone; 0 where it always does.
         costs: costs of the parts' programs, once they are priced.
@@ -35,40 +35,30 @@ class Candidate:
     plan: Plan
     expected: tuple[Statistics, ...] = ()
     name: str = ""
-    seconds: tuple[float, ...] | None = None
+    seconds: tuple[float, ...] = ()
     apart: float = 0.0
     costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
     terms: tuple[str, ...] = ()
 
     @cached_property
-    def total(self) -> float | None:
-        """Seconds of a call."""
-        return None if self.seconds is None else sum(self.seconds)
+    def total(self) -> float:
+        """Seconds of a call; infinitely many without a price."""
+        return sum(self.seconds) if self.seconds else inf
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A plan as it is run, and what it and the others were expected to take.
+class Choice(Candidate):
+    """The candidate whose plan is run, and what the others were expected to take; of a given plan, the plan alone.
 
     Attributes:
-        considered: (plan, seconds), the cheapest first; None for one that does not fit. Empty for a plan that the
-            caller gave.
-        expected: what packing each part was expected to give, where parts were packed after the choice.
-        seconds: seconds of the plan's parts: together what `considered` says of it.
+        considered: (plan, seconds) of all candidates, the cheapest first.
         measured: (plan, seconds) of those that were timed, the fastest first.
         dismissed: (kind of plan, seconds) of those that were not counted, and would have taken as long at least.
     """
 
-    plan: Plan
-    considered: tuple[tuple[str, float | None], ...] = ()
-    expected: tuple[Statistics, ...] = ()
-    seconds: tuple[float, ...] = ()
+    considered: tuple[tuple[str, float], ...] = ()
     measured: tuple[tuple[str, float], ...] = ()
     dismissed: tuple[tuple[str, float], ...] = ()
-
-    def __repr__(self) -> str:
-        expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""
-        return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
 
 
 @dataclass
@@ -86,7 +76,7 @@ class Best:
     def take(self, candidates: Iterable[Candidate]) -> None:
         """Note what candidates are expected to take. A simple plan is preferred to one with tiles that is as fast."""
         for c in candidates:
-            self.seconds = min(self.seconds, inf if c.total is None else c.total / (c.apart or 1.0))
+            self.seconds = min(self.seconds, c.total / (c.apart or 1.0))
 
     def allows(self, name: str, least: float) -> bool:
         """Return True if `least` seconds would be the best so far; else note the name as dismissed."""
@@ -98,9 +88,8 @@ class Best:
 
 def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Sort candidates by expected time, those that do not fit last; of near equals one without tiles is first."""
-    order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    least = min([c.total for c in order if c.total is not None], default=0.0)
-    first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), None)
+    order = sorted(candidates, key=lambda c: c.total)
+    first = next((c for c in order if c.apart and c.total <= c.apart * order[0].total), None)
     return order if first is None else [first, *[c for c in order if c is not first]]
 
 
@@ -110,7 +99,8 @@ def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate
     best = best or order[0]
     counted = f"the cheapest of {len(order)} by the cost model" if len(order) > 1 else "the only plan that applies"
     plan = replace(best.plan, reason="; ".join(filter(None, (reason or counted, best.plan.reason))))
-    return Choice(plan, tuple((c.name, c.total) for c in order), best.expected, best.seconds or ())
+    considered = tuple((c.name, c.total) for c in order)
+    return Choice(plan, best.expected, best.name, best.seconds, considered=considered)
 
 
 def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:

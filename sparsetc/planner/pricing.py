@@ -201,14 +201,13 @@ COMPILED, CALLS = 0.3, 10_000
 
 def natively(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate as native loops, where all parts have them and they save more than compiling them costs."""
-    total, least = sum(candidate.seconds or ()), COMPILED * len(candidate.costs)
+    total, least = candidate.total, COMPILED * len(candidate.costs)
     if total * CALLS <= least or any(unprinted(cost.p) for cost in candidate.costs):
         return candidate
     loops = tuple([cost.natively for cost in candidate.costs])
     seconds = seconds_of(candidate.plan, loops, candidate.expected, problem.profile)
     native = in_panels(replace(candidate, costs=loops, seconds=seconds), problem)
-    seconds = native.seconds or ()
-    return native if (total - sum(seconds)) * CALLS > least else candidate
+    return native if (total - native.total) * CALLS > least else candidate
 
 
 PANELS, GAIN = (128, 256, 512), 1.4
@@ -243,7 +242,7 @@ def in_panels(candidate: Candidate, problem: Problem) -> Candidate:
     nbytes = torch.get_num_threads() * problem.itemsize * max([copied(cost.p) for cost in best])
     if GAIN * share > 1 or nbytes > problem.memory:
         return candidate
-    return replace(candidate, plan=plan, costs=best, seconds=tuple([share * own for own in candidate.seconds or ()]))
+    return replace(candidate, plan=plan, costs=best, seconds=tuple([share * own for own in candidate.seconds]))
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
@@ -257,7 +256,7 @@ def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem,
     if plan is without.plan:
         return without
     other = price(replace(without, plan=plan), problem)
-    least_gain, seconds = problem.profile.constants["least_gain"], (without.seconds or (), other.seconds or ())
+    least_gain, seconds = problem.profile.constants["least_gain"], (without.seconds, other.seconds)
     if not by_part:
         return other if least_gain * sum(seconds[1]) < sum(seconds[0]) else without
     gains = [least_gain * after < before for before, after in zip(*seconds, strict=True)]
@@ -340,10 +339,10 @@ def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
 
     A candidate that has a price is returned alone, as it is.
     """
-    if candidate.seconds is not None:
+    if candidate.seconds:
         return [candidate]
     price_of = cache(lambda own: priced(own, problem))
-    best = rounded(candidate, problem, lambda other: price_of(other).total or 0.0)
+    best = rounded(candidate, problem, lambda other: price_of(other).total)
     return [price_of(own) for own in dict.fromkeys((candidate, best))]
 
 
@@ -370,7 +369,7 @@ def cheapest(
     """Return the candidate that would be fastest once its operands are rounded; it is returned as it was given."""
 
     def seconds(candidate: Candidate) -> float:
-        return pricing(candidate, problem).total or 0.0
+        return pricing(candidate, problem).total
 
     return min(candidates, key=lambda own: seconds(rounded(own, problem, seconds)))
 

@@ -97,15 +97,13 @@ def _options(request: Plan, problem: Problem) -> list[Option]:
         # Of plans that the cost model does not tell apart, the first has no tiles.
         first = replace(first, seconds=min(first.seconds, least))
         return [first, *others, *[_option(e, problem, False) for e in shared]]
-    estimate = choose(request, problem)
-    named = Candidate(estimate.plan, estimate.expected, estimate.considered[0][0], estimate.seconds or None)
-    return [_option(named, problem, False), *[_option(e, problem, True) for e in shared]]
+    return [_option(choose(request, problem), problem, False), *[_option(e, problem, True) for e in shared]]
 
 
 def _option(candidate: Candidate, problem: Problem, other: bool) -> Option:
     nbytes = map(_stored, costs(candidate, problem), candidate.expected)
     copies = dict(zip(storage_keys(candidate.plan, problem.kept), nbytes, strict=True))
-    return Option(candidate, copies, other, inf if candidate.total is None else candidate.total)
+    return Option(candidate, copies, other, candidate.total)
 
 
 def _stored(cost: Cost, sizes: Statistics) -> int:
