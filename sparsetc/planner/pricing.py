@@ -155,7 +155,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
         whole = problem.backend.whole and not view.values.sides
-        given = p.format == "coo" and not p.storage.params
+        given = not (p.storage.lane or p.storage.params or view.values.sides)
         target = Target(problem.sparse_output, given, owned, problem.rows, whole=whole, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
         cost = cost_of(lower(problem.bound, p, target, 0)) if lower else _cost(problem.bound, view, p.schedule, target)
