@@ -155,7 +155,7 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
             limit=settings.memory_on(device),
             sparse_result=request.has_pattern(),
         )
-        one, planned = (one_pass.total, partial(_seconds_of_pass, request)) if one_pass else (None, None)
+        one, planned = (sum(one_pass.seconds), partial(_seconds_of_pass, request)) if one_pass else (None, None)
         picked = search.picked(asked, one, planned)
         return picked and Choice(replace(STEPS, reason=picked[0], path=picked[1]))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ import torch
 from sparsetc.codegen.numba import copied, unprinted
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
-from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.nest import Nest
@@ -158,15 +157,9 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
         given = not (p.storage.lane or p.storage.params or view.values.sides)
         target = Target(problem.sparse_output, given, owned, problem.rows, whole=whole, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
-        cost = cost_of(lower(problem.bound, p, target, 0)) if lower else _cost(problem.bound, view, p.schedule, target)
-        each.append(cost)
+        bound = problem.bound
+        each.append(cost_of(lower(bound, p, target, 0) if lower else drafted(bound, view, p.schedule, target)))
     return each
-
-
-@lru_cache(maxsize=1024)
-def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
-    """Return the cost of a program, which depends on sizes and storage only."""
-    return Cost(drafted(bound, view, schedule, target))
 
 
 # -- options that may gain --------------------------------------------------------------------------------------------
@@ -201,13 +194,13 @@ COMPILED, CALLS = 0.3, 10_000
 
 def natively(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate as native loops, where all parts have them and they save more than compiling them costs."""
-    total, least = candidate.total, COMPILED * len(candidate.costs)
+    total, least = sum(candidate.seconds), COMPILED * len(candidate.costs)
     if total * CALLS <= least or any(unprinted(cost.p) for cost in candidate.costs):
         return candidate
     loops = tuple([cost.natively for cost in candidate.costs])
     seconds = seconds_of(candidate.plan, loops, candidate.expected, problem.profile)
     native = in_panels(replace(candidate, costs=loops, seconds=seconds), problem)
-    return native if (total - native.total) * CALLS > least else candidate
+    return native if (total - sum(native.seconds)) * CALLS > least else candidate
 
 
 PANELS, GAIN = (128, 256, 512), 1.4
@@ -252,7 +245,7 @@ def in_order(candidate: Candidate, problem: Problem) -> Candidate:
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
     """Return the candidate with an option if its price says that it gains: for each part alone, or for all together."""
-    plan = without.plan.scheduled(lambda own: option(own, problem))
+    plan = without.plan.with_schedules([option(part.schedule, problem) for part in without.plan.parts])
     if plan is without.plan:
         return without
     other = price(replace(without, plan=plan), problem)
