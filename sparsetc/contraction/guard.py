@@ -41,11 +41,9 @@ class Guard:
     A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
     """
 
-    def __init__(self, test: Callable[[Tensors], bool], instead: str = "", **changes: object) -> None:
-        """Take a test of tables; the name of what the caller runs where it does not hold, and its settings."""
+    def __init__(self, test: Callable[[Tensors], bool]) -> None:
+        """Take a test of tables."""
         self.test = test
-        self.instead = instead
-        self.changes = changes
         self._known: tuple[tuple[weakref.ref[Tensor], tuple[object, ...]], ...] = ()
         self._held = True
 
@@ -182,7 +180,7 @@ def way_of(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any],
     sources = pull.sources(len(tensors))
     if sources is None or executable.copies > 1:
         return None
-    tables = innermost.tables(pull(values, dense, bool(pull.values))[1], contiguous=not innermost.covers)
+    tables = innermost.tables(pull(values, dense, bool(pull.values))[1])
     rows = result = executable.empty(torch.device("meta"))
     try:
         for change in (innermost.of_rows, *pushes):

@@ -36,7 +36,6 @@ from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, written
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
 from sparsetc.join.join import JoinOperand, prepared
 from sparsetc.planner.paths import Order, sparse_order
-from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, Names, among, cached_property, outside
 from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator, add_rows, fitted, summed_dtype
@@ -84,7 +83,7 @@ def _contracted(
     return result.reshape(-1) if flat and made.sparse else result
 
 
-class Path(Inspectable):
+class Path:
     """A contraction of several operands, a few at a time.
 
     Attributes:
@@ -310,6 +309,15 @@ class Path(Inspectable):
         return tuple(step for one in self.inner for step in getattr(one, "steps", (one,))) or (self,)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def generated(self) -> Sequence[Any]:
+        """The generated programs of all links, in order; torch's own products have none."""
+        return [programs for one in self.inner for programs in one.generated]
+
+    def ptx(self, target: str) -> str:
+        """The assembly of all kernels for a named target; needs no GPU."""
+        return "\n".join(one.ptx(target) for one in self.inner)
+
     @cached_property
     def backend(self) -> str:
         """The backend of the first link with programs; torch's if none has any."""

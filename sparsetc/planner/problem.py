@@ -19,10 +19,11 @@ from sparsetc.backends import NUMBA, Backend
 from sparsetc.device.profile import DeviceProfile, cpu, has_halves, machine_of, of_backend, portable, shared_memory
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import DOTS, F16
+from sparsetc.ir.program.operands import in_runs
 from sparsetc.options import Options
 from sparsetc.packing.base import VOLUME, sides_of, tile_populations
 from sparsetc.packing.partition import row_numbers, shares, shares_key
-from sparsetc.support import Cache, Ints, Names, cached_property, outside
+from sparsetc.support import Cache, Ints, Names, among, cached_property, outside
 from sparsetc.support.checks import available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -308,6 +309,11 @@ class Problem:
         return self.counts.nnz
 
     @cached_property
+    def device(self) -> torch.device:
+        """The device that the sparse operand is on."""
+        return self.counts.coords.device
+
+    @cached_property
     def einsum(self) -> Einsum:
         """The einsum, whatever the sizes."""
         return self.bound.einsum
@@ -340,7 +346,7 @@ class Problem:
     @cached_property
     def shared(self) -> int:
         """Bytes of shared memory that a program may have."""
-        return shared_memory(self.counts.coords.device)
+        return shared_memory(self.device)
 
     @cached_property
     def itemsize(self) -> int:
@@ -365,7 +371,7 @@ class Problem:
     @cached_property
     def memory(self) -> int:
         """Bytes that stored tiles may take."""
-        return available_memory(self.counts.coords.device) if self.memory_limit is None else self.memory_limit
+        return available_memory(self.device) if self.memory_limit is None else self.memory_limit
 
     @property
     def equation(self) -> str:
@@ -376,6 +382,21 @@ class Problem:
     def ordered(self) -> bool:
         """True if atomics would make sums depend on their order, and `deterministic=True` forbids it."""
         return self.deterministic and self.backend.atomics and self.floating
+
+    @cached_property
+    def readings(self) -> list[tuple[Ints, Ints | None, bool]]:
+        """The shape of each dense operand, the order its dimensions are read in, and if that is done by strides.
+
+        The order is None where the dimensions are in it already. Triton's kernels read an operand in another order by
+        its strides, where its elements lie in runs: it is neither permuted nor copied.
+        """
+        bound, e, each = self.bound, self.einsum, list[tuple[Ints, Ints | None, bool]]()
+        for p in e.dense:
+            letters = among((*e.sparse_indices, *e.axes), e.inputs[p])
+            order = None if letters == e.inputs[p] else tuple(map(e.inputs[p].index, letters))
+            strided = self.backend.addressed and in_runs(e.inputs[p], letters, bound.by_index)
+            each.append((bound.shape(p), order, strided))
+        return each
 
     @cached_property
     def letters(self) -> Names:

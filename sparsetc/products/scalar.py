@@ -237,7 +237,7 @@ class TaskSums(JoinPath):
         return self._made[letter]
 
     @property
-    def inner(self) -> tuple[Programs]:  # type: ignore[override]
+    def generated(self) -> tuple[Programs]:  # type: ignore[override]
         """The program of the result's sums."""
         return (self.of("z").programs,)
 
