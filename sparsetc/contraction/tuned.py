@@ -33,8 +33,7 @@ from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO, ONE_PASS, Plan, requested
 from sparsetc.packing.partition import storage_keys
 from sparsetc.planner.candidate import Candidate, Choice, ranked
-from sparsetc.planner.candidate import describe
-from sparsetc.planner.pricing import price
+from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.products import WAYS

@@ -3,8 +3,7 @@
 # ruff: noqa: F401
 from sparsetc.planner.bounds import Numbers, different, least_seconds, rates_of, tiles_of, windows_of
 from sparsetc.planner.candidate import Best, Candidate, blocked, items_of, max_item_nnz_of, repeats, rounds, single
-from sparsetc.planner.candidate import describe
-from sparsetc.planner.pricing import ROUNDING, cheapest, costs, in_order, natively, price, seconds_of
+from sparsetc.planner.pricing import ROUNDING, cheapest, costs, describe, in_order, natively, price, seconds_of
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.planner.registry import PLANS, Method, add_plans, register_format
 from sparsetc.planner.schedule import (
