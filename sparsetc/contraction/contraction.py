@@ -142,7 +142,7 @@ class Contraction:
         with in_force_on(self.settings, self.device):
             plan = self.innermost.plan
             reports = tuple(self.innermost.reports())
-            profile = of_backend(self.innermost.backend)
+            profile = of_backend(self.innermost.backend, self.device)
             return Explanation(
                 self.equation,
                 plan.name,

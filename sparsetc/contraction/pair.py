@@ -24,7 +24,7 @@ from sparsetc.ir.nest.values import EXACT, INFINITE
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.join.join import Join, Roles, prepared
 from sparsetc.join.order import pattern_of
-from sparsetc.planner.pricing import Choice, ranked
+from sparsetc.planner.candidate import Choice, ranked
 from sparsetc.planner.registry import chosen
 from sparsetc.products import WAYS
 from sparsetc.products.hybrid import HybridPath
@@ -208,7 +208,7 @@ class Pair:
         """Return the report of the contraction, for an explanation."""
         m, plan = self.join, self.plan
         candidates = ranked([c for method in WAYS.values() for c in method.estimates(self.problem)])
-        terms = next((zip(c.terms, c.seconds or (), strict=False) for c in candidates if c.name == plan.name), ())
+        terms = next((zip(c.terms, c.seconds, strict=False) for c in candidates if c.name == plan.name), ())
         split = HybridPath.split(self.problem) if plan.name == HybridPath.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch
         report = PairReport(

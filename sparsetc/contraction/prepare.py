@@ -32,7 +32,8 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, in_force
 from sparsetc.packing.base import Packed, get_format, index_dtype, slots_along
 from sparsetc.packing.partition import PARTITIONS, stored_parts
-from sparsetc.planner.pricing import Choice, owns
+from sparsetc.planner.candidate import Choice
+from sparsetc.planner.pricing import owns
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import Other, choose
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass

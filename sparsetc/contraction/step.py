@@ -35,7 +35,7 @@ from sparsetc.ir.equation.einsum import UPSTREAM, Bound, Einsum, gradient
 from sparsetc.ir.plan import without_halves
 from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, with_settings
-from sparsetc.planner.pricing import Choice
+from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.planner.report import SymbolicCost, report, statistics_of, symbolic_cost
 from sparsetc.support import cached_property, outside

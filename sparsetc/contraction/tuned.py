@@ -32,7 +32,8 @@ from sparsetc.errors import OutOfMemoryError, SparsetcError
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO, ONE_PASS, Plan, requested
 from sparsetc.packing.partition import storage_keys
-from sparsetc.planner.pricing import Candidate, Choice, describe, price, ranked
+from sparsetc.planner.candidate import Candidate, Choice, ranked
+from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.products import WAYS
@@ -110,7 +111,7 @@ def _considered(made: Step | Pair, name: str) -> list[Candidate]:
     else:
         unpriced = Candidate(made.choice.plan, name=made.choice.plan.name)
         first = next((c for c in candidates if c.plan == unpriced.plan), unpriced)
-    return [first, *(c for c in candidates if c.total is not None and c.plan != first.plan)]
+    return [first, *(c for c in candidates if c.seconds and c.plan != first.plan)]
 
 
 def _facts(made: Step | Pair) -> dict[str, Any]:
@@ -215,8 +216,8 @@ def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], ru
             if (packed := run.made.problem.counts.cache.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
     with suppress(*DAMAGED, RuntimeError):  # a damaged line, which leaves all as it was
-        choice = Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured))
-        made.take(choice)
+        considered = made.choice.considered
+        made.take(Choice(plan, best.expected, best.name, best.seconds, considered=considered, measured=tuple(measured)))
 
 
 def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:

@@ -138,7 +138,7 @@ def _in_panels(problem: Problem, whole: Candidate) -> Iterator[Candidate]:
         storage = replace(part.storage, params=((f"{PANEL}{problem.letters.index(letter)}", columns),))
         again = tuple([(c, min(problem.nnz, panels * changes)) for c, changes in expected.runs])
         inside = single("coo", storage, part.schedule, replace(expected, runs=again, misses=((letter, ()),)))
-        before, after = [natively(price(own, problem), problem).total or 0.0 for own in (whole, inside)]
+        before, after = [natively(price(own, problem), problem).total for own in (whole, inside)]
         if problem.profile.constants["least_gain"] * after < before:
             yield inside
 
@@ -160,7 +160,7 @@ def coo(problem: Problem, also: Ints = ()) -> Candidate:
         for spread, most in _spreads(problem, schedule, n, rows if shared else n, longest)
         if (not most if shared else most) or (most < longest and not problem.ordered)
     ]
-    return min(candidates, key=lambda own: price(own, problem).total or 0.0) if candidates[1:] else candidates[0]
+    return min(candidates, key=lambda own: price(own, problem).total) if candidates[1:] else candidates[0]
 
 
 def _runs(problem: Problem, shared: Ints, schedule: Schedule, most: int) -> Candidate:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.backends import NUMBA, Backend
-from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_backend, portable, shared_memory
+from sparsetc.device.profile import DeviceProfile, cpu, has_halves, machine_of, of_backend, portable, shared_memory
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import DOTS, F16
 from sparsetc.ir.program.operands import in_runs
@@ -326,12 +326,12 @@ class Problem:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The profile of the device that runs the plan, as it was when it was first asked for."""
-        return of_backend(self.backend.name if self.native == "none" else NUMBA.name)
+        return of_backend(self.backend.name if self.native == "none" else NUMBA.name, self.counts.coords.device)
 
     @cached_property
     def rules(self) -> Mapping[str, Any]:
-        """The device's numbers for schedules and formats."""
-        return self.profile.rules
+        """The numbers for schedules and formats: of programs that take whole axes, a CPU's wherever they run."""
+        return (cpu() if self.backend.whole and self.native == "none" else self.profile).rules
 
     @cached_property
     def precision(self) -> str:

@@ -20,8 +20,7 @@ from torch import Tensor
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.ir.plan import Plan
 from sparsetc.join.blocking import Blocking, BlockWork
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.pricing import Candidate
+from sparsetc.planner.candidate import Best, Candidate
 from sparsetc.products.blocks import BlockPath
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.products.scalar import TaskSums

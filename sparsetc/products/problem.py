@@ -25,8 +25,7 @@ from sparsetc.join.blocking import Blocking
 from sparsetc.join.join import Join
 from sparsetc.join.order import TASK_BYTES
 from sparsetc.options import Options
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.pricing import Candidate
+from sparsetc.planner.candidate import Best, Candidate
 from sparsetc.support import Names, cached_property
 from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator

@@ -34,8 +34,7 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.join import loops
 from sparsetc.join.order import TASK_BYTES
 from sparsetc.packing.base import Packed, pack
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.pricing import Candidate
+from sparsetc.planner.candidate import Best, Candidate
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.products.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
