@@ -120,7 +120,7 @@ class Lowering:
             rows=inner.target.rows,
             index64=inner.target.index64,
             whole=inner.target.whole,
-            terms=tuple(inner.stored.values()) if len(inner.stored) > 1 else (),
+            sparse=tuple(inner.stored.values()),
             strides=inner.target.strides,
         )
 
@@ -141,9 +141,8 @@ class Lowering:
         total = self.run()
         if self.unscales:
             raise self._halves_error()
-        tiles_by_name = zip(self.inner.stored, self.view.pairs, strict=False)
-        rows = {name.lower(): self.inner.stored[name][:1] for name, tiles in tiles_by_name if tiles.halves}
-        scales = [self.make(Scale(Tile(f"{name}_scale", axes, ITEM), name)) for name, axes in rows.items()]
+        halves = [o for o in self.inner.stored.values() if o.name and o.values.halves]
+        scales = [self.make(Scale(Tile(o.array("scale"), o.letters[:1], ITEM), o.name)) for o in halves]
         return self._scaled(total, scales)
 
     # -- halves -----------------------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ class Lowering:
         """
         over: Names = next((dot.over for dot in self.dots if name in [side.name for side in dot.parts]), ())
         if name in self.inner.stored:
-            axes = [c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes]
+            axes = [c for c in self.stored_order if c in self.inner.stored[name].letters and c in self.tile_sizes]
             rows, columns = [c for c in axes if c not in over], [c for c in axes if c in over]
             return (*rows, *columns), len(rows) if columns else 0
         o = self.operand[name]
@@ -447,9 +446,8 @@ class WholeLowering(Lowering):
 
     def _stored(self, name: str) -> Names:
         """Return the letters of stored values' positions, in the order of the sequence."""
-        letters, paired = self.inner.stored[name], dict(zip(self.inner.stored, self.view.pairs, strict=False))
-        values = paired.get(name, self.view.values)
-        return tuple([letters[mode] for mode in values.sequence if letters[mode] in self.inner.sides])
+        stored = self.inner.stored[name]
+        return tuple([stored.letters[mode] for mode in stored.values.sequence])
 
     # -- products, each of which sums the axes that no factor outside of it has, nor the result ----------------------
     def multiply(self, name: str, left: Tiles, right: Tiles = (), over: object = ()) -> Tile:
