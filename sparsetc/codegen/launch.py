@@ -89,7 +89,7 @@ class PartArrays:
 
 
 def launch_of(
-    kernel: Any, grid: int, varied: Sequence[int], options: Mapping[str, int], constant: Sequence[Any] = ()
+    kernel: Any, grid: int, options: Mapping[str, int], varied: Sequence[int] = (), constant: Sequence[Any] = ()
 ) -> Callable[[list[Any]], None]:
     """Return a launch of one kernel on one grid, on the current device; it returns before the kernel has run.
 
@@ -100,25 +100,29 @@ def launch_of(
     Args:
         kernel: of a generated module.
         grid: its programs.
-        varied: places of the arguments that are not the same at each call: stored values, tables and, last, the output.
         options: what Triton is told beside arguments.
+        varied: places of the arguments that are not the same at each call: stored values, tables and, last, the output;
+            none where those are all tensors.
         constant: the arguments, of which tensors are the same at each call.
 
     Returns:
         A function of the list of all arguments, which it may change.
     """
     forms: dict[Any, Any] = {}
+    places = [*varied]
     fixed = [one.data_ptr() if isinstance(one, Tensor) else one for one in constant]
 
     def launch(arguments: list[Any]) -> None:
         out = arguments[-1]
-        addresses = [arguments[n].data_ptr() for n in varied]
+        if not places:
+            places.extend([n for n, one in enumerate(arguments) if isinstance(one, Tensor)])
+        addresses = [arguments[n].data_ptr() for n in places]
         apart = reduce(or_, addresses) % ALIGNED and tuple([address % ALIGNED for address in addresses])
         form = out.device, out.dtype, apart
         run = forms.get(form)
         if run is not None:
             arguments[: len(fixed)] = fixed
-            for n, address in zip(varied, addresses, strict=True):
+            for n, address in zip(places, addresses, strict=True):
                 arguments[n] = address
             run(arguments)
             return
@@ -161,32 +165,24 @@ def _start_of(compiled: Any, grid: int, device: torch.device) -> Callable[[Seque
 
 @lru_cache(maxsize=256)
 def launch_by_hand(
-    name: str, varied: tuple[int, ...], kind: object = None, programs: int = PROGRAMS, warps: int = 4
+    name: str, kind: object = None, programs: int = PROGRAMS, warps: int = 4
 ) -> Callable[[list[Any]], None]:
     """Return a launch of a kernel.
 
     Args:
         name: of the kernel, in a module which imports triton.
-        varied: places of its arguments that are tensors.
-        kind: what Triton may specialise the kernel to, beside tensors.
+        kind: what Triton may specialise the kernel to, beside tensors; and which arguments these are.
         programs: of its grid; by default each takes one piece of work after another.
         warps: of a program.
     """
     kernel = getattr(import_module("sparsetc.codegen.kernels"), name)
-    return launch_of(kernel, programs, varied, {"num_warps": warps, **FUSED})
+    return launch_of(kernel, programs, {"num_warps": warps, **FUSED})
 
 
-def run_by_hand(
-    name: str,
-    varied: tuple[int, ...],
-    arguments: list[Any],
-    kind: object = None,
-    programs: int = PROGRAMS,
-    warps: int = 4,
-) -> None:
+def run_by_hand(name: str, arguments: list[Any], kind: object = None, programs: int = PROGRAMS, warps: int = 4) -> None:
     """Launch a kernel on the device of its last argument, a tensor; the rest is as in `launch_by_hand`."""
     with on_gpu(arguments[-1].device):  # Triton launches on the current device
-        launch_by_hand(name, varied, kind, programs, warps)(arguments)
+        launch_by_hand(name, kind, programs, warps)(arguments)
 
 
 FEWEST = {1: 1 << 15, 2: 1 << 15, 4: 1 << 16, 8: 1 << 18}
@@ -227,7 +223,7 @@ def turn(source: Tensor, result: Tensor, matrices: Matrices) -> None:
     (count, source_matrix, result_matrix), (rows, source_row, _), (columns, _, result_row) = matrices
     tiles = -(-rows // ROWS), -(-columns // COLUMNS)
     numbers = source_matrix, source_row, result_matrix, result_row, rows, columns, *tiles
-    run_by_hand("transpose", (0, len(numbers) + 1), [source, *numbers, result], numbers, count * prod(tiles), warps=2)
+    run_by_hand("transpose", [source, *numbers, result], numbers, count * prod(tiles), warps=2)
 
 
 @lru_cache(maxsize=256)

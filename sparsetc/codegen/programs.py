@@ -155,15 +155,14 @@ class Programs:
                 if not grid:
                     continue
                 varied = [*places, *range(len(arguments), len(arguments) + len(numbers) + 1)]
-                launch = launch_of(launch, grid, varied, self._options(group, self.machine), arguments)
+                launch = launch_of(launch, grid, self._options(group, self.machine), varied, arguments)
             else:
                 at_once = partial(launch, chunks(*parts[group[0]]))
                 launch = partial(lambda run, arguments: run(*arguments), at_once)
             launches.append((launch, arguments, places, numbers))
         plain, several = not any(form for _, form in every), any(len(p.view.packed) > 1 for p in self.programs)
         splits = {
-            n: (launch_of(kernel, parts, range(4), options), parts)
-            for n, kernel, parts, options in self._splits(self.module)
+            n: (launch_of(kernel, parts, options), parts) for n, kernel, parts, options in self._splits(self.module)
         }
 
         def run(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
