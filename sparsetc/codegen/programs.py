@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from itertools import accumulate, starmap
 from math import prod
 from pathlib import Path
@@ -57,7 +56,7 @@ from sparsetc.ir.program import (
     names,
     tables_of,
 )
-from sparsetc.support import later
+from sparsetc.support import installed, later
 from sparsetc.support.files import usable
 from sparsetc.tensor.dtypes import accumulator
 
@@ -116,7 +115,7 @@ class Programs:
 
     def text_for(self, machine: str) -> str:
         """Return the module that runs on a machine."""
-        if self.backend.gpu and find_spec("triton") is None:
+        if self.backend.gpu and not installed("triton"):
             raise PlanError(
                 'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
                 'take backend="torch"'

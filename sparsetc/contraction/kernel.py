@@ -230,7 +230,7 @@ class Kernel(Inspectable):
             replace(product, text=str(product)), made.bound.by_index | dict(zip(column, columns, strict=True))
         )
         settings = made.settings
-        if settings.effective_native(made.device) == "price":
+        if settings.has_loops(made.device):
             settings = replace(settings, backend="numba")
         if settings.plan != "auto" and (adjoint or columns):
             settings = replace(settings, plan=plan_of_derived(settings.plan))

@@ -113,7 +113,7 @@ class Step(Preparation, Inspectable):
         runs = self.executable.programs.backend
         native = runs.loops
         self.backend = (runs if native else self.problem.backend).name
-        if self.problem.native == "all" and not native:
+        if self.problem.only_native and not native:
             why = next(filter(None, map(unprinted, self.programs)), "numba cannot be imported")
             self.plan = replace(self.plan, reason=f"{self.plan.reason}; as torch programs: {why}")
         self.__dict__.pop("_ones", None)
