@@ -26,7 +26,7 @@ from itertools import product
 from math import prod
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.ir.nest import ITEM, LANE, LEVELS, TileLoop
+from sparsetc.ir.nest import ITEM, LANE, LEVELS, PAIRED, TileLoop
 from sparsetc.ir.plan import F16, F16X3, ROUNDED
 from sparsetc.ir.program.resources import (
     BY_LEVEL,
@@ -218,7 +218,7 @@ class Cost:
     def _value(self, s: Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
         view = self.p.view
-        stored = self.p.stored(s.operand).values
+        stored = self.p.sparse[PAIRED.index(s.operand)].values
         positions = FIBERS * (prod(stored.sides) * self.readers)
         self.registers += positions.bytes if view.pairs else self.values
         self.expanded += positions * int(stored.bitmap)
