@@ -24,21 +24,8 @@ from sparsetc.backends import NUMBA, TORCH, Backend
 from sparsetc.codegen import cache, split_float16
 from sparsetc.codegen import numba as numba_source
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.launch import (
-    FUSED,
-    Call,
-    InHalves,
-    PartArrays,
-    Values,
-    assembled,
-    bind_native,
-    each,
-    functions,
-    is_interpreted,
-    launch_of,
-    triton_type,
-)
-from sparsetc.codegen.torch_rows import chunks, few
+from sparsetc.codegen.launch import FUSED, assembled, is_interpreted, launch_of, triton_type
+from sparsetc.codegen.parts import Call, InHalves, PartArrays, Values, bind_native, chunks, each, few, functions
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import TYPES

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import BLOCK, LOOKED
-from sparsetc.codegen.launch import ALIGNED, InHalves, run_by_hand
+from sparsetc.codegen.launch import ALIGNED, run_by_hand
+from sparsetc.codegen.parts import InHalves
 from sparsetc.ir.nest.values import (
     INEXACT,
     INFINITE,

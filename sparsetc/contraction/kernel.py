@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.contraction.contraction import Contraction, wrap
 from sparsetc.contraction.request import Result, stand_ins
 from sparsetc.contraction.step import Step

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sparsetc.backends import TORCH
 from sparsetc.codegen import launch
-from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.numba import copied
+from sparsetc.codegen.parts import PartArrays
 from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.request import Request, Tensors
 from sparsetc.contraction.rewrites import rewrites_of

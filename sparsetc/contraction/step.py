@@ -22,8 +22,8 @@ from torch import Tensor
 
 from sparsetc.backends import TORCH
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import Values
 from sparsetc.codegen.numba import unprinted
+from sparsetc.codegen.parts import Values
 from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
 from sparsetc.contraction.contraction import Contraction, compiled

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.backends import TRITON
-from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.parts import PartArrays
 from sparsetc.codegen.programs import Programs
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.ir.equation.einsum import Bound, Einsum

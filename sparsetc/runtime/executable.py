@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import Call, PartArrays, Values, each
+from sparsetc.codegen.parts import Call, PartArrays, Values, each
 from sparsetc.codegen.programs import Programs
 from sparsetc.ir.program import TileProgram
 from sparsetc.support import Ints, cached_property
