@@ -141,7 +141,7 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
     backend = settings.effective_backend(device)
     if not backend.whole and not asked and x.dense_order:
         return None
-    if settings.effective_native(device) != "none":
+    if settings.has_loops(device):
         backend = NUMBA
 
     def steps(one_pass: Choice | None = None) -> Choice | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.profiler import record_function
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.contraction.autograd import UNREAD, apply
 from sparsetc.contraction.guard import KINDS, Way, check_sums, looked_at, sums_of_integers, way_of
 from sparsetc.contraction.prepare import in_force_on

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.codegen.split_float16 import verdicts_on
 from sparsetc.contraction.request import Tensors
 from sparsetc.contraction.rewrites import Pull

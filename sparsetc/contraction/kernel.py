@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.contraction.contraction import Contraction, wrap
 from sparsetc.contraction.request import Result, stand_ins
 from sparsetc.contraction.step import Step
@@ -230,7 +230,7 @@ class Kernel:
             replace(product, text=str(product)), made.bound.by_index | dict(zip(column, columns, strict=True))
         )
         settings = made.settings
-        if settings.effective_native(made.device) == "price":
+        if settings.has_loops(made.device):
             settings = replace(settings, backend="numba")
         if settings.plan != "auto" and (adjoint or columns):
             settings = replace(settings, plan=plan_of_derived(settings.plan))

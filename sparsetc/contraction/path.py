@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.dense import einsum
 from sparsetc.contraction.guard import Guard, finite

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from sparsetc.backends import TORCH
 from sparsetc.codegen import launch
-from sparsetc.codegen.launch import PartArrays
 from sparsetc.codegen.numba import copied
+from sparsetc.codegen.parts import PartArrays
 from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.request import Output, Request, Tensors
 from sparsetc.contraction.rewrites import rewrites_of

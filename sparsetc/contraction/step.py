@@ -20,8 +20,8 @@ from torch import Tensor
 
 from sparsetc.backends import TORCH
 from sparsetc.codegen import split_float16
-from sparsetc.codegen.launch import Values
 from sparsetc.codegen.numba import unprinted
+from sparsetc.codegen.parts import Values
 from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
 from sparsetc.contraction.contraction import Contraction, compiled
@@ -121,7 +121,7 @@ class Step:
         runs = self.executable.programs.backend
         native = runs.loops
         self.backend = (runs if native else self.problem.backend).name
-        if self.problem.native == "all" and not native:
+        if self.problem.only_native and not native:
             why = next(filter(None, map(unprinted, self.programs)), "numba cannot be imported")
             self.plan = replace(self.plan, reason=f"{self.plan.reason}; as torch programs: {why}")
         for derived in ("_ones", "instead"):

@@ -172,8 +172,8 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     adds = problem.backend.atomics and not problem.deterministic
     if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
         best = tried(_in_copies, best, problem)
-    if problem.native != "none":
-        best = (natively if problem.native == "price" else in_panels)(best, problem)
+    if problem.native:
+        best = (in_panels if problem.only_native else natively)(best, problem)
     # With the trees that were lowered.
     plan = best.plan.with_schedules([replace(cost.p.schedule, native=cost.native) for cost in best.costs])
     if plan.parts[0].schedule.native and all(own.stored >= LONG * own.fibers for own in best.expected):
@@ -296,8 +296,8 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         options["copies"] = 1
     if not problem.products:
         options["dot"] = False
-    if problem.native == "all" or True in [schedule.native for schedule in schedules]:
-        options["native"] = problem.native != "none"
+    if problem.only_native or True in [schedule.native for schedule in schedules]:
+        options["native"] = problem.native
     if not options and not stored:
         return plan
     parts = []

@@ -250,7 +250,8 @@ class Problem:
         sparse_output: True if output rows are those of a pattern.
         adding: True if the nonzeros are a chunk of a larger tensor.
         ones: True if every value is 1, and no call has others, so that generated kernels read none.
-        native: which programs of torch run as native loops, as `Options.effective_native` says.
+        native: True if programs of torch may run as native loops.
+        only_native: True if they all run so where they can, and not only those that are priced lower.
     """
 
     bound: Bound
@@ -266,7 +267,8 @@ class Problem:
     sparse_output: bool
     adding: bool = False
     ones: bool = False
-    native: str = "none"
+    native: bool = False
+    only_native: bool = False
 
     @classmethod
     def of(
@@ -286,7 +288,7 @@ class Problem:
             dots = list(DOTS.values())[list(DOTS).index(settings.effective_precision()) :: -1]
         precisions = tuple(dict.fromkeys([portable(dot, machine) for dot in dots]))
         halves = backend.tensor_cores and dtype == torch.float32 and has_halves(machine)
-        native = "none" if dtype.is_complex else settings.effective_native(device)
+        native = not dtype.is_complex and settings.has_loops(device)
         return cls(
             bound,
             backend,
@@ -301,6 +303,7 @@ class Problem:
             sparse_output=sparse_output,
             ones=x.pattern.ones and not backend.whole,
             native=native,
+            only_native=native and settings.named_backend == NUMBA.name,
         )
 
     @cached_property
@@ -326,12 +329,12 @@ class Problem:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The profile of the device that runs the plan, as it was when it was first asked for."""
-        return of_backend(self.backend.name if self.native == "none" else NUMBA.name, self.counts.coords.device)
+        return of_backend((NUMBA if self.native else self.backend).name, self.device)
 
     @cached_property
     def rules(self) -> Mapping[str, Any]:
         """The numbers for schedules and formats: of programs that take whole axes, a CPU's wherever they run."""
-        return (cpu() if self.backend.whole and self.native == "none" else self.profile).rules
+        return (cpu() if self.backend.whole and not self.native else self.profile).rules
 
     @cached_property
     def precision(self) -> str:

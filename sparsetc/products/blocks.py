@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.backends import TORCH, TRITON, Backend
-from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.parts import PartArrays
 from sparsetc.codegen.programs import Programs
 from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
 from sparsetc.device.profile import DeviceProfile, gpu, has_halves, machine_of

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.backends import TRITON
-from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.parts import PartArrays
 from sparsetc.codegen.programs import Programs
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -211,7 +211,7 @@ class TaskSums(JoinPath):
     def candidates(cls, p: JoinProblem, best: Best) -> list[Candidate]:
         """Return the plan with its price; where tasks are few nothing else is to be counted."""
         (candidate,) = super().candidates(p, best)
-        few = FEW_TASKS if p.settings.effective_native(p.device) == "none" else FEW_NATIVE
+        few = FEW_NATIVE if p.settings.has_loops(p.device) else FEW_TASKS
         if p.join.tasks > few * (p.join.x_key.numel() + p.join.y_key.numel()):
             return [candidate]
         best.seconds = 0.0

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import Call, PartArrays, Values, each
+from sparsetc.codegen.parts import Call, PartArrays, Values, each
 from sparsetc.codegen.programs import Programs
 from sparsetc.support import Ints
 from sparsetc.support.checks import room

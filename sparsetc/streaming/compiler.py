@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.backends import Backend
-from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.parts import PartArrays
 from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.compile import contraction
 from sparsetc.contraction.prepare import BoundPart, bound_parts, in_force_on, verify_axes

@@ -16,7 +16,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, check, explicit_plan, random_sparse, random_values, two_parts
 
 import sparsetc as stc
-from sparsetc.codegen import cache, torch_rows
+from sparsetc.codegen import cache, parts
 from sparsetc.contraction import contraction
 from sparsetc.options import current
 from sparsetc.support import entry
@@ -55,7 +55,7 @@ def test_a_small_program_runs_on_one_thread(operands: list[Any], small: bool, mo
 
     seen: set[int] = set()
     if not small:
-        monkeypatch.setattr(torch_rows, "FEW", 0)
+        monkeypatch.setattr(parts, "FEW", 0)
     torch.set_num_threads(2)
     kernel = stc.compile(MTTKRP, *operands, backend="torch")
     with Threads():

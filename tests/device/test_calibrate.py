@@ -384,7 +384,7 @@ def test_without_a_gpu_and_numba_nothing_is_measured(
 ) -> None:
     from sparsetc.__main__ import main
 
-    monkeypatch.setattr(cpu_calibration, "has_numba", lambda: False)
+    monkeypatch.setattr(cpu_calibration, "installed", lambda _: False)
     with stc.options(cache_dir=tmp_path), pytest.raises(stc.DeviceError, match="finds none"):
         stc.calibrate()
     assert main(["calibrate"]) == 2

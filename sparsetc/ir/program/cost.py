@@ -218,7 +218,7 @@ class Cost:
     def _value(self, s: Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
         view = self.p.view
-        stored = dict(zip(PAIRED, view.pairs, strict=False)).get(s.operand, view.values)
+        stored = self.p.sparse[PAIRED.index(s.operand)].values
         positions = FIBERS * (prod(stored.sides) * self.readers)
         self.registers += positions.bytes if view.pairs else self.values
         self.expanded += positions * int(stored.bitmap)
