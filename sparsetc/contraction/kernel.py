@@ -34,7 +34,7 @@ from sparsetc.support import Ints, among, later, required
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.convert import laid_out
 from sparsetc.tensor.dtypes import dtype_name
-from sparsetc.tensor.kept_values import gradient_taken
+from sparsetc.tensor.kept_values import gradient_taken, kept_with
 from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -107,10 +107,11 @@ class Kernel:
                     break
         return self._packed
 
-    def whole(self) -> Tensor | None:
+    def whole(self) -> tuple[Tensor, Callable[[], Tensor | None]] | None:
         """Return the sparse operand as the dense tensor that torch multiplies as it does any; None if it does not.
 
-        It is differentiable, and kept while values stay as they are, if these do not learn.
+        It is differentiable. The function returns it for the next call: kept while values stay as they are, and None
+        once they changed; or made again of values that learn.
         """
         innermost, precision = self.contraction.innermost, self.contraction.settings.precision
         if (
@@ -122,13 +123,26 @@ class Kernel:
             return None
         if innermost.dtype is torch.float32 and precision != torch.get_float32_matmul_precision():
             return None
-        (values,) = self._values
+        operand, (values,) = self.operand, self._values
         if torch.is_grad_enabled() and values.requires_grad:
-            whole = laid_out(self.operand, again=True)
-            whole.register_hook(lambda _: gradient_taken(values))
-            return whole
+            pattern, shape = operand._pattern, operand.shape
+            flat = prod(pattern.shape), *values.shape[1:]
+            places = None if pattern.blocks else pattern.places
+
+            def learned() -> Tensor:
+                if places is None:
+                    whole = laid_out(operand)
+                else:
+                    whole = values.new_zeros(flat).index_copy_(0, places, values).view(shape)
+                whole.register_hook(lambda _: gradient_taken(values))
+                return whole
+
+            return learned(), learned
         packed: Any = self._packed_now()
-        return packed and packed[0].view(self.operand.shape)  # type: ignore[no-any-return]
+        if packed is None:
+            return None
+        whole, kept = packed[0].view(operand.shape), kept_with(values)
+        return whole, lambda: whole if kept is not None and kept_with(values) is kept else None
 
     def _on_arrays(self) -> Callable[[Any], Any] | None:
         """Return the kernel with its current values as `Contraction.on_arrays` gives it; None if it is more."""

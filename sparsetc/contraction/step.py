@@ -203,8 +203,10 @@ class Step:
         if missing := [n for n, stored in enumerate(packed) if stored is None]:
             if captured(values):
                 return self.packed_values(flat(values))
-            for n, stored in zip(missing, self.packed_values(flat(values), missing), strict=True):
-                packed[n] = kept.put(self._value_keys[n], stored)
+            with lasting():
+                stored = self.packed_values(flat(values), missing)
+            for n, one in zip(missing, stored, strict=True):
+                packed[n] = kept.put(self._value_keys[n], one)
         return packed
 
     def packed_values(self, values: Tensor | None, parts: Sequence[int] | None = None) -> Values:
