@@ -131,7 +131,7 @@ def coordinates(r: Request) -> Rewrite | None:
 
 
 def _taking_part(entries: Tensor | None, values: Tensor) -> Tensor:
-    return picked(values.reshape(-1), entries)
+    return picked(values.flatten(), entries)
 
 
 def products(r: Request) -> Rewrite | None:
