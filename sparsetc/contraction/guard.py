@@ -158,7 +158,9 @@ def looked_at(innermost: Any, tensors: Tensors) -> bool:
     watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
     if watched or getattr(innermost, "trials", None) is not None or followed(tensors):
         return False
-    return all(type(t) in PLAIN and not captured(t) for t in tensors)
+    # A tensor of a transform that has ended, such as vjp's pullback reads, has no storage to look at.
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return all(type(t) in PLAIN and not captured(t) and not wrapped(t) for t in tensors)
 
 
 def same_kind(tensors: Tensors) -> Callable[..., bool]:

@@ -80,7 +80,7 @@ def _contracted(
     values = [operands[n] for n in e.sparse]
     tables = [operands[n] for n in e.dense]
     result = made.result(patterns if own is None else own, values, tables, packed, given, checked=True)
-    return result.reshape(-1) if flat and made.sparse else result
+    return result.flatten() if flat and made.sparse else result
 
 
 class Path:
@@ -278,7 +278,7 @@ class Path:
         """The result's values on its pattern, or a dense result; differentiable."""
         terms: list[Any] = [None] * len(self.bound.einsum.inputs)
         for p, entries in zip(self.bound.einsum.sparse, values, strict=True):
-            terms[p] = entries.reshape(-1) if self._expanded else entries
+            terms[p] = entries.flatten() if self._expanded else entries
         for p, shape, operand in zip(self.bound.einsum.dense, self.bound.dense_shapes, dense, strict=True):
             full = operand if operand.shape == shape else operand.expand(shape)
             dropped = self._dropped.get(p)

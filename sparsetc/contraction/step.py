@@ -243,7 +243,7 @@ class Step:
         """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
         if self._pattern is None:
             return self.output.shaped(rows)
-        return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
+        return rows if self._order is None else rows.flatten().index_select(0, self._order)
 
     def rows(
         self, values: Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None
