@@ -393,7 +393,8 @@ class Problem:
         The order is None where the dimensions are in it already. Triton's kernels read an operand in another order by
         its strides, where its elements lie in runs: it is neither permuted nor copied.
         """
-        bound, e, each = self.bound, self.einsum, list[tuple[Ints, Ints | None, bool]]()
+        bound, e = self.bound, self.einsum
+        each = list[tuple[Ints, Ints | None, bool]]()
         for p in e.dense:
             letters = among((*e.sparse_indices, *e.axes), e.inputs[p])
             order = None if letters == e.inputs[p] else tuple(map(e.inputs[p].index, letters))
