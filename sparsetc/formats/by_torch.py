@@ -256,7 +256,7 @@ class DenseProduct(TileProgram):
             body=tuple(body),
             schedule=schedule,
             rows=rows,
-            whole=True,
+            at_once=True,
         )
 
     @cached_property

@@ -55,7 +55,7 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
             continue
         if level == ITEM:
             # torch programs cut even one item of all nonzeros into chunks
-            several = how.items > 1 or problem.backend.whole
+            several = how.items > 1 or problem.backend.at_once
             chunks = view.items.counts and not view.levels[0] and several
             return shared == kept and not how.split_rows and not chunks
         return shared == kept and (not how.split_fibers if level == LANE else problem.distinct)
@@ -93,7 +93,7 @@ def seconds_of(
     """
     run = [n for n, s in enumerate(statistics) if s.nnz] or [len(parts) - 1]
     both = [(parts[n], statistics[n]) for n in run]
-    kernels = not both[0][0].p.whole
+    kernels = not both[0][0].p.at_once
     scalar = [part.turn is None for part, _ in both]
     beside_tiles = plan.fused and not all(scalar)
     seconds, first = [0.0] * len(parts), run[0]
@@ -153,9 +153,9 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     each = []
     for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
-        whole = problem.backend.whole and not view.values.sides
+        at_once = problem.backend.at_once and not view.values.sides
         given = not (p.storage.lane or p.storage.params or view.values.sides)
-        target = Target(problem.sparse_output, given, owned, problem.rows, whole=whole, ones=problem.ones)
+        target = Target(problem.sparse_output, given, owned, problem.rows, at_once=at_once, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
         bound = problem.bound
         each.append(cost_of(lower(bound, p, target, 0) if lower else drafted(bound, view, p.schedule, target)))
@@ -286,7 +286,7 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         raise PlanError(f"precision {F16} is of operands of 16 bits, found {dtype_name(problem.dtype)}")
     options: dict[str, Any] = {}
     stored: dict[str, Any] = {}
-    if backend.whole:
+    if backend.at_once:
         options["lanes"] = stored["lanes"] = 1
     if not backend.narrow:
         stored["narrow"] = False
@@ -305,7 +305,7 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         tree = part.schedule.tree
         if tree is not None and tree.dots and not problem.products:
             raise PlanError(f"tree {tree}: integers have no matrix product")
-        own = {**options, "unroll": 1} if backend.whole and not part.schedule.native else options
+        own = {**options, "unroll": 1} if backend.at_once and not part.schedule.native else options
         storage = replace(part.storage, **stored)
         parts.append(replace(part, storage=storage, schedule=replace(part.schedule, **own)))
     return replace(plan, parts=tuple(parts))

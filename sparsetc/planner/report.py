@@ -69,7 +69,7 @@ def report(
         resource, floor = costs[n].roofline(statistics[n], profile)
         products, instruction = program.each(Product), "multiply-add"
         if program.dots:
-            instruction = "matrix product" if program.whole else f"tensor core, {program.schedule.precision}"
+            instruction = "matrix product" if program.at_once else f"tensor core, {program.schedule.precision}"
         if part.schedule.rounded:
             instruction += f", {in_bf16(part.schedule.rounded)}"
         named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
@@ -97,7 +97,7 @@ def report(
         considered=in_microseconds(choice.considered),
         dismissed=in_microseconds(choice.dismissed),
         timed=tuple((name, 1e6 * taken) for name, taken in choice.measured),
-        launches=1 if plan.fused and not programs[0].whole else len(packed),
+        launches=1 if plan.fused and not programs[0].at_once else len(packed),
         parts=tuple(parts),
         tiles=_tiles(_populations(packed, problem)),
     )

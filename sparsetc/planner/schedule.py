@@ -28,7 +28,7 @@ def padded_axes(problem: Problem) -> dict[str, int]:
 
 def of_whole_axes(problem: Problem) -> Schedule | None:
     """Return the one schedule of a backend whose programs take whole axes; None for other backends."""
-    if not problem.backend.whole:
+    if not problem.backend.at_once:
         return None
     return Schedule(blocks=tuple(padded_axes(problem).items()), precision=problem.precision)
 

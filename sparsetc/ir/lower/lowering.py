@@ -119,7 +119,7 @@ class Lowering:
             slot=inner.key.array,
             rows=inner.target.rows,
             index64=inner.target.index64,
-            whole=inner.target.whole,
+            at_once=inner.target.at_once,
             terms=tuple(inner.stored.values()) if len(inner.stored) > 1 else (),
             strides=inner.target.strides,
         )
@@ -509,4 +509,4 @@ class WholeLowering(Lowering):
 
 def lowered(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
     """Return the program of a schedule with a tree."""
-    return (WholeLowering if inner.target.whole else Lowering)(inner, schedule).program(format)
+    return (WholeLowering if inner.target.at_once else Lowering)(inner, schedule).program(format)
