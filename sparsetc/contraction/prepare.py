@@ -196,7 +196,7 @@ def bound_part(
     target = Target(
         sparse=output.sparse or partial is not None,
         in_operand_order=partial is None and packed.positions is None and packed.source is None and output.slot is None,
-        owned=partial is not None or owns(packed.view, problem, packed, alone=alone, padded=packed.padded),
+        owned=partial is not None or owns(packed.view, problem, packed, alone),
         rows=output.rows if partial is None else partials,
         index64=packed.index64,
         at_once=problem.backend.at_once,

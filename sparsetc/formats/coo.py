@@ -33,6 +33,7 @@ from sparsetc.planner import (
     Method,
     Problem,
     add_plans,
+    cheapest,
     costs,
     deepened,
     items_of,
@@ -160,7 +161,7 @@ def coo(problem: Problem, also: Ints = ()) -> Candidate:
         for spread, most in _spreads(problem, schedule, n, rows if shared else n, longest)
         if (not most if shared else most) or (most < longest and not problem.ordered)
     ]
-    return min(candidates, key=lambda own: price(own, problem).total) if candidates[1:] else candidates[0]
+    return cheapest(candidates, problem)
 
 
 def _runs(problem: Problem, shared: Ints, schedule: Schedule, most: int) -> Candidate:

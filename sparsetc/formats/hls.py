@@ -37,7 +37,6 @@ from sparsetc.planner import (
     least_seconds,
     of_whole_axes,
     padded_axes,
-    price,
     rates_of,
     tiles_of,
 )
@@ -218,7 +217,7 @@ def by_tiles(problem: Problem, threshold: int | None = None) -> Candidate:
         held = {"dense_tile": dense} if dense[0] or not bitmaps[0] else {}
         held |= {"bitmap_tile": bitmaps} if bitmaps[0] else {}
         splits += [_split(problem, least, whole, held, leftovers, schedule_of) for leftovers in rest]
-    return splits[0] if len(splits) == 1 else cheapest(splits, problem, price)
+    return cheapest(splits, problem)
 
 
 def _split(

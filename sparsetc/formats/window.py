@@ -33,7 +33,6 @@ from sparsetc.planner import (
     cheapest,
     costs,
     fit,
-    in_order,
     least_seconds,
     of_whole_axes,
     padded_axes,
@@ -73,7 +72,7 @@ def considered(name: str, problem: Problem, best: Best) -> Iterator[Candidate]:
             counted = tau > 0 or best.seconds == inf
             usable = [c for c in splits(problem, name, part) if value_bytes(problem, c) <= most]
             if candidates := [c for c in usable if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]:
-                yield cheapest(candidates, problem, in_order)
+                yield cheapest(candidates, problem)
 
 
 def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
@@ -247,7 +246,7 @@ def _requested(name: str, problem: Problem, **named: Any) -> Candidate:
     most, least = problem.memory, min(value_bytes(problem, split) for split in candidates)
     instead = "leave more rows to runs by a higher threshold"
     check_memory(f'tiles of plan "{name}"', least, problem.counts.coords.device, most, instead)
-    return cheapest([split for split in candidates if value_bytes(problem, split) <= most], problem, in_order)
+    return cheapest([split for split in candidates if value_bytes(problem, split) <= most], problem)
 
 
 def plan_window(

@@ -33,7 +33,7 @@ from sparsetc.tensor.dtypes import dtype_name
 
 
 # -- what a candidate costs --------------------------------------------------------------------------------------------
-def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:
+def owns(view: Nest, problem: Problem, how: Packed | Statistics, alone: bool) -> bool:
     """Return True if no two work items of any part add to the same output row.
 
     Args:
@@ -41,11 +41,11 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
         problem: whose output has the rows.
         how: the part as it was packed, or is expected to be.
         alone: whether no other part adds to the same rows.
-        padded: whether zeros are stored beside the nonzeros.
     """
     kept = set(problem.kept)
     if not alone:
         return False
+    padded = how.stored > how.nnz  # by zeros beside the nonzeros
     if padded and view.innermost.strays and (problem.sparse_output or LEAF in map(view.level_of, kept)):
         return False
     shared: set[int] = set()
@@ -138,7 +138,7 @@ def views(candidate: Candidate, problem: Problem) -> list[tuple[Nest, bool]]:
     each = []
     for part, sizes in zip(plan.parts, expected, strict=True):
         view = get_format(part.format).view(problem.shape, part.storage)
-        each.append((view, owns(view, problem, sizes, alone=alone, padded=sizes.stored > sizes.nnz)))
+        each.append((view, owns(view, problem, sizes, alone)))
     return each
 
 
@@ -356,14 +356,14 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
     return best
 
 
-def cheapest(
-    candidates: Sequence[Candidate], problem: Problem, pricing: Callable[[Candidate, Problem], Candidate]
-) -> Candidate:
+def cheapest(candidates: Sequence[Candidate], problem: Problem) -> Candidate:
     """Return the candidate that would be fastest once its operands are rounded; it is returned as it was given."""
 
     def seconds(candidate: Candidate) -> float:
-        return pricing(candidate, problem).total
+        return in_order(candidate, problem).total
 
+    if len(candidates) == 1:
+        return candidates[0]
     return min(candidates, key=lambda own: seconds(rounded(own, problem, seconds)))
 
 
