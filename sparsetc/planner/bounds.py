@@ -69,7 +69,7 @@ def rates_of(problem: Problem, parts: Iterable[tuple[Part, Statistics]]) -> tupl
     owner = []
     for number, (part, sizes) in enumerate(parts):
         many = Candidate(Plan("", (part,)), (replace(sizes, fibers=MANY, stored=MANY * sizes.stored),))
-        for way in dict.fromkeys((many, rounded(many, problem, seconds))):
+        for way in dict.fromkeys((many, rounded(many, problem))):
             first = seconds(replace(way, expected=(sizes,)))
             turn = seconds(replace(way, expected=(replace(sizes, chain=MANY),))) - first
             rates.append((first, max(0.0, seconds(way) - first) / MANY, turn / MANY))

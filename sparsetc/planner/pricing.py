@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -334,20 +334,18 @@ def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
     """
     if candidate.seconds:
         return [candidate]
-    price_of = cache(lambda own: priced(own, problem))
-    best = rounded(candidate, problem, lambda other: price_of(other).total)
-    return [price_of(own) for own in dict.fromkeys((candidate, best))]
+    return [priced(own, problem) for own in dict.fromkeys((candidate, rounded(candidate, problem)))]
 
 
-def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate], float]) -> Candidate:
+def rounded(candidate: Candidate, problem: Problem) -> Candidate:
     """Round operands of a candidate one by one, the one that saves most first, while the saving is certain."""
     if not problem.backend.tensor_cores or ROUNDED not in [p.schedule.precision for p in candidate.plan.parts]:
         return candidate
     left = [o.name for o in named_operands(problem.bound)[1] if o.rows]
-    best, least = candidate, seconds(candidate)
+    best, least = candidate, in_order(candidate, problem).total
     while left:
         others = {name: replace(best, plan=best.plan.scheduled(partial(_cast, name))) for name in left}
-        times = {name: seconds(other) for name, other in others.items()}
+        times = {name: in_order(other, problem).total for name, other in others.items()}
         name = min(left, key=times.__getitem__)
         if problem.rules["apart"] * times[name] > least:
             break
@@ -358,13 +356,9 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
 
 def cheapest(candidates: Sequence[Candidate], problem: Problem) -> Candidate:
     """Return the candidate that would be fastest once its operands are rounded; it is returned as it was given."""
-
-    def seconds(candidate: Candidate) -> float:
-        return in_order(candidate, problem).total
-
     if len(candidates) == 1:
         return candidates[0]
-    return min(candidates, key=lambda own: seconds(rounded(own, problem, seconds)))
+    return min(candidates, key=lambda own: in_order(rounded(own, problem), problem).total)
 
 
 def _cast(name: str, own: Schedule) -> Schedule:
