@@ -21,7 +21,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
+from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, Storage, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.ir.program.resources import Statistics
@@ -29,6 +29,7 @@ from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
+from sparsetc.support import Names
 from sparsetc.tensor.dtypes import dtype_name
 
 
@@ -311,18 +312,22 @@ def suited(plan: Plan, problem: Problem) -> Plan:
     return replace(plan, parts=tuple(parts))
 
 
+def named_levels(storage: Storage, letters: Names) -> str:
+    """The modes of each level of a storage, by the letters of all modes."""
+    return " | ".join(["".join([letters[mode] for mode in modes]) or "-" for modes in storage.levels])
+
+
 def describe(plan: Plan, problem: Problem) -> str:
     """A plan's name, and its parts' levels by letters and precisions of dots, on one line."""
     parts = []
     for p in plan.parts:
-        levels = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
         how = " native" if p.schedule.native else ""
         for axis in p.schedule.slowest_axes if how else ():
             how += f", {p.schedule.block(axis)} {axis} at a time"
         if p.schedule.dot and problem.backend.tensor_cores:
             how = f" {p.schedule.precision}"
         sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
-        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{levels}]{how}")
+        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{named_levels(p.storage, problem.letters)}]{how}")
     rounded = dict.fromkeys(name for p in plan.parts for name in p.schedule.rounded)
     return f"{plan.name}: {' + '.join(parts)}{f', {in_bf16(rounded)}' if rounded else ''}"
 

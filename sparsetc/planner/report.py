@@ -30,7 +30,7 @@ from sparsetc.ir.program.tile import Gather, Loop, Product, Statement, TileProgr
 from sparsetc.packing.base import FORMATS, Packed, tiles_of_nonzeros
 from sparsetc.packing.stored import counts
 from sparsetc.planner.candidate import Choice
-from sparsetc.planner.pricing import seconds_of
+from sparsetc.planner.pricing import named_levels, seconds_of
 from sparsetc.planner.problem import Problem
 from sparsetc.support import outside
 
@@ -72,12 +72,11 @@ def report(
             instruction = "matrix product" if program.at_once else f"tensor core, {program.schedule.precision}"
         if part.schedule.rounded:
             instruction += f", {in_bf16(part.schedule.rounded)}"
-        named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
         parts.append(
             PartReport(
                 number=n,
                 format=part.format,
-                levels=named,
+                levels=named_levels(part.storage, program.letters),
                 nnz=part.nnz,
                 share=part.nnz / nnz,
                 nbytes=part.nbytes,
