@@ -113,9 +113,8 @@ def by_rows_and_more(problem: Problem, best: Best) -> Iterator[Candidate]:
         yield _runs(problem, (), schedule_of(problem, blocks=False), 0)
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
         in_halves = replace(problem, precisions=(F16X3,))
-        if (
-            len(problem.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes
-        ):  # one dot of two tables
+        # Where it is one dot of two tables.
+        if len(problem.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes:
             yield coo(in_halves)
     for mode in problem.rest if problem.rules["long_run"] and len(problem.rest) > 1 else ():
         runs = problem.counts.distinct((*problem.kept, mode))
