@@ -33,6 +33,7 @@ from sparsetc.planner import (
     cheapest,
     costs,
     fit,
+    in_blocks,
     least_seconds,
     of_whole_axes,
     padded_axes,
@@ -228,7 +229,7 @@ def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Sch
         return whole_axes
     padded = padded_axes(problem)
     blocks = fit({c: max(MIN_DOT, min(n, columns)) for c, n in padded.items()}, list(padded), columns)
-    return Schedule(warps, tuple(blocks.items()), True, precision)
+    return in_blocks(problem, blocks, warps, precision=precision)
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
