@@ -301,7 +301,7 @@ class Problem:
             coalesced=x.is_coalesced,
             rows=max(1, rows),
             sparse_output=sparse_output,
-            ones=x.pattern.ones and not backend.whole,
+            ones=x.pattern.ones and not backend.at_once,
             native=native,
             only_native=native and settings.named_backend == NUMBA.name,
         )
@@ -334,7 +334,7 @@ class Problem:
     @cached_property
     def rules(self) -> Mapping[str, Any]:
         """The numbers for schedules and formats: of programs that take whole axes, a CPU's wherever they run."""
-        return (cpu() if self.backend.whole and not self.native else self.profile).rules
+        return (cpu() if self.backend.at_once and not self.native else self.profile).rules
 
     @cached_property
     def precision(self) -> str:
