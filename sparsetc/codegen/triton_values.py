@@ -118,25 +118,20 @@ def _side(printer: TritonPrinter, axis: DenseAxis) -> None:
 
 def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
     with printer.block(f"for {axis.name} in range(start, stop):"):
-        if axis.lanes:
-            _block(printer, axis.lanes)
+        if axis.lanes:  # a block's first nonzero, its steps, those in which all lanes have a nonzero, and its fibers
+            printer.put(
+                "first = tl.load(block_ptr + block)",
+                f"steps = (tl.load(block_ptr + block + 1) - first) // {axis.lanes}",
+                "full = tl.load(block_full + block)",
+                f"fiber = block * {axis.lanes} + lane",
+                "length = tl.load(lane_len + fiber)",
+            )
+            ahead(printer, LANE)
+            printer.words[LANE].clear()
         for operand in axis.operands:
             printer.put(f"{operand}_tile = tl.load({axis.name}_{operand} + {axis.name})")
         values_first(printer)
         yield
-
-
-def _block(printer: TritonPrinter, lanes: int) -> None:
-    """Print a block's first nonzero, its steps, the steps in which all lanes have a nonzero, and its fibers."""
-    printer.put(
-        "first = tl.load(block_ptr + block)",
-        f"steps = (tl.load(block_ptr + block + 1) - first) // {lanes}",
-        "full = tl.load(block_full + block)",
-        f"fiber = block * {lanes} + lane",
-        "length = tl.load(lane_len + fiber)",
-    )
-    ahead(printer, LANE)
-    printer.words[LANE].clear()
 
 
 def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None]:

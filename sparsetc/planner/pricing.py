@@ -270,7 +270,7 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
 @lru_cache(maxsize=1024)
 def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
     """Return the cost of a program, which depends on sizes and storage only."""
-    return Cost(drafted(bound, view, schedule, target))
+    return Cost(drafted(bound, view, schedule.by_rule(), target))
 
 
 # -- options that may gain --------------------------------------------------------------------------------------------
