@@ -7,7 +7,7 @@ docstring: what it computes, how the operand is stored, what a call costs. Who h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from sparsetc.ir.nest import HEAD, ITEM, PAIRED, Writer
@@ -55,6 +55,11 @@ class Lines:
         self.indent += bool(head)
         yield
         self.indent -= bool(head)
+
+    def visit(self, body: Iterable[object]) -> None:
+        """Print statements in order, each by the method that has its name in small letters."""
+        for s in body:
+            getattr(self, type(s).__name__.lower())(s)
 
     def variable(self, called: str, text: str = "") -> str:
         """Return a new variable name, and print the assignment of `text` to it."""
