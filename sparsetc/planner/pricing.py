@@ -159,7 +159,9 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
         target = Target(problem.sparse_output, given, owned, problem.rows, at_once=at_once, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
         bound = problem.bound
-        each.append(cost_of(lower(bound, p, target, 0) if lower else drafted(bound, view, p.schedule, target)))
+        each.append(
+            cost_of(lower(bound, p, target, 0) if lower else drafted(bound, view, p.schedule.by_rule(), target))
+        )
     return each
 
 

@@ -261,17 +261,8 @@ def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping
 
 def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> None:
     """Raise `PlanError` if the schedule's tree does not fit this einsum and these loops, or cannot be lowered."""
-    assert schedule.tree is not None
-    _verify_factors(schedule.tree, inner)
-    _verify_roles(inner, schedule)
-    axes = _axes_of(schedule.tree, inner, around, dict(schedule.tile_sizes))
-    for axis in sorted(axes - inner.keyed):
-        raise PlanError(f"tree {schedule.tree}: the result has no axis {axis}, which is never summed")
-    for axis in sorted(inner.keyed - axes):
-        raise PlanError(f"tree {schedule.tree}: axis {axis} is summed, which the result keeps")
-
-
-def _verify_factors(tree: Tree, inner: Inner) -> None:
+    tree = schedule.tree
+    assert tree is not None
     factors, occurrences = [*inner.stored, *inner.operand], Counter(tree.factors)
     for name, times in occurrences.items():
         if name not in factors:
@@ -281,6 +272,12 @@ def _verify_factors(tree: Tree, inner: Inner) -> None:
     for name in factors:
         if name not in occurrences and not (name in inner.stored and inner.may_omit_ones(occurrences)):
             raise PlanError(f"tree {tree}: factor {name} is missing")
+    _verify_roles(inner, schedule)
+    axes = _axes_of(tree, inner, around, dict(schedule.tile_sizes))
+    for axis in sorted(axes - inner.keyed):
+        raise PlanError(f"tree {tree}: the result has no axis {axis}, which is never summed")
+    for axis in sorted(inner.keyed - axes):
+        raise PlanError(f"tree {tree}: axis {axis} is summed, which the result keeps")
 
 
 def _verify_roles(inner: Inner, schedule: Schedule) -> None:
