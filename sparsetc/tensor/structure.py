@@ -152,8 +152,11 @@ class Structure(Attributes):
             >>> stc.eye(2).unsqueeze(0).shape
             (1, 2, 2)
         """
-        at = mode_of(self.ndim + 1, dim)
-        return self[tuple([slice(None)] * at + [None])]
+        x: Any = without_blocks(self)
+        at, order = mode_of(x.ndim + 1, dim), x.sparse_order
+        if at >= order:
+            return x._make(x._pattern, x._values.unsqueeze(at - order + 1))  # type: ignore[no-any-return]
+        return x._make(_with_mode(x._pattern, at), x._values)  # type: ignore[no-any-return]
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
         """Remove modes of size 1: all, or those of ``dim`` that have this size.
@@ -455,3 +458,11 @@ def reshaped(pattern: Pattern, shape: Ints) -> Pattern:
         rows.append(key // size)
         key = key % size
     return Pattern(torch.stack(rows), shape, True)
+
+
+@once
+def _with_mode(pattern: Pattern, at: int) -> Pattern:
+    """Return the pattern with a mode of size 1 before one of its modes; made once."""
+    rows = pattern.coords
+    shape = (*pattern.shape[:at], 1, *pattern.shape[at:])
+    return Pattern(torch.cat((rows[:at], rows.new_zeros(1, pattern.nnz), rows[at:])), shape, True)
