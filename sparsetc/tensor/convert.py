@@ -49,17 +49,11 @@ def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     return laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
 
 
-def laid_out(x: Attributes, again: bool = False) -> Tensor:
-    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes).
-
-    Where other values will be laid out `again`, the entries' places are kept with the pattern.
-    """
+def laid_out(x: Attributes) -> Tensor:
+    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes)."""
     values, blocks = x._values, x._pattern.blocks
     sizes = (*x._pattern.shape, *values.shape[1:])
     with without_autocast(values.device):
-        if again and blocks is None:
-            entries = values.new_zeros(math.prod(x._pattern.shape), *values.shape[1:])
-            return entries.index_copy_(0, x._pattern.places, values).view(sizes)
         dense = values.new_zeros(sizes) if blocks is None else blocks.zeros(sizes, values)
         dense.index_put_(x.coords.unbind(), values)
     return dense if blocks is None else blocks.laid_out(dense)
@@ -361,7 +355,7 @@ def expand_dense(x: Sparse) -> Sparse:
     nbytes = 8 * x.order * x.values.numel()
     nbytes += 0 if x.values.is_contiguous() else x.values.nbytes
     check_memory(f"the coordinates of {x.values.numel():,} entries of dense modes", nbytes, x.device)
-    return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.reshape(-1))
+    return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.flatten())
 
 
 def is_scipy(obj: object) -> bool:

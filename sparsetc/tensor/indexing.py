@@ -373,7 +373,7 @@ def _enumerated(
     else:
         sizes = len(ends), *coords.shape, count
         arguments = [kinds.contiguous(), first, ends, coords, *sizes, taken, entries]
-        run_by_hand("copy_runs", (0, 1, 2, 3, 8, 9), arguments, max(sizes) > crd.INT32_MAX)
+        run_by_hand("copy_runs", arguments, max(sizes) > crd.INT32_MAX)
     return taken, entries
 
 
