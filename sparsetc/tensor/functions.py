@@ -22,6 +22,7 @@ from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support import Ints, later
 from sparsetc.tensor.arithmetic import einsum, matmul
 from sparsetc.tensor.attributes import IN_PLACE, is_sparse
+from sparsetc.tensor.dtypes import INTEGERS
 from sparsetc.tensor.elementwise import attempted, elementwise, is_strided
 from sparsetc.tensor.inputs import as_dense
 
@@ -84,19 +85,19 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
     swapped = MIRRORED.get(name, f"r{name}")
 
     def called(x: Any, y: Any, alpha: Any = 1) -> Any:
-        y = y if type(alpha) is int and alpha == 1 else _times(alpha, y, x)
+        y = y if type(alpha) is int and alpha == 1 else _times(getattr(torch, name), alpha, y, x)
         return getattr(x, f"__{name}__")(y) if is_sparse(x) else getattr(y, f"__{swapped}__")(x)
 
     return called
 
 
-def _times(alpha: Any, y: Any, x: Any) -> Any:
-    """Return ``alpha * y`` in the dtype that torch adds it to x in. Raise `DtypeError` for an alpha that it refuses."""
+def _times(function: Callable[..., Tensor], alpha: Any, y: Any, x: Any) -> Any:
+    """Return ``alpha * y`` in the dtype that torch adds it to x in. Raise `DtypeError` for what it refuses."""
     held: Any = as_dense(y, "the other operand")
     if not isinstance(held, Number | Tensor) and (held := (x if is_sparse(x) else y).coerce(held)) is None:
         return y  # which the operator refuses
     like = (torch.as_tensor(one) if isinstance(one, Number) else torch.zeros(1, dtype=one.dtype) for one in (x, held))
-    dtype = attempted(torch.add, *like, alpha=alpha).dtype
+    dtype = attempted(function, *like, alpha=alpha).dtype
     held = held if isinstance(held, Number) else held.to(dtype)
     return held * (bool(alpha) if dtype == torch.bool else alpha)
 
@@ -193,7 +194,16 @@ def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> 
     product = matmul(x, y)
     if is_sparse(product) and not is_sparse(input):
         product = product.to_dense()
-    return alpha * product if beta == 0 else beta * input + alpha * product
+    return _scaled_sum(input, product, beta, alpha)
+
+
+def _scaled_sum(input: Any, product: Any, *factors: float) -> Any:
+    """Return ``beta * input + alpha * product``; of integers, with factors cut to integers, as torch has it."""
+    dtype = torch.promote_types(input.dtype, product.dtype)
+    if not dtype.is_complex and complex in map(type, factors):
+        raise DtypeError(f"a product of {dtype} is not added with complex factors, found {factors}")
+    beta, alpha = map(int, factors) if dtype in INTEGERS else factors
+    return product * alpha if beta == 0 else input * beta + product * alpha
 
 
 def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -202,7 +212,7 @@ def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float 
         shapes = ", ".join(str(tuple(operand.shape)) for operand in (input, x, y))
         raise ShapeError(f"sampled_addmm takes three matrices, or three batches of them, found {shapes}")
     sampled = einsum("...ij,...ik,...kj->...ij", input.map(torch.ones_like), x, y, output="sparse")
-    return sampled * alpha if beta == 0 else input * beta + sampled * alpha
+    return _scaled_sum(input, sampled, beta, alpha)
 
 
 def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:

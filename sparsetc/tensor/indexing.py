@@ -47,32 +47,29 @@ def sorted_pattern(rows: Tensor, shape: tuple[int, ...]) -> Taken:
 
 def indexed(x: Any, keys: list[Any]) -> Any:
     """Return the elements at a list of indices; see `SparseTensor.__getitem__`."""
-    return _at(x, _of_all_modes(keys, x))
+    keys = _of_all_modes(keys, x)
+    result = _at(x, [key for key in keys if key is not None])
+    for mode, key in enumerate(key for key in keys if not isinstance(key, int)):
+        if key is None:
+            result = result.unsqueeze(mode)
+    return result
 
 
-def _at(x: Any, keys: Sequence[Key | None]) -> Any:
-    """Return the elements at one index a mode, with new modes where None is."""
-    places = [n for n, key in enumerate(keys) if key is not None]
-    picked = [mode for mode, n in enumerate(places) if isinstance(keys[n], Tensor)]
+def _at(x: Any, keys: Sequence[Key]) -> Any:
+    """Return the elements at one index a mode."""
+    picked = [mode for mode, key in enumerate(keys) if isinstance(key, Tensor)]
     if len(picked) > 1:
         return _picked(x, keys, picked)
-    old, end = x._pattern, places[x.sparse_order - 1] + 1
-    pattern, entries = _found(old, [key for key in keys[:end] if key is not None])
+    order, labels = x.sparse_order, x._pattern.labels
+    pattern, entries = _found(x._pattern, keys[:order])
     if isinstance(entries, slice):
-        values = _of_dense_modes(x._values[entries], keys[end:], x).clone()
+        values = _of_dense_modes(x._values[entries], keys[order:], x).clone()
     else:
-        values = _of_dense_modes(x._values, keys[end:], x).index_select(0, entries)
-    new = [n for n, key in enumerate(key for key in keys[:end] if not isinstance(key, int)) if key is None]
-    if new:
-        rows, shape = ([], []) if pattern is None else ([*pattern.coords], [*pattern.shape])
-        for mode in new:
-            rows.insert(mode, old.coords.new_zeros(len(values)))
-            shape.insert(mode, 1)
-        pattern = Pattern(torch.stack(rows), tuple(shape), True)
-    elif pattern is None:
+        values = _of_dense_modes(x._values, keys[order:], x).index_select(0, entries)
+    if pattern is None:
         return values.sum(0, dtype=values.dtype)  # of one, or of none
-    elif pattern is not old:
-        pattern.labels = _labels_at(old.labels, keys)
+    if labels and pattern is not x._pattern:
+        pattern.labels = _labels_at(labels, keys)
     return x._make(pattern, values)
 
 
@@ -163,14 +160,13 @@ def _of(entries: slice | Tensor, which: Tensor | None) -> slice | Tensor:
 
 
 def _of_dense_modes(values: Tensor, keys: Sequence[Any], x: Any) -> Tensor:
-    """Take the values at an index a dense mode, and None for new modes."""
-    axis, mode = 1, x.sparse_order
-    for key in keys:
+    """Take the values at an index a dense mode."""
+    axis = 1
+    for mode, key in enumerate(keys, x.sparse_order):
         if isinstance(key, range):
             key = WHOLE if key == range(x.shape[mode]) else _as_index(key, values.device)
         elif isinstance(key, Tensor):
             key = _from_0(key, mode, x.shape[mode])
-        mode += key is not None
         values = values[tuple([WHOLE] * axis + [key])]
         axis += not isinstance(key, int)
     return values
@@ -184,6 +180,8 @@ def _of_all_modes(keys: Sequence[Any], x: Any) -> list[Any]:
         raise ShapeError(f"{count} indices, and {sum(key is Ellipsis for key in keys)} of …, for {x.ndim} modes")
     at = next((n for n, key in enumerate(keys) if key is Ellipsis), len(keys))
     keys[at : at + 1] = [WHOLE] * (x.ndim - count)
+    if sum(isinstance(key, Tensor) for key in keys) > 1 and not all(isinstance(key, Tensor | slice) for key in keys):
+        raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     modes = iter(enumerate(x.shape))
     return [key if key is None else _within(key, *next(modes), x._pattern) for key in keys]
 
@@ -233,9 +231,7 @@ def _select(
 
 
 def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
-    """Return the labels at indices of all modes; none if an index makes a new mode, which has no name."""
-    if not labels or any(key is None for key in keys):  # a GPU is not asked where there are none
-        return {}
+    """Return the labels at indices of all modes."""
     places = [key.cpu().numpy() if isinstance(key, Tensor) else key for key in keys]
     named = zip(labels.items(), places, strict=False)
     return {name: of if of is None else of[[*key]] for (name, of), key in named if not isinstance(key, int)}
@@ -383,8 +379,6 @@ def _enumerated(
 
 def _picked(x: Any, keys: Sequence[Any], picked: list[int]) -> Any:
     """Pick positions by several index tensors of one length, as one mode; see `SparseTensor.__getitem__`."""
-    if any(key is None or isinstance(key, int) for key in keys):
-        raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     x = x.expand_dense()
     index = [_from_0(keys[m], m, x.shape[m]) for m in picked]
     if len({*map(len, index)}) > 1:
