@@ -109,10 +109,10 @@ def map_entries(
         tensor([[0.5000, 0.5000, 0.5000, 0.5000],
                 [1.0000, 1.0000, 1.0000, 1.0000]])
     """
-    vectors: Vectors = {"rows": rows or {}, "columns": columns or {}, "entries": entries or {}}
-    named = products or {}
+    named, *sides = ({} if one is None else one for one in (products, rows, columns, entries))
+    vectors: Any = dict(zip(("rows", "columns", "entries"), sides, strict=True))
     of_entry = vectors["entries"]
-    _check(named, vectors, values)
+    _check(named, vectors, values)  # type: ignore[arg-type]
     tables = [(table, mode) for pair in named.values() for mode, table in enumerate(pair)]
     tables += [] if values is None else [(values, 1)]
     leads = [tuple(table.shape[:-2]) for table, _ in tables]
@@ -145,21 +145,28 @@ def map_entries(
 
 def _check(products: Mapping[str, tuple[Table, Table]], vectors: Vectors, values: Table | None) -> None:
     """Raise an error for names given twice, and for tensors of kinds that do not go together."""
+    for what, of_names in (("products", products), *vectors.items()):
+        if not isinstance(of_names, Mapping):
+            raise KeywordError(f"map_entries takes {what}= as a dictionary of names, found {of_names!r:.80}")
     names = [*products, *(name for of_side in vectors.values() for name in of_side)]
-    if not names or len({*names}) < len(names):
-        raise KeywordError(f"map_entries takes names, each once; found {', '.join(names) or 'none'}")
+    if not names or len({*names}) < len(names) or not all(isinstance(name, str) for name in names):
+        raise KeywordError(f"map_entries takes names, each once; found {', '.join(map(str, names)) or 'none'}")
     for name, pair in products.items():
         tables: Sequence[Any] = pair if isinstance(pair, Sequence) else [pair]
-        if len(tables) != 2 or len({getattr(t, "shape", (0,))[-1] for t in tables}) != 1:
+        if len(tables) != 2 or len({getattr(t, "shape", (0,))[-1:] for t in tables}) != 1:
             shapes = ", ".join(str(tuple(getattr(t, "shape", ()))) for t in tables)
             raise ShapeError(f"map_entries: product {name} takes two tables of rows of one size, found {shapes}")
     whole = [*chain(*products.values()), *([] if values is None else [values])]
+    numbers = [t for of_side in vectors.values() for t in of_side.values()]
     of_tables, kinds = (
-        {t.dtype if isinstance(t, Tensor) else type(t) for t in some}
-        for some in (whole, [*whole, *(t for of_side in vectors.values() for t in of_side.values())])
+        {t.dtype if isinstance(t, Tensor) else type(t) for t in some} for some in (whole, [*whole, *numbers])
     )
     if not all(isinstance(kind, torch.dtype) and kind.is_floating_point for kind in kinds):
         raise DtypeError(f"map_entries takes dense floating point tensors, found {', '.join(map(str, kinds))}")
+    if min([t.ndim for t in whole], default=2) < 2 or min([t.ndim for t in numbers], default=1) < 1:
+        raise ShapeError(
+            "map_entries takes tables (*heads, rows, size), and a mode of rows, columns or entries of numbers"
+        )
     if len(of_tables) > 1:
         raise DtypeError(f"map_entries takes tables of one dtype, found {', '.join(map(str, kinds))}")
 

@@ -33,16 +33,18 @@ def checked_shape(shape: Iterable[object]) -> Ints:
         sizes = list(shape)
     except TypeError:
         raise ShapeError(f"shape must be a sequence of ints, found {shape!r}") from None
-    checked = []
-    for mode, size in enumerate(sizes):
-        try:
-            value = operator.index(size)  # type: ignore[arg-type]
-        except TypeError:
-            raise ShapeError(f"shape must hold ints, found {size!r} ({type(size).__name__}) at mode {mode}") from None
-        if isinstance(size, bool) or not 0 <= value < INT64_SIZES:
-            raise ShapeError(f"a size must be an int from 0 to 2**63 - 1, found {size!r} at mode {mode}")
-        checked.append(value)
-    return tuple(checked)
+    return tuple([checked_size(size, f"the size of mode {mode}") for mode, size in enumerate(sizes)])
+
+
+def checked_size(size: Any, what: str, least: int = 0) -> int:
+    """Return a size as a Python int. Raise `ShapeError`, which says `what` it is, unless int64 can index by it."""
+    try:
+        number = operator.index(size)
+    except TypeError:
+        number = -1
+    if isinstance(size, bool) or not least <= number < INT64_SIZES:
+        raise ShapeError(f"{what} must be an int from {least} to 2**63 - 1, found {size!r:.80}")
+    return number
 
 
 def mode_of(order: int, mode: Any, what: str = "") -> int:
