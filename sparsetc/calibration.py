@@ -22,7 +22,7 @@ from sparsetc.device.profile import DeviceProfile
 from sparsetc.errors import PlanError
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.planner.report import statistics_of
-from sparsetc.support.files import has_numba
+from sparsetc.support import installed
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 TENSORS = ((2000, 3000, 4000), (20_000, 30_000, 40_000), (10_000, 10_000), (200_000, 200_000))
@@ -71,7 +71,7 @@ def calibrate() -> DeviceProfile:
 
 def measure() -> DeviceProfile:
     """Return the profile of the current GPU, or the CPU; nothing is kept. Errors: as of `calibrate`, but of files."""
-    if torch.cuda.is_available() or not has_numba():
+    if torch.cuda.is_available() or not installed("numba"):
         return gpu.measure()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -168,7 +168,7 @@ def _reduced(edges: Edges, reduce: str, sources: Tensor, weights: list[Tensor]) 
     features = sources if heads else sources.flatten(1)
     graph = SparseTensor._make(pattern, values)
     equation = f"ij{heads},j{heads}r->i{heads}r"
-    loops = current().effective_native(sources.device) == "price"
+    loops = current().has_loops(sources.device)
     # Edges that came again come often, so native loops are worth the second that they compile in, once for a machine.
     settings: Settings = {"backend": "numba"} if loops else {}
     sums = einsum(equation, graph, features, output="dense", reduce=REDUCES[reduce], **settings)

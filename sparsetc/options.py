@@ -23,9 +23,8 @@ from typing_extensions import ReadOnly, Required, TypedDict, Unpack
 from sparsetc.backends import BACKENDS, TORCH, TRITON, Backend
 from sparsetc.errors import DeviceError, DtypeError, KeywordError, PlanError
 from sparsetc.ir.plan import Plan, requested
-from sparsetc.support import FilePath
+from sparsetc.support import FilePath, installed
 from sparsetc.support.checks import as_bytes, available_memory, refused
-from sparsetc.support.files import has_numba
 
 PRECISIONS = ("highest", "high", "medium")
 NAMED_BACKENDS = ("auto", *BACKENDS)
@@ -111,8 +110,8 @@ class Options:
         backend = {"auto": usual, "numba": TORCH}.get(self.named_backend) or BACKENDS[self.named_backend]
         return TORCH if dtype is not None and dtype.is_complex and not backend.complex else backend
 
-    def effective_native(self, device: torch.device) -> str:
-        """Return the torch programs to run as native loops: ``none``, ``price`` (those priced lower) or ``all``.
+    def has_loops(self, device: torch.device) -> bool:
+        """Return True if torch programs may run as native loops: all if ``numba`` is named, else those priced lower.
 
         Raises:
             PlanError: native loops were named, and numba is not installed or the operands are on a GPU.
@@ -120,13 +119,13 @@ class Options:
         if self.named_backend == "numba":
             if device.type != "cpu":
                 raise PlanError(f'backend="numba" runs on a CPU, and the operands are on {device}; leave it to "auto"')
-            if not has_numba():
+            if not installed("numba"):
                 raise PlanError(
                     'backend="numba" needs numba, which is not installed: pip install "sparsetc[cpu]", or leave the '
                     'backend to "auto", which runs the generated torch programs without it'
                 )
-            return "all"
-        return "price" if self.named_backend == "auto" and device.type == "cpu" and has_numba() else "none"
+            return True
+        return self.named_backend == "auto" and device.type == "cpu" and installed("numba")
 
     def effective_tune(self) -> tuple[str, float]:
         """``model``, ``now`` or ``calls``, and the seconds that timing the candidates of a kernel may take."""

@@ -126,6 +126,6 @@ def natively(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def choose(native: bool) -> None:
         monkeypatch.setattr(files, "ENOUGH", 0)
         monkeypatch.setattr(files, "MANY", 0)
-        monkeypatch.setattr(files, "has_numba", lambda: native)
+        monkeypatch.setattr(files, "installed", lambda _: native)
 
     return choose

@@ -2,7 +2,7 @@
 sums of rows, float32 values as float16 halves.
 
 `tensor.readings`, `tensor.indexing`, `contraction.entries`, `codegen.split_float16` and `codegen.launch` launch them
-by `launch_by_hand`. A transposed copy is of matrices of which rows are contiguous, to those of which columns are.
+by `run_by_hand`. A transposed copy is of matrices of which rows are contiguous, to those of which columns are.
 
 Of sums, in: for each entry a row of a table and a weight; and a row of the result, or a chain of the entries of each
 row. Out: sums, by atomics or row by row. A program takes one piece of work, and then the one that is as

@@ -1,44 +1,28 @@
-"""Launches of kernels and native loops; and what calls are given: arguments, tables, addresses.
+"""Launches of Triton's kernels: of generated modules, by hand, and of copies in another order of modes.
 
 In: a kernel of a generated module, or one by hand, and its grid. Out: a function of its arguments, which costs little,
 never waits and can be captured in a CUDA graph; or assembly for a named target, which needs no GPU.
-
-In: the text of native loops, then tensors of storages. Out: `Call`. numba compiles a function when it first runs on
-arguments of some types, and keeps it beside the sources (`support.files`). Functions hold no lock of Python, so that
-threads of Python share a part: its items are cut into ranges that hold about as many nonzeros each. numba's own threads
-are not used: its OpenMP layer changes how many threads torch has for good and ends forked children, and its other layer
-ends a process in which three threads call at once.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache, lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from importlib import import_module
-from itertools import pairwise
 from math import prod
 from operator import or_
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetc.codegen import COLUMNS, ROWS
 from sparsetc.device.profile import gpu
 from sparsetc.errors import DeviceError, PlanError
-from sparsetc.ir.program import TileProgram
-from sparsetc.packing.base import Packed
-from sparsetc.support import Ints, at_fork
+from sparsetc.support import Ints
 from sparsetc.support.entry import bar, log_since, on_gpu
-from sparsetc.support.files import Kept
 from sparsetc.tensor.dtypes import WORDS
 
 FUSED = {"enable_fp_fusion": True}
@@ -47,49 +31,10 @@ ALIGNED = 16
 """Bytes that Triton specialises kernels to: arrays that begin at a multiple are loaded several elements at once."""
 PROGRAMS = 2048
 """Programs of a kernel that takes one piece of work after another, whatever there is to do."""
-InHalves = tuple[Tensor, Tensor, Tensor]
-"""(stored,) high halves and low halves, and (scales,) float32 the largest magnitudes, which scales follow from."""
-Values = Sequence[Tensor | InHalves | None]
-"""Packed values, one a part; None of a pattern, which stores none."""
-Call = Callable[[Values, Sequence[Tensor], Tensor], None]
-"""Programs bound to the arrays of storages: a function of values, tables and output."""
-
-
-def each(values: Values) -> Sequence[Tensor | None]:
-    """The tensors of packed values, as a launch takes them."""
-    return [one for packed in values for one in (packed if isinstance(packed, tuple) else (packed,))]
-
-
-@dataclass(frozen=True)
-class PartArrays:
-    """The index tensors that a part's program reads, and the number of its work items.
-
-    Attributes:
-        index: the arrays that ``program.arrays`` names, in its order, without the values.
-    """
-
-    index: tuple[Tensor, ...]
-    items: int
-    stored: int
-
-    @classmethod
-    def of(cls, program: TileProgram, packed: Packed, rows: Tensor | None = None) -> PartArrays:
-        """The tensors of a storage, and the result rows of what the program adds, where it reads them."""
-        index = [packed.arrays[name] for name in program.view.arrays if name not in program.view.packed]
-        return cls((*index, rows) if rows is not None else tuple(index), packed.items, packed.stored)
-
-    def programs(self, program: TileProgram) -> int:
-        """Grid programs that the part takes."""
-        return self.items * prod(axis.programs for axis in program.split)
-
-    def named(self, program: TileProgram) -> dict[str, Tensor]:
-        """The tensors by the names that the program has for them."""
-        index = (name for name in program.arrays if name not in program.view.packed)
-        return dict(zip(index, self.index, strict=True))
 
 
 def launch_of(
-    kernel: Any, grid: int, varied: Sequence[int], options: Mapping[str, int], constant: Sequence[Any] = ()
+    kernel: Any, grid: int, options: Mapping[str, int], varied: Sequence[int] = (), constant: Sequence[Any] = ()
 ) -> Callable[[list[Any]], None]:
     """Return a launch of one kernel on one grid, on the current device; it returns before the kernel has run.
 
@@ -100,25 +45,29 @@ def launch_of(
     Args:
         kernel: of a generated module.
         grid: its programs.
-        varied: places of the arguments that are not the same at each call: stored values, tables and, last, the output.
         options: what Triton is told beside arguments.
+        varied: places of the arguments that are not the same at each call: stored values, tables and, last, the output;
+            none where those are all tensors.
         constant: the arguments, of which tensors are the same at each call.
 
     Returns:
         A function of the list of all arguments, which it may change.
     """
     forms: dict[Any, Any] = {}
+    places = [*varied]
     fixed = [one.data_ptr() if isinstance(one, Tensor) else one for one in constant]
 
     def launch(arguments: list[Any]) -> None:
         out = arguments[-1]
-        addresses = [arguments[n].data_ptr() for n in varied]
+        if not places:
+            places.extend([n for n, one in enumerate(arguments) if isinstance(one, Tensor)])
+        addresses = [arguments[n].data_ptr() for n in places]
         apart = reduce(or_, addresses) % ALIGNED and tuple([address % ALIGNED for address in addresses])
         form = out.device, out.dtype, apart
         run = forms.get(form)
         if run is not None:
             arguments[: len(fixed)] = fixed
-            for n, address in zip(varied, addresses, strict=True):
+            for n, address in zip(places, addresses, strict=True):
                 arguments[n] = address
             run(arguments)
             return
@@ -161,32 +110,24 @@ def _start_of(compiled: Any, grid: int, device: torch.device) -> Callable[[Seque
 
 @lru_cache(maxsize=256)
 def launch_by_hand(
-    name: str, varied: tuple[int, ...], kind: object = None, programs: int = PROGRAMS, warps: int = 4
+    name: str, kind: object = None, programs: int = PROGRAMS, warps: int = 4
 ) -> Callable[[list[Any]], None]:
     """Return a launch of a kernel.
 
     Args:
         name: of the kernel, in a module which imports triton.
-        varied: places of its arguments that are tensors.
-        kind: what Triton may specialise the kernel to, beside tensors.
+        kind: what Triton may specialise the kernel to, beside tensors; and which arguments these are.
         programs: of its grid; by default each takes one piece of work after another.
         warps: of a program.
     """
     kernel = getattr(import_module("sparsetc.codegen.kernels"), name)
-    return launch_of(kernel, programs, varied, {"num_warps": warps, **FUSED})
+    return launch_of(kernel, programs, {"num_warps": warps, **FUSED})
 
 
-def run_by_hand(
-    name: str,
-    varied: tuple[int, ...],
-    arguments: list[Any],
-    kind: object = None,
-    programs: int = PROGRAMS,
-    warps: int = 4,
-) -> None:
+def run_by_hand(name: str, arguments: list[Any], kind: object = None, programs: int = PROGRAMS, warps: int = 4) -> None:
     """Launch a kernel on the device of its last argument, a tensor; the rest is as in `launch_by_hand`."""
     with on_gpu(arguments[-1].device):  # Triton launches on the current device
-        launch_by_hand(name, varied, kind, programs, warps)(arguments)
+        launch_by_hand(name, kind, programs, warps)(arguments)
 
 
 FEWEST = {1: 1 << 15, 2: 1 << 15, 4: 1 << 16, 8: 1 << 18}
@@ -227,7 +168,7 @@ def turn(source: Tensor, result: Tensor, matrices: Matrices) -> None:
     (count, source_matrix, result_matrix), (rows, source_row, _), (columns, _, result_row) = matrices
     tiles = -(-rows // ROWS), -(-columns // COLUMNS)
     numbers = source_matrix, source_row, result_matrix, result_row, rows, columns, *tiles
-    run_by_hand("transpose", (0, len(numbers) + 1), [source, *numbers, result], numbers, count * prod(tiles), warps=2)
+    run_by_hand("transpose", [source, *numbers, result], numbers, count * prod(tiles), warps=2)
 
 
 @lru_cache(maxsize=256)
@@ -295,123 +236,3 @@ def is_interpreted(kernel: Any) -> bool:
     from triton.runtime.jit import JITFunction
 
     return not isinstance(kernel, JITFunction)
-
-
-# -- native loops -----------------------------------------------------------------------------------------------------
-
-RANGES = 4
-"""Ranges of items for each thread, if items own the rows they write; a thread that is free takes the next."""
-
-
-@lru_cache
-def _native_source() -> str:
-    """Return the source of the functions that are compiled into native loops."""
-    return (Path(__file__).parents[1] / "runtime" / "vectors.py").read_text(encoding="utf-8")
-
-
-def functions(module: ModuleType, names: Sequence[str], source: str, folder: Path | None) -> list[Any]:
-    """Return functions of a module, which are compiled when they first run, or found in the folder."""
-    each = [getattr(module, name) for name in names]
-    for function in each:
-        function._cache = Kept(function.__name__, source + _native_source(), folder)
-    return each
-
-
-@lru_cache
-def _pool() -> ThreadPoolExecutor:
-    """Return Python's threads for native functions. A forked child has its own."""
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sparsetc")
-
-
-at_fork(after_in_child=_pool.cache_clear)
-
-
-def in_threads(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
-    """Run jobs on this many threads; the calling thread is one of them."""
-    left = iter(jobs)
-
-    def some() -> None:
-        for job in left:
-            job()
-
-    others = [_pool().submit(some) for _ in range(min(threads, len(jobs)) - 1)]
-    some()
-    for other in others:
-        other.result()
-
-
-def bind_native(
-    functions: Sequence[Any],
-    programs: Sequence[TileProgram],
-    arrays: Sequence[PartArrays],
-    known: Sequence[PartArrays],
-    most: int,
-) -> Call:
-    """Bind native programs to these tensors, run by at most `most` threads; arguments as for `Programs.bind`."""
-    parts = [_bound(*part) for part in zip(functions, programs, arrays, known, strict=True)]
-
-    def call(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:
-        threads = min(most, torch.get_num_threads())
-        tables, flat = [_flat(table) for table in dense], _flat(out)
-        for run, stored in zip(parts, values, strict=True):
-            run(None if stored is None else _flat(stored), tables, flat, threads)
-
-    return call
-
-
-def _flat(tensor: Any) -> np.ndarray[Any, Any]:
-    array = tensor if isinstance(tensor, np.ndarray) else tensor.numpy(force=True)
-    return array.reshape(-1)
-
-
-def _bound(function: Any, program: TileProgram, part: PartArrays, known: PartArrays) -> Callable[..., None]:
-    """Return what adds a part to a result, or stores its rows there, given values, tables, the result and threads."""
-    named = part.named(program)
-    view, owned = program.view, program.result.owned
-    arrays = [_flat(named[name]) if name in named else None for name in program.arrays]
-    place = program.arrays.index("values") if "values" in program.arrays else None
-    items = known.stored if view.items.counts else known.items
-
-    @cache
-    def cut(ranges: int) -> list[tuple[int, int]]:
-        """Return ranges of items, or of nonzeros."""
-        if items < 2:
-            return [(0, items)]
-        if view.items.size:
-            return list(pairwise(sorted({items * n // ranges for n in range(ranges + 1)})))
-        held = known.named(program)
-        first = held[program.arrays[0]].long()
-        for axis in view.loops[:-1]:
-            first = held[f"{axis.name}_ptr"].long()[first]
-        return list(pairwise(ends(first, ranges)))
-
-    def run(values: Any, tables: Sequence[Any], out: Any, threads: int) -> None:
-        fixed = [*arrays]
-        if place is not None:
-            fixed[place] = values
-        if not owned and threads * out.size > known.stored * program.width:
-            threads = 1  # copies of the result would take longer than what is added to it
-        arguments = (*fixed, *tables)
-        if threads == 1:
-            function(0, items, *arguments, out)
-            return
-        several = owned and not program.split  # each range copies panels of its own
-        ranges = cut(threads * RANGES if several else threads)
-        into = [out] * len(ranges) if owned else np.zeros((len(ranges), out.size), out.dtype)
-        in_threads(threads, [partial(function, *each, *arguments, to) for each, to in zip(ranges, into, strict=True)])
-        if not owned:
-            for one in into:  # in order, so that the same bits come back at every run
-                out += one
-
-    return run
-
-
-def ends(first: Tensor, ranges: int) -> list[int]:
-    """Return where ranges of items begin that have about as many nonzeros each, and where the last one ends.
-
-    Args:
-        first: (items + 1,) int64, the first nonzero of each item, and where those of the last end.
-        ranges: how many are asked for.
-    """
-    last, wanted = len(first) - 1, first[0] + (first[-1] - first[0]) * torch.arange(1, ranges) // ranges
-    return sorted({0, last, *torch.searchsorted(first, wanted).clamp(0, last).tolist()})

@@ -47,7 +47,7 @@ def unprinted(program: TileProgram) -> str:
     view = program.view
     if program.covers:
         return "products of whole tensors are torch's"
-    if program.terms or view.values.halves or not program.whole:
+    if view.pairs or view.values.halves or not program.whole:
         return "pairs of tiles, and values in halves, have no native loops"
     if not all(type(axis) in (Run, Fibers, Each) and axis.lanes <= 1 for axis in view.loops):
         return "loops of several lanes, and over a tile's side, are not native"
@@ -257,7 +257,7 @@ class NumbaPrinter(Writer, Lines):
     def value(self, s: Value) -> None:
         """Print the load of stored values: a number, an array for tiles, or a bitmap's values."""
         stored, name = self.p.stored(s.operand), s.out.name
-        kind, strides = stored.values, tuple((c, self.p.stored(s.operand).stride(c)) for c in s.out.within)
+        kind, strides = stored.values, tuple((c, stored.stride(c)) for c in s.out.within)
         if not kind.held:
             self.factors[name] = ()
         elif not kind.sides:

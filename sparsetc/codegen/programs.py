@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from itertools import accumulate, starmap
 from math import prod
 from pathlib import Path
@@ -25,21 +24,8 @@ from sparsetc.backends import NUMBA, TORCH, Backend
 from sparsetc.codegen import cache, split_float16
 from sparsetc.codegen import numba as numba_source
 from sparsetc.codegen import torch as torch_source
-from sparsetc.codegen.launch import (
-    FUSED,
-    Call,
-    InHalves,
-    PartArrays,
-    Values,
-    assembled,
-    bind_native,
-    each,
-    functions,
-    is_interpreted,
-    launch_of,
-    triton_type,
-)
-from sparsetc.codegen.torch_rows import chunks, few
+from sparsetc.codegen.launch import FUSED, assembled, is_interpreted, launch_of, triton_type
+from sparsetc.codegen.parts import Call, InHalves, PartArrays, Values, bind_native, chunks, each, few, functions
 from sparsetc.device.profile import gpu, machine_of, portable
 from sparsetc.errors import PlanError
 from sparsetc.ir.nest import TYPES
@@ -57,7 +43,7 @@ from sparsetc.ir.program import (
     names,
     tables_of,
 )
-from sparsetc.support import later
+from sparsetc.support import installed, later
 from sparsetc.support.files import usable
 from sparsetc.tensor.dtypes import accumulator
 
@@ -116,7 +102,7 @@ class Programs:
 
     def text_for(self, machine: str) -> str:
         """Return the module that runs on a machine."""
-        if self.backend.gpu and find_spec("triton") is None:
+        if self.backend.gpu and not installed("triton"):
             raise PlanError(
                 'generated Triton kernels need Triton, which is not installed: pip install "triton>=3.6" (Linux), or '
                 'take backend="torch"'
@@ -155,15 +141,14 @@ class Programs:
                 if not grid:
                     continue
                 varied = [*places, *range(len(arguments), len(arguments) + len(numbers) + 1)]
-                launch = launch_of(launch, grid, varied, self._options(group, self.machine), arguments)
+                launch = launch_of(launch, grid, self._options(group, self.machine), varied, arguments)
             else:
                 at_once = partial(launch, chunks(*parts[group[0]]))
                 launch = partial(lambda run, arguments: run(*arguments), at_once)
             launches.append((launch, arguments, places, numbers))
         plain, several = not any(form for _, form in every), any(len(p.view.packed) > 1 for p in self.programs)
         splits = {
-            n: (launch_of(kernel, parts, range(4), options), parts)
-            for n, kernel, parts, options in self._splits(self.module)
+            n: (launch_of(kernel, parts, options), parts) for n, kernel, parts, options in self._splits(self.module)
         }
 
         def run(values: Values, dense: Sequence[Tensor], out: Tensor) -> None:

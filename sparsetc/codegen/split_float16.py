@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from sparsetc.codegen import BLOCK, LOOKED
-from sparsetc.codegen.launch import ALIGNED, InHalves, run_by_hand
+from sparsetc.codegen.launch import ALIGNED, run_by_hand
+from sparsetc.codegen.parts import InHalves
 from sparsetc.ir.nest.values import (
     INEXACT,
     INFINITE,
@@ -140,8 +141,8 @@ def launched(v: Tensor, p: TilePositions, halves: InHalves, verdict: Tensor) -> 
     numbers = v.numel(), p.inner.bit_length() - 1, p.side.bit_length() - 1
     read = [*numbers, v, p.at, p.line, most.view(torch.int32)]
     kind, programs = (p.at.dtype, v.numel() >= WIDE), -(-v.numel() // BLOCK)
-    run_by_hand("find_most", (3, 4, 5, 6), [*read], kind, programs)
-    run_by_hand("split", (3, 4, 5, 6, 7, 8, 9), [*read, verdict, high, low], kind, programs)
+    run_by_hand("find_most", [*read], kind, programs)
+    run_by_hand("split", [*read, verdict, high, low], kind, programs)
 
 
 def computed(v: Tensor, p: TilePositions, halves: InHalves, verdict: Tensor) -> None:
@@ -184,7 +185,7 @@ def split_by_kernel(values: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     high, low = (torch.empty_like(values, dtype=torch.float16) for _ in range(2))
     n = values.numel()
     arguments = [n, 0, 0, values, None, None, most.view(torch.int32), None, high, low]
-    run_by_hand("split", (3, 6, 8, 9), arguments, n >= WIDE, -(-n // BLOCK))
+    run_by_hand("split", arguments, n >= WIDE, -(-n // BLOCK))
     return high, low
 
 
@@ -219,4 +220,4 @@ def find_by_kernel(values: Tensor, out: Tensor) -> None:
     """Fill in what is found, by Triton's kernel."""
     count = values.numel()
     programs = min(LOOKS, -(-count // LOOKED))
-    run_by_hand("find", (2, 3), [count, programs, values, out], count >= WIDE, programs)
+    run_by_hand("find", [count, programs, values, out], count >= WIDE, programs)

@@ -8,7 +8,7 @@ has no rows.
 
 Texts are over ``i0, i1, b0, b1, n0, n1``: the items of a chunk, their fibers, tiles or pairs, and their nonzeros as
 they are stored. A chunk's words are slices; what is looked up besides is by `index_select`. Rows of an operand whose
-weighted sums one call of torch makes (`torch_rows`) are never gathered.
+weighted sums one call of torch makes are never gathered.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from string import ascii_letters
 from typing import Any
 
 import torch
 
-from sparsetc.codegen.torch_rows import bags, sampled, unread
-from sparsetc.ir.nest import AXIS_LEVEL, LANE, LEAF, Lookup, Writer
+from sparsetc.ir.nest import AXIS_LEVEL, ITEM, LANE, LEAF, Lookup, Writer
 from sparsetc.ir.program import (
     Add,
     Decode,
@@ -349,6 +349,69 @@ def summed(text: str, own: Names, axes: Names) -> str:
     if left != axes:
         text += f".permute({', '.join(map(str, (0, *[left.index(a) + 1 for a in axes])))})"
     return text
+
+
+# -- rows that one call of torch adds or multiplies where they lie -----------------------------------------------------
+
+
+@lru_cache
+def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
+    """Find the products that add up rows of an operand where they lie in its table, weighted by the other factors.
+
+    Returns:
+        For each, what gathers those rows, and the axes of the weights: none, or the first of the rows' axes, where rows
+        have as many elements for each position of these.
+    """
+    gathers = {s.out.name: s for s in program.each(Gather)}
+    products = [s for s in program.each(Product) if s.accumulate and not s.dot]
+    weights = (
+        (s, gathers[t.name], _weight_axes(program, s, t)) for s in products for t in s.inputs if t.name in gathers
+    )
+    return {s: (rows, axes) for s, rows, axes in weights if axes is not None}
+
+
+@lru_cache
+def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, Names]]:
+    """Find the products of a row of one operand with a row of another, weighted and summed when they are stored.
+
+    Returns:
+        For each product, the two gathers, first that of the mode that is stored first, and the axes that are kept.
+    """
+    gathers = {s.out.name: s for s in program.each(Gather) if s.operand.rows}
+    ends = {s.letter for s in program.each(Decode) if s.along or s.end}
+    modes = [program.letters[c.mode] for level in program.view.levels for c in level]
+    result, products = program.result, {}
+    for s in [s for s in program.each(Product) if not s.accumulate and not s.dot]:
+        axes = s.out.within
+        kept = result.axes if s.out == result.source else axes
+        rows = [gathers[t.name] for t in s.inputs if t.name in gathers and t.within == axes]
+        numbers = [t for t in s.inputs if not t.within]
+        if len(rows) == 2 and len(rows) + len(numbers) == len(s.inputs) and axes[: len(kept)] == kept != axes:
+            first, second = sorted(rows, key=lambda g: min(map(modes.index, g.operand.rows)))
+            if numbers and not ends & {*first.operand.rows, *second.operand.rows}:
+                products[s] = first, second, kept
+    return products
+
+
+def unread(program: TileProgram) -> set[Gather]:
+    """Return the gathers that are not run, since a bag or a sampled product reads the rows where they lie."""
+    return {rows for rows, _ in bags(program).values()}.union(*[rows[:2] for rows in sampled(program).values()])
+
+
+def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> Names | None:
+    """Return the axes of the factors that weight the rows of another; None if the rows cannot be added up in place."""
+    axes, others = rows.within, [tile for tile in s.inputs if tile != rows]
+    have = {a for tile in others for a in tile.within}
+    shared, apart = axes[: len(have)], axes[len(have) :]
+    if rows.level == ITEM or axes != s.out.within or have != set(shared) or set(axes) & set(p.letters):
+        return None
+    inner = {p.view.rows[tile.level] for tile in others}
+    if max(inner, default=ITEM) > p.view.rows[rows.level] or inner <= {ITEM}:
+        return None
+    return shared if not shared or (apart and p.elements(shared) <= p.elements(apart)) else None
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
 
 
 def function(p: TileProgram, integers: bool) -> list[str]:

@@ -212,8 +212,8 @@ class TritonPrinter(Writer, Lines):
         for depends_on, group in groupby(strides, key=lambda term: self.own((term[0],), axes, level)):
             text, before = "", 0
             for letter, stride in group:
-                leaf = self.p.view.level_of(self.p.letters.index(letter)) == LEAF
-                name = f"{names.at(letter)}{self.copy if leaf else ''}{cast}"
+                copy = self.copy if self.decodes[letter].level == LEAF else ""
+                name = f"{names.at(letter)}{copy}{cast}"
                 if text and before % stride:  # further apart than the letter before it: a term of its own
                     laid_out.append(placed(text, depends_on, axes, before))
                     text = ""

@@ -252,22 +252,18 @@ def value(printer: TritonPrinter, s: Value) -> None:
     elif stored.values.sides:
         _whole(printer, s, stored)
     else:
-        (_nonzeros if stored.values.held else _ones)(printer, s, stored)
+        _nonzeros(printer, s, stored)
 
 
 def _nonzeros(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+    """The values of a step, or 1s: 0 where a lane holds nothing."""
     for _ in printer.each(LEAF):
-        text = load("values", f"pos{printer.copy}", printer.guard(LEAF))
-        printer.put(f"{printer.named(s.out)} = {text}{printer.widened(s.out)}")
-
-
-def _ones(printer: TritonPrinter, s: Value, stored: Stored) -> None:
-    """The 1s of a step: 0 where a lane holds nothing."""
-    shape = [printer.size(axis) for axis in s.out.axes]
-    every = f"tl.full({shape}, 1, {printer.acc})"
-    for _ in printer.each(LEAF):
-        ones = f"ok{printer.copy}.to({printer.acc})" if printer.masked else every
-        printer.put(f"{printer.named(s.out)} = {ones}")
+        text = f"tl.full({printer.shape(s.out)}, 1, {printer.acc})"
+        if stored.values.held:
+            text = load("values", f"pos{printer.copy}", printer.guard(LEAF)) + printer.widened(s.out)
+        elif printer.masked:
+            text = f"ok{printer.copy}.to({printer.acc})"
+        printer.put(f"{printer.named(s.out)} = {text}")
 
 
 def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.errors import TransformError
 from sparsetc.support.entry import entry_point, without_autocast
 from sparsetc.tensor.pattern import followed, transforming

@@ -234,7 +234,7 @@ def _pushed(push: Change, *_: object) -> tuple[None, Change]:
 
 def _in_shape(shape: Ints, values: Tensor) -> Tensor:
     """The values of a result in blocks; where no entries are left, the other einsum's may be one number, 0."""
-    return (values.reshape(-1)[:0] if 0 in shape else values).reshape(shape)
+    return (values.flatten()[:0] if 0 in shape else values).reshape(shape)
 
 
 # -- entries with dense modes -----------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class EntryRows:
     def chains(self) -> tuple[Tensor, Tensor]:
         """(rows,) an entry of each row, -1 of none, and (entries,) the next one of its row, of the last itself."""
         head, after = torch.full((self.count,), -1, device=self.row.device), torch.empty_like(self.row)
-        run_by_hand("chain", (0, 2, 3), [self.row, after.shape[0], head, after])
+        run_by_hand("chain", [self.row, after.shape[0], head, after])
         return head, after
 
 
@@ -121,7 +121,7 @@ def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
     width, wide = table.shape[1], accumulator(table.dtype)
     if table.dtype == wide or (to and of and to.count * width <= SMALL):
         out, rows = table.new_zeros(to.count, width, dtype=wide), (to.row, of.row)
-        run_by_hand("add_rows", (0, 1, 2, 3, 6), [*rows, weights, table, len(weights), width, out], table.dtype)
+        run_by_hand("add_rows", [*rows, weights, table, len(weights), width, out], table.dtype)
         return out.to(table.dtype)
     numbers: Any = None
     if to is None or of is None:
@@ -129,7 +129,7 @@ def _by_kernel(weights: Tensor, table: Tensor, to: Any, of: Any) -> Tensor:
     head, after = to.chains if to else (numbers, numbers)
     at = of.row if of else numbers
     out = table.new_empty(head.shape[0], width)
-    run_by_hand("sum_rows", (0, 1, 2, 3, 4, 7), [head, after, at, weights, table, head.shape[0], width, out], width)
+    run_by_hand("sum_rows", [head, after, at, weights, table, head.shape[0], width, out], width)
     return out
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.contraction.contraction import Contraction, wrap
 from sparsetc.contraction.request import Result, stand_ins
 from sparsetc.contraction.step import Step
@@ -26,9 +27,9 @@ from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import Plan
+from sparsetc.ir.program import TileProgram
 from sparsetc.planner.registry import plan_of_derived
 from sparsetc.planner.report import SymbolicCost
-from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, among, later, required
 from sparsetc.support.checks import found_shape
 from sparsetc.support.entry import entry_point, traced_by_modes
@@ -53,7 +54,7 @@ PRODUCTS = 16
 """Most kernels that a `LinearOperator` keeps: of the map and its adjoint, for each number of vectors."""
 
 
-class Kernel(Inspectable):
+class Kernel:
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
     A kernel of one sparse operand holds its packed values. At a call it packs them again if torch's version count says
@@ -76,7 +77,6 @@ class Kernel(Inspectable):
         self.contraction = contraction
         self.operands = tuple(operands)
         self.drop_zeros = drop_zeros
-        self.inner = (contraction.innermost,)
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
@@ -245,7 +245,7 @@ class Kernel(Inspectable):
             replace(product, text=str(product)), made.bound.by_index | dict(zip(column, columns, strict=True))
         )
         settings = made.settings
-        if settings.effective_native(made.device) == "price":
+        if settings.has_loops(made.device):
             settings = replace(settings, backend="numba")
         if settings.plan != "auto" and (adjoint or columns):
             settings = replace(settings, plan=plan_of_derived(settings.plan))
@@ -341,6 +341,26 @@ class Kernel(Inspectable):
         """The nonzeros of the only sparse operand; with several, the entries or elements of the result."""
         return self.operands[0].nnz if len(self.operands) == 1 else self.contraction.result_size
 
+    @property
+    def backend(self) -> str:
+        """The backend that programs are generated for: ``triton``, ``torch`` or ``numba``."""
+        return self.contraction.innermost.backend  # type: ignore[no-any-return]
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of all parts; torch's own products have none."""
+        return tuple(program for one in self.contraction.innermost.generated for program in one.programs)
+
+    @property
+    def source(self) -> str:
+        """The generated source of all programs, one after the other."""
+        return "\n\n".join(one.source for one in self.contraction.innermost.generated)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the first generated program; None where all are torch's own products."""
+        return next((one.path for one in self.contraction.innermost.generated), None)
+
     def ptx(self, target: str = "sm_90") -> str:
         """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
         return self.contraction.innermost.ptx(target)  # type: ignore[no-any-return]
@@ -397,7 +417,7 @@ class Kernel(Inspectable):
         return self.explain()._repr_html_()  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"
+        where = self.path.name if self.path and len(self.operands) == 1 else f"{self.nnz:,} nonzeros"
         return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {where})'
 
 

@@ -22,7 +22,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.contraction.autograd import UNREAD, following, in_batches, one_by_one
 from sparsetc.contraction.contraction import Contraction, compiled, known, wrap
 from sparsetc.contraction.kernel import RESULT, SAVED, Kernel, NewValues, operators, saved_settings

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.contraction.contraction import Contraction
 from sparsetc.contraction.dense import einsum
 from sparsetc.contraction.guard import Guard, finite
@@ -36,7 +36,6 @@ from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, written
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
 from sparsetc.join.join import JoinOperand, prepared
 from sparsetc.planner.paths import Order, sparse_order
-from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, Names, among, cached_property, outside
 from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator, add_rows, fitted, summed_dtype
@@ -81,10 +80,10 @@ def _contracted(
     values = [operands[n] for n in e.sparse]
     tables = [operands[n] for n in e.dense]
     result = made.result(patterns if own is None else own, values, tables, packed, given, checked=True)
-    return result.reshape(-1) if flat and made.sparse else result
+    return result.flatten() if flat and made.sparse else result
 
 
-class Path(Inspectable):
+class Path:
     """A contraction of several operands, a few at a time.
 
     Attributes:
@@ -279,7 +278,7 @@ class Path(Inspectable):
         """The result's values on its pattern, or a dense result; differentiable."""
         terms: list[Any] = [None] * len(self.bound.einsum.inputs)
         for p, entries in zip(self.bound.einsum.sparse, values, strict=True):
-            terms[p] = entries.reshape(-1) if self._expanded else entries
+            terms[p] = entries.flatten() if self._expanded else entries
         for p, shape, operand in zip(self.bound.einsum.dense, self.bound.dense_shapes, dense, strict=True):
             full = operand if operand.shape == shape else operand.expand(shape)
             dropped = self._dropped.get(p)
@@ -310,6 +309,15 @@ class Path(Inspectable):
         return tuple(step for one in self.inner for step in getattr(one, "steps", (one,))) or (self,)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def generated(self) -> Sequence[Any]:
+        """The generated programs of all links, in order; torch's own products have none."""
+        return [programs for one in self.inner for programs in one.generated]
+
+    def ptx(self, target: str) -> str:
+        """The assembly of all kernels for a named target; needs no GPU."""
+        return "\n".join(one.ptx(target) for one in self.inner)
+
     @cached_property
     def backend(self) -> str:
         """The backend of the first link with programs; torch's if none has any."""

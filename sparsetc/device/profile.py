@@ -41,6 +41,9 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
 """GPUs as Triton's compiler takes them: the machine, the architecture, threads of a warp."""
 
 
+HOST = torch.device("cpu")
+
+
 def machine_of(device: torch.device) -> str:
     """Return Triton's name for the machine of a device's programs: ``hip`` where torch is AMD's, ``cuda``, or ``cpu``.
 
@@ -366,12 +369,13 @@ def _profile(document: Any, name: str, usual: DeviceProfile) -> DeviceProfile:
     return calibrated(name, day, values | sizes, by)
 
 
-def of_backend(backend: str) -> DeviceProfile:
-    """Return the profile that generated programs of a backend are priced by: all but Triton's run on CPU cores.
+def of_backend(backend: str, device: torch.device = HOST) -> DeviceProfile:
+    """Return the profile that generated programs of a backend are priced by, for operands on a device.
 
-    Triton's are priced by that of the current CUDA device; the default GPU's without one, or without a record.
+    Programs that are made for a GPU, or run on one, are priced by that of the current CUDA device; by the default GPU's
+    without one, or without a record.
     """
-    if not BACKENDS[backend].gpu:
+    if device.type != "cuda" and not BACKENDS[backend].gpu:
         return cpu_with_loops() if BACKENDS[backend].loops else cpu()
     return of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
 
@@ -392,9 +396,6 @@ def _of_package(gpu: str) -> DeviceProfile | None:
 
 
 def profile_of(device: torch.device, settings: Options, backend: str = "torch") -> DeviceProfile:
-    """Return the profile of the device that operands are on, recorded where the settings say.
-
-    Operands on a CPU, of which Triton programs are made, are priced as on the GPU that these are for.
-    """
+    """Return the profile of `of_backend` for the device that operands are on, recorded where the settings say."""
     with in_force(settings), on_gpu(device):
-        return of_backend("triton" if device.type == "cuda" else backend)
+        return of_backend(backend, device)

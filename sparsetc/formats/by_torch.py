@@ -34,6 +34,7 @@ from sparsetc.ir.program import (
     TileProgram,
     named_operands,
     printed_sizes,
+    stored_of,
 )
 from sparsetc.planner import ROUNDING
 from sparsetc.support import Names, among, cached_property, outside, volume
@@ -257,6 +258,7 @@ class DenseProduct(TileProgram):
             schedule=schedule,
             rows=rows,
             whole=True,
+            sparse=(stored_of(view, e.sparse_indices),),
         )
 
     @cached_property

@@ -107,7 +107,7 @@ def by_rows_and_more(problem: Problem, best: Best) -> Iterator[Candidate]:
     """Yield runs of rows; also runs of rows and one more mode if such runs fill work items of their own."""
     yield (whole := coo(problem))
     yield from _in_panels(problem, whole)
-    few = problem.native != "none" and problem.rest and problem.nnz < SHORT * problem.counts.distinct(problem.kept)
+    few = problem.native and problem.rest and problem.nnz < SHORT * problem.counts.distinct(problem.kept)
     if few and problem.counts.longest(problem.kept) <= LONGEST:
         yield _runs(problem, (), schedule_of(problem, blocks=False), 0)
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
@@ -128,7 +128,7 @@ def by_rows_and_more(problem: Problem, best: Best) -> Iterator[Candidate]:
 def _in_panels(problem: Problem, whole: Candidate) -> Iterator[Candidate]:
     """Yield native chunks in panels of the mode with the largest table, each of about as many rows as a cache holds."""
     (part,), (expected,) = whole.plan.parts, whole.expected
-    if problem.native == "none" or part.storage.item:
+    if not problem.native or part.storage.item:
         return
     others, near = {(c,) for c in problem.letters[1:]}, problem.profile.l1_bytes
     tables = [(g.table_rows * g.held_width * problem.itemsize, g) for g in costs(whole, problem)[0].gathers]
@@ -138,7 +138,7 @@ def _in_panels(problem: Problem, whole: Candidate) -> Iterator[Candidate]:
         storage = replace(part.storage, params=((f"{PANEL}{problem.letters.index(letter)}", columns),))
         again = tuple([(c, min(problem.nnz, panels * changes)) for c, changes in expected.runs])
         inside = single("coo", storage, part.schedule, replace(expected, runs=again, misses=((letter, ()),)))
-        before, after = [natively(price(own, problem), problem).total or 0.0 for own in (whole, inside)]
+        before, after = [natively(price(own, problem), problem).total for own in (whole, inside)]
         if problem.profile.constants["least_gain"] * after < before:
             yield inside
 
@@ -160,7 +160,7 @@ def coo(problem: Problem, also: Ints = ()) -> Candidate:
         for spread, most in _spreads(problem, schedule, n, rows if shared else n, longest)
         if (not most if shared else most) or (most < longest and not problem.ordered)
     ]
-    return min(candidates, key=lambda own: price(own, problem).total or 0.0) if candidates[1:] else candidates[0]
+    return min(candidates, key=lambda own: price(own, problem).total) if candidates[1:] else candidates[0]
 
 
 def _runs(problem: Problem, shared: Ints, schedule: Schedule, most: int) -> Candidate:

@@ -234,7 +234,7 @@ class WalkKernel:
         varied = range(len(constants), len(names))
         read, options = itemgetter(*names[len(constants) :]), self.options_for(machine_of(self.device))
         grid = -(-int(fixed["item_count"]) * self.parts // lines)
-        launch = launch_of(kernel, grid, varied, options, constants)
+        launch = launch_of(kernel, grid, options, varied, constants)
         return lambda tensors: launch([*constants, *read(tensors)])
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> None:

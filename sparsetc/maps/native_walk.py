@@ -19,9 +19,9 @@ from torch import Tensor
 
 from sparsetc.backends import NUMBA
 from sparsetc.codegen import cache
-from sparsetc.codegen.launch import RANGES, ends, functions, in_threads
 from sparsetc.codegen.numba import CALLS
 from sparsetc.codegen.numba_nests import pieces
+from sparsetc.codegen.parts import RANGES, ends, functions, in_threads
 from sparsetc.codegen.triton import signature
 from sparsetc.ir.plan import MOST_THREADS
 from sparsetc.ir.program.text import Lines

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
-from importlib.util import find_spec
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from sparsetc.maps.text import Layout
 from sparsetc.maps.torch_walk import TorchWalk
 from sparsetc.maps.trace import Untraced
 from sparsetc.options import Options
-from sparsetc.support import Ints, Lru, Names
+from sparsetc.support import Ints, Lru, Names, installed
 from sparsetc.support.entry import log
 from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.pattern import Pattern
@@ -67,7 +66,7 @@ class Task(NamedTuple):
     def backend(self) -> Backend:
         """Triton; or on a CPU torch, or numba for loops where tiles are no use."""
         backend = self.options.effective_backend(self.pairs.device)
-        loops = backend.whole and self.options.effective_native(self.pairs.device) != "none"
+        loops = backend.whole and self.options.has_loops(self.pairs.device)
         return NUMBA if loops else backend
 
     def kernels(self, tensors: Tensors) -> Kernels:
@@ -344,7 +343,7 @@ def _heads(pairs: Pairs, body: Body, lead: Ints, named: Mapping[str, Tensor]) ->
 def _unfit_for_kernels(on_cpu: bool, device: torch.device, tensors: Tensors) -> str:
     """Return why no kernels, of a CPU or of Triton, run on such tensors whatever the body; empty where they do."""
     dtype = tensors[0].dtype
-    if (on_cpu and device.type == "cuda") or not (on_cpu or _has_triton()):
+    if (on_cpu and device.type == "cuda") or not (on_cpu or installed("triton")):
         return "kernels are Triton's, which does not run here"
     if min([t.numel() for t in tensors]) == 0:
         return "an operand has no elements"
@@ -353,11 +352,6 @@ def _unfit_for_kernels(on_cpu: bool, device: torch.device, tensors: Tensors) -> 
     if dtype == torch.bfloat16 and not on_cpu and os.environ.get("TRITON_INTERPRET") == "1":
         return "Triton's interpreter has no products of matrices in bfloat16"
     return ""
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def _fit_for_loops(pairs: Pairs, body: Body, named: Mapping[str, Tensor]) -> bool:

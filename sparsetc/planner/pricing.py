@@ -1,18 +1,16 @@
-"""Candidates, the plans considered for an einsum, with their expected cost; and the choice among them.
+"""Prices of candidates: the seconds that a plan is expected to take, and options of a plan that may lower them.
 
 In: a `Candidate` and its `Problem`. Out: seconds of one call, by part, from the tile programs that its parts would be
-lowered to, before anything is packed; whether a row has one owner, which the kernel asks for here too; and a `Choice`
-of several. A candidate is priced as
-the backend and the dtype would run it, then with options that may gain: the order of the grid, copies of the output,
-and dense operands that are rounded to bfloat16 once a call.
+lowered to, before anything is packed; and whether a row has one owner, which the kernel asks for here too. A candidate
+is priced as the backend and the dtype would run it, then with options that may gain: the order of the grid, copies of
+the output, native loops, and dense operands that are rounded to bfloat16 once a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
-from math import inf
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,121 +18,18 @@ import torch
 from sparsetc.codegen.numba import copied, unprinted
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
-from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.plan import F16, ROUNDED, Part, Plan, Schedule, Storage, in_bf16
+from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
-from sparsetc.support import cached_property
 from sparsetc.tensor.dtypes import dtype_name
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan with the expected sizes of its parts and, once priced, its expected time.
-
-    Attributes:
-        expected: what packing each part is expected to give.
-        name: the plan, for a reader: its name, and what tells it from others of that name.
-        seconds: seconds of each part, launches included, or of each of `terms`; None where the plan does not fit, or
-            has no kernel.
-        apart: how many times the fastest plan's seconds this one's must be for the cost model to tell the two apart, if
-            by that alone; 0 where it always does.
-        costs: costs of the parts' programs, once they are priced.
-        terms: what takes the seconds of a join, by name; empty where they are of parts.
-    """
-
-    plan: Plan
-    expected: tuple[Statistics, ...] = ()
-    name: str = ""
-    seconds: tuple[float, ...] | None = None
-    apart: float = 0.0
-    costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
-    terms: tuple[str, ...] = ()
-
-    @cached_property
-    def total(self) -> float | None:
-        """Seconds of a call."""
-        return None if self.seconds is None else sum(self.seconds)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A plan as it is run, and what it and the others were expected to take.
-
-    Attributes:
-        considered: (plan, seconds), the cheapest first; None for one that does not fit. Empty for a plan that the
-            caller gave.
-        expected: what packing each part was expected to give, where parts were packed after the choice.
-        seconds: seconds of the plan's parts: together what `considered` says of it.
-        measured: (plan, seconds) of those that were timed, the fastest first.
-        dismissed: (kind of plan, seconds) of those that were not counted, and would have taken as long at least.
-    """
-
-    plan: Plan
-    considered: tuple[tuple[str, float | None], ...] = ()
-    expected: tuple[Statistics, ...] = ()
-    seconds: tuple[float, ...] = ()
-    measured: tuple[tuple[str, float], ...] = ()
-    dismissed: tuple[tuple[str, float], ...] = ()
-
-    def __repr__(self) -> str:
-        expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""
-        return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
-
-
-@dataclass
-class Best:
-    """The seconds that candidates have to beat, before they are counted.
-
-    Attributes:
-        seconds: below which a plan with tiles is taken for the fastest; infinite where all are to be counted.
-        dismissed: what was not counted, and the seconds that it takes at least, by a sample.
-    """
-
-    seconds: float = inf
-    dismissed: dict[str, float] = field(default_factory=dict)
-
-    def take(self, candidates: Iterable[Candidate]) -> None:
-        """Note what candidates are expected to take. A simple plan is preferred to one with tiles that is as fast."""
-        for c in candidates:
-            self.seconds = min(self.seconds, inf if c.total is None else c.total / (c.apart or 1.0))
-
-    def allows(self, name: str, least: float) -> bool:
-        """Return True if `least` seconds would be the best so far; else note the name as dismissed."""
-        if least < self.seconds:
-            return True
-        self.dismissed[name] = min(least, self.dismissed.get(name, inf))
-        return False
-
-
-def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Sort candidates by expected time, those that do not fit last; of near equals one without tiles is first."""
-    order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    least = min([c.total for c in order if c.total is not None], default=0.0)
-    first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), None)
-    return order if first is None else [first, *[c for c in order if c is not first]]
-
-
-def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate | None = None) -> Choice:
-    """Return the choice of `best`, or of the candidate that is expected to be fastest; why, unless `reason` says it."""
-    order = ranked(candidates)
-    best = best or order[0]
-    counted = f"the cheapest of {len(order)} by the cost model" if len(order) > 1 else "the only plan that applies"
-    plan = replace(best.plan, reason="; ".join(filter(None, (reason or counted, best.plan.reason))))
-    return Choice(plan, tuple((c.name, c.total) for c in order), best.expected, best.seconds or ())
-
-
-def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:
-    """Return a candidate of one part, stored as ``coo`` or as fibers."""
-    part = Part("coo" if name == "coo" else "fiber", storage, schedule, expected.nnz)
-    return Candidate(Plan(name, (part,)), (expected,))
 
 
 # -- what a candidate costs --------------------------------------------------------------------------------------------
@@ -259,18 +154,12 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
         whole = problem.backend.whole and not view.values.sides
-        given = p.format == "coo" and not p.storage.params
+        given = not (p.storage.lane or p.storage.params or view.values.sides)
         target = Target(problem.sparse_output, given, owned, problem.rows, whole=whole, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
-        cost = cost_of(lower(problem.bound, p, target, 0)) if lower else _cost(problem.bound, view, p.schedule, target)
-        each.append(cost)
+        bound = problem.bound
+        each.append(cost_of(lower(bound, p, target, 0) if lower else drafted(bound, view, p.schedule, target)))
     return each
-
-
-@lru_cache(maxsize=1024)
-def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
-    """Return the cost of a program, which depends on sizes and storage only."""
-    return Cost(drafted(bound, view, schedule, target))
 
 
 # -- options that may gain --------------------------------------------------------------------------------------------
@@ -283,8 +172,8 @@ def priced(candidate: Candidate, problem: Problem) -> Candidate:
     adds = problem.backend.atomics and not problem.deterministic
     if adds and any(cost.met for cost in best.costs):  # elsewhere no addition waits for another
         best = tried(_in_copies, best, problem)
-    if problem.native != "none":
-        best = (natively if problem.native == "price" else in_panels)(best, problem)
+    if problem.native:
+        best = (in_panels if problem.only_native else natively)(best, problem)
     # With the trees that were lowered.
     plan = best.plan.with_schedules([replace(cost.p.schedule, native=cost.native) for cost in best.costs])
     if plan.parts[0].schedule.native and all(own.stored >= LONG * own.fibers for own in best.expected):
@@ -305,14 +194,13 @@ COMPILED, CALLS = 0.3, 10_000
 
 def natively(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate as native loops, where all parts have them and they save more than compiling them costs."""
-    total, least = sum(candidate.seconds or ()), COMPILED * len(candidate.costs)
+    total, least = sum(candidate.seconds), COMPILED * len(candidate.costs)
     if total * CALLS <= least or any(unprinted(cost.p) for cost in candidate.costs):
         return candidate
     loops = tuple([cost.natively for cost in candidate.costs])
     seconds = seconds_of(candidate.plan, loops, candidate.expected, problem.profile)
     native = in_panels(replace(candidate, costs=loops, seconds=seconds), problem)
-    seconds = native.seconds or ()
-    return native if (total - sum(seconds)) * CALLS > least else candidate
+    return native if (total - sum(native.seconds)) * CALLS > least else candidate
 
 
 PANELS, GAIN = (128, 256, 512), 1.4
@@ -347,7 +235,7 @@ def in_panels(candidate: Candidate, problem: Problem) -> Candidate:
     nbytes = torch.get_num_threads() * problem.itemsize * max([copied(cost.p) for cost in best])
     if GAIN * share > 1 or nbytes > problem.memory:
         return candidate
-    return replace(candidate, plan=plan, costs=best, seconds=tuple([share * own for own in candidate.seconds or ()]))
+    return replace(candidate, plan=plan, costs=best, seconds=tuple([share * own for own in candidate.seconds]))
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
@@ -357,11 +245,11 @@ def in_order(candidate: Candidate, problem: Problem) -> Candidate:
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
     """Return the candidate with an option if its price says that it gains: for each part alone, or for all together."""
-    plan = without.plan.scheduled(lambda own: option(own, problem))
+    plan = without.plan.with_schedules([option(part.schedule, problem) for part in without.plan.parts])
     if plan is without.plan:
         return without
     other = price(replace(without, plan=plan), problem)
-    least_gain, seconds = problem.profile.constants["least_gain"], (without.seconds or (), other.seconds or ())
+    least_gain, seconds = problem.profile.constants["least_gain"], (without.seconds, other.seconds)
     if not by_part:
         return other if least_gain * sum(seconds[1]) < sum(seconds[0]) else without
     gains = [least_gain * after < before for before, after in zip(*seconds, strict=True)]
@@ -408,8 +296,8 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         options["copies"] = 1
     if not problem.products:
         options["dot"] = False
-    if problem.native == "all" or True in [schedule.native for schedule in schedules]:
-        options["native"] = problem.native != "none"
+    if problem.only_native or True in [schedule.native for schedule in schedules]:
+        options["native"] = problem.native
     if not options and not stored:
         return plan
     parts = []
@@ -444,10 +332,10 @@ def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
 
     A candidate that has a price is returned alone, as it is.
     """
-    if candidate.seconds is not None:
+    if candidate.seconds:
         return [candidate]
     price_of = cache(lambda own: priced(own, problem))
-    best = rounded(candidate, problem, lambda other: price_of(other).total or 0.0)
+    best = rounded(candidate, problem, lambda other: price_of(other).total)
     return [price_of(own) for own in dict.fromkeys((candidate, best))]
 
 
@@ -474,7 +362,7 @@ def cheapest(
     """Return the candidate that would be fastest once its operands are rounded; it is returned as it was given."""
 
     def seconds(candidate: Candidate) -> float:
-        return pricing(candidate, problem).total or 0.0
+        return pricing(candidate, problem).total
 
     return min(candidates, key=lambda own: seconds(rounded(own, problem, seconds)))
 

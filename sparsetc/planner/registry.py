@@ -18,7 +18,8 @@ from typing import Any, TypeVar, overload
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.plan import DENSE, JOINS, ONE_PASS, PREFERRED, STEPS, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
-from sparsetc.planner.pricing import Best, Candidate, Choice, choice_of, orderly, suited, with_rounded
+from sparsetc.planner.candidate import Best, Candidate, Choice, choice_of
+from sparsetc.planner.pricing import orderly, suited, with_rounded
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import Lru
 from sparsetc.support.checks import check_free, check_identifier, check_label

@@ -29,7 +29,8 @@ from sparsetc.ir.program.text import tile_einsum
 from sparsetc.ir.program.tile import Gather, Loop, Product, Statement, TileProgram
 from sparsetc.packing.base import FORMATS, Packed, tiles_of_nonzeros
 from sparsetc.packing.stored import counts
-from sparsetc.planner.pricing import Choice, seconds_of
+from sparsetc.planner.candidate import Choice
+from sparsetc.planner.pricing import seconds_of
 from sparsetc.planner.problem import Problem
 from sparsetc.support import outside
 

@@ -1,7 +1,7 @@
-"""Schedules of programs over nonzeros (lanes, unrolling, warps, blocks of dense axes), and expected sizes of parts.
+"""Schedules of programs over nonzeros (lanes, unrolling, warps, blocks of dense axes).
 
 In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes, the backend, the dtype and the precision, whatever
-the pattern of the sparse operand; and, from counts of that pattern, the sizes of a part that is packed for a schedule.
+the pattern of the sparse operand.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import expm1, prod
+from math import prod
 
 from sparsetc.ir.equation.einsum import Bound, joined
-from sparsetc.ir.plan import F16X3, Schedule, Storage
+from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
-from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.problem import Problem
-from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
+from sparsetc.support import Ints, Names, among, outside, volume
 
 MOST_WHOLE = 4096
 """Most positions of summed axes for one program, if sums must have an order."""
@@ -325,46 +324,3 @@ def fit(
             break
         block[(max if wide else min)(free, key=block.__getitem__)] //= 2
     return block
-
-
-# -- sizes of parts, expected before they are packed -------------------------------------------------------------------
-def max_item_nnz_of(problem: Problem, schedule: Schedule) -> int:
-    """Return the most nonzeros of a work item."""
-    least, most = problem.rules["dot_item_nnz" if schedule.dot else "item_nnz"]
-    return max(least, min(most, 1 << max(problem.nnz // problem.rules["programs"], 1).bit_length() - 1))
-
-
-def repeats(problem: Problem, storage: Storage) -> NamedInts:
-    """Count the changes of each leaf coordinate in sorted order; only the first two leaf modes can repeat much."""
-    letters, shared = problem.letters, [*storage.item, *storage.lane]
-    counted = []
-    for n, mode in enumerate(storage.leaf[:2]):
-        if n + 1 < len(storage.leaf):
-            counted.append((letters[mode], problem.counts.distinct((*shared, *storage.leaf[: n + 1]))))
-    return tuple(counted)
-
-
-def items_of(n: int, rows: int, most: int) -> int:
-    """Return the expected work items of n nonzeros in rows cut after `most`: the last item of a row is half full."""
-    if not n:
-        return 0
-    return max(1, rows, rows // 2 + n // most if most else 0)
-
-
-def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage, schedule: Schedule) -> Statistics:
-    """Expected sizes of blocked fibers: pieces of cut fibers, a last block half empty a row, a little padding."""
-    width = storage.lanes
-    longest = storage.max_fiber_len
-    most = storage.max_item_nnz
-    cuts = fibers / expm1(longest * fibers / nnz) if longest and nnz else 0.0  # lengths spread geometrically
-    pieces = fibers + int(cuts)
-    lanes = pieces + (rows * width // 2 if width > 1 else 0)
-    stored = int(nnz * 1.05) if width > 1 else nnz
-    items = min(items_of(stored, rows, most), max(1, lanes // width + rows))
-    chain = rounds(max(longest, most // width) if most or longest else 0, schedule)
-    return Statistics(items, lanes, stored, nnz, problem.itemsize, chain=chain)
-
-
-def rounds(steps: int, schedule: Schedule) -> int:
-    """Return the rounds of loads in so many steps: half are expected in the main loop, half in the masked one."""
-    return (steps // schedule.unroll + steps // schedule.masked_unroll) // 2

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.backends import TORCH, TRITON, Backend
-from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.parts import PartArrays
 from sparsetc.codegen.programs import Programs
 from sparsetc.codegen.split_float16 import SplitOperands, TilePositions, split
 from sparsetc.device.profile import DeviceProfile, gpu, has_halves, machine_of
@@ -112,7 +112,7 @@ class BlockPath(JoinPath):
         self.room = max(1, buffer // (r * c * p.width))
         self.launch_of_halves = self._launch_of(p.backend, True) if in_halves(p, self.bitmaps) else None
         first = self.launch_of_halves or self.launch
-        self.inner, (self.program,) = (first,), first.programs
+        self.generated, (self.program,) = (first,), first.programs
         stored = zip(blocking.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
         p.require(whole * p.width, f"the blocks of {p.equation}")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsetc.backends import TRITON
-from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.parts import PartArrays
 from sparsetc.codegen.programs import Programs
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.ir.equation.einsum import Bound, Einsum
@@ -34,8 +34,7 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.join import loops
 from sparsetc.join.order import TASK_BYTES
 from sparsetc.packing.base import Packed, pack
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.pricing import Candidate
+from sparsetc.planner.candidate import Best, Candidate
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.products.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
@@ -212,7 +211,7 @@ class TaskSums(JoinPath):
     def candidates(cls, p: JoinProblem, best: Best) -> list[Candidate]:
         """Return the plan with its price; where tasks are few nothing else is to be counted."""
         (candidate,) = super().candidates(p, best)
-        few = FEW_TASKS if p.settings.effective_native(p.device) == "none" else FEW_NATIVE
+        few = FEW_NATIVE if p.settings.has_loops(p.device) else FEW_TASKS
         if p.join.tasks > few * (p.join.x_key.numel() + p.join.y_key.numel()):
             return [candidate]
         best.seconds = 0.0
@@ -238,7 +237,7 @@ class TaskSums(JoinPath):
         return self._made[letter]
 
     @property
-    def inner(self) -> tuple[Programs]:  # type: ignore[override]
+    def generated(self) -> tuple[Programs]:  # type: ignore[override]
         """The program of the result's sums."""
         return (self.of("z").programs,)
 

@@ -319,7 +319,7 @@ class Tasks:
 
     def native(self, loop: Callable[..., Any]) -> Callable[..., Any] | None:
         """Return a loop over all tasks as machine code; None where the settings or their number rule that out."""
-        if self.problem.settings.effective_native(self.problem.device) == "none":
+        if not self.problem.settings.has_loops(self.problem.device):
             return None
         return native(loop, self.problem.device, self.join_order.tasks)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import PartArrays
+from sparsetc.codegen.parts import PartArrays
 from sparsetc.errors import EquationError, IOFormatError, PlanError, TransformError
 from sparsetc.io.parquet import PackedFile
 from sparsetc.streaming.compiler import Compiler, Nonzeros, Variant

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.launch import Call
+from sparsetc.codegen.parts import Call
 from sparsetc.codegen.programs import Programs
 from sparsetc.streaming.cutting import StreamCut
 from sparsetc.streaming.store import ChunkFile, ChunkMemory

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import Signature, signature
 from itertools import filterfalse
 from math import prod
@@ -56,6 +57,12 @@ def _load(module: str) -> None:
 
 _load._dynamo_marked_constant = True  # type: ignore[attr-defined]
 """Dynamo cannot trace the import."""
+
+
+@functools.lru_cache
+def installed(library: str) -> bool:
+    """Return True if a library is there to be imported."""
+    return find_spec(library) is not None
 
 
 def required(module: str, message: str) -> Any:

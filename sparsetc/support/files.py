@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -35,6 +34,7 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
+from sparsetc.support import installed
 from sparsetc.support.entry import traced_by_modes, warn
 
 PREFIX, SUFFIX = ".sparsetc-", ".tmp"
@@ -239,12 +239,6 @@ ENOUGH, MANY = 1 << 12, 1 << 16
 
 
 @lru_cache
-def has_numba() -> bool:
-    """Return True if numba is installed."""
-    return find_spec("numba") is not None
-
-
-@lru_cache
 def usable() -> bool:
     """Return True if numba can be imported; where it is installed and cannot, as for a later numpy, say so once."""
     try:
@@ -276,7 +270,7 @@ def native(function: Callable[..., Any], device: torch.device, elements: int) ->
     if seen:  # by what knows torch's operations alone
         return None
     enough = ENOUGH if "numba" in sys.modules else MANY
-    return _native(function) if elements >= enough and has_numba() and usable() else None
+    return _native(function) if elements >= enough and installed("numba") and usable() else None
 
 
 @lru_cache

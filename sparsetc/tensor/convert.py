@@ -355,7 +355,7 @@ def expand_dense(x: Sparse) -> Sparse:
     nbytes = 8 * x.order * x.values.numel()
     nbytes += 0 if x.values.is_contiguous() else x.values.nbytes
     check_memory(f"the coordinates of {x.values.numel():,} entries of dense modes", nbytes, x.device)
-    return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.reshape(-1))
+    return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.flatten())
 
 
 def is_scipy(obj: object) -> bool:

@@ -59,7 +59,8 @@ def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str)
     other = as_dense(other, "the other operand")
     number = as_number(other)
     plain = isinstance(number, Number)
-    if is_strided(number) or (plain and apply(0, number)):
+    absent = torch.zeros((), dtype=x.dtype, device="cpu")
+    if is_strided(number) or (plain and attempted(apply, holding(absent, number), number)):
         found = "a dense tensor" if is_strided(number) else repr(number)
         raise DtypeError(f"{name} of {found} would change absent entries, which are 0: take .values, or .to_dense()")
     if plain:  # a tensor without modes keeps its dtype and its gradient

@@ -218,6 +218,11 @@ def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
     return einsum(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
 
 
+def _rows(tensors: Any) -> list[Any]:
+    """Return vectors as matrices of one row, and other tensors as they are."""
+    return [x.unsqueeze(0) if len(x.shape) == 1 else x for x in tensors]
+
+
 METHODS = """
     sum mean amax amin prod norm count_nonzero abs sign sqrt clone detach permute transpose t reshape flatten
     squeeze unsqueeze index_select narrow diagonal tril triu numel clip clamp any all var std max min argmax argmin
@@ -255,7 +260,7 @@ OPERATORS = {
     "ne": "ne not_equal",
 }
 """Names of Python's operators, and what torch and numpy call them."""
-_cat = later("tensor.creation", "cat")
+_cat, _block_diag = later("tensor.creation", "cat"), later("tensor.creation", "block_diag")
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{torchs: _operator(name) for name, each in OPERATORS.items() for torchs in (f"__{name}__", *each.split())},
     **{f"__r{name}__": _reflected(_operator(name)) for name in OPERATORS},
@@ -270,8 +275,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "linalg_norm": _linalg_norm,
     "dropout": _dropout,
     **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
-    **{name: later("tensor.creation", name) for name in ("stack", "kron", "where", "block_diag")},
-    "vstack": _cat,
+    **{name: later("tensor.creation", name) for name in ("stack", "kron", "where")},
+    "block_diag": lambda *tensors: _block_diag(*_rows(tensors)),
+    "vstack": lambda tensors: _cat(_rows(tensors)),
     "hstack": lambda tensors: _cat(tensors, min(1, len(tensors[0].shape) - 1)),
     **dict.fromkeys(("swapaxes", "swapdims"), _method("transpose")),
     "moveaxis": _method("movedim"),

@@ -325,7 +325,7 @@ class Structure(Attributes):
             coords = x._pattern.coords.clone()
             coords[mode] -= size - shift  # and not plus the shift, which may pass int64
             coords[mode] += (coords[mode] < 0) * size
-            pattern, order = sorted_pattern(coords, x._pattern.shape, None)
+            pattern, order = sorted_pattern(coords, x._pattern.shape)
             of_modes = enumerate(x._pattern.labels.items())
             pattern.labels = {
                 name: np.roll(of, shift) if n == mode and of is not None else of for n, (name, of) in of_modes
@@ -389,7 +389,8 @@ class Structure(Attributes):
             c = x._pattern.coords
             on = (c[second] - c[first] == offset).nonzero()[:, 0]
             rows = torch.cat((c[others][:, on], c[first][on].unsqueeze(0) - down))
-            return sorted_pattern(rows, (*(x.shape[m] for m in others), size), on)
+            pattern, order = sorted_pattern(rows, (*(x.shape[m] for m in others), size))
+            return pattern, picked(on, order)
 
         return _with_entries(x, *x._pattern._once(("diagonal", offset, first, second), made))
 

@@ -32,7 +32,7 @@ def test_a_compiled_form_is_given_addresses(monkeypatch: pytest.MonkeyPatch) -> 
     kernel, started = Kernel(), list[Any]()
     monkeypatch.setattr(launch, "_start_of", lambda compiled, grid, device: lambda given: started.append([*given]))
     fixed, x, out = torch.zeros(3), torch.zeros(8), torch.zeros(8)
-    run = launch.launch_of(kernel, 5, [2, 3], {}, [7, fixed])
+    run = launch.launch_of(kernel, 5, {}, [2, 3], [7, fixed])
     run([7, fixed, x, out])
     assert not started
     assert kernel.calls[0][2] is x

@@ -267,7 +267,7 @@ def compiled(folder: Path) -> tuple[torch.Tensor, Any]:
     x, *dense = Problem("ij,jr->ir", SIZES).operands()
     kernel = stc.compile("ij,jr->ir", x, *dense, backend="numba", plan="coo", cache_dir=folder)
     found = kernel(*dense)
-    (function,) = kernel.inner[0].executable.programs.native
+    (function,) = kernel.step.executable.programs.native
     return found, function
 
 
@@ -330,7 +330,7 @@ def test_without_numba_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARSETC_BACKEND", raising=False)
     problem = Problem(MTTKRP, SIZES)
     with_it = check(problem, backend="torch")
-    monkeypatch.setattr(sys.modules["sparsetc.options"], "has_numba", lambda: False)
+    monkeypatch.setattr(sys.modules["sparsetc.options"], "installed", lambda _: False)
     without = check(problem)
     assert without.backend == "torch"
     assert (without.plan, without.source) == (with_it.plan, with_it.source)
@@ -346,7 +346,7 @@ def test_numba_is_imported_where_a_kernel_is_made() -> None:
 
 def test_a_numba_that_cannot_be_imported_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     usable.cache_clear()
-    monkeypatch.setattr(sys.modules["sparsetc.options"], "has_numba", lambda: True)
+    monkeypatch.setattr(sys.modules["sparsetc.options"], "installed", lambda _: True)
     monkeypatch.setitem(sys.modules, "numba", None)
     with pytest.warns(UserWarning, match="numba is installed and cannot be imported"):
         kernel = check(Problem(MTTKRP, SIZES), backend="numba", plan="coo")
@@ -360,7 +360,7 @@ def test_a_native_plan_runs_where_numba_is_not(monkeypatch: pytest.MonkeyPatch) 
     problem = Problem(MTTKRP, SIZES)
     plan = check(problem, backend="numba", plan="coo").plan
     assert all(part.schedule.native for part in plan.parts)
-    monkeypatch.setattr(sys.modules["sparsetc.options"], "has_numba", lambda: False)
+    monkeypatch.setattr(sys.modules["sparsetc.options"], "installed", lambda _: False)
     assert check(problem, plan=plan).backend == "torch"
 
 

@@ -16,7 +16,7 @@ import torch
 from cases import OPERATIONS, Problem, assert_matches, check, explicit_plan, random_sparse, random_values, two_parts
 
 import sparsetc as stc
-from sparsetc.codegen import cache, torch_rows
+from sparsetc.codegen import cache, parts
 from sparsetc.contraction import contraction
 from sparsetc.options import current
 from sparsetc.support import entry
@@ -55,7 +55,7 @@ def test_a_small_program_runs_on_one_thread(operands: list[Any], small: bool, mo
 
     seen: set[int] = set()
     if not small:
-        monkeypatch.setattr(torch_rows, "FEW", 0)
+        monkeypatch.setattr(parts, "FEW", 0)
     torch.set_num_threads(2)
     kernel = stc.compile(MTTKRP, *operands, backend="torch")
     with Threads():
@@ -365,7 +365,7 @@ def test_programs_of_several_sparse_operands(plan: Any, programs: int) -> None:
     assert len(kernel.programs) == programs
     assert kernel.step is kernel.steps[0]
     chain = stc.compile("ij,jk,kl->il", x, y, x)
-    assert len(chain.programs) == sum(len(step.programs) for step in chain.steps) > 1
+    assert len(chain.programs) == sum(len(step.generated) for step in chain.steps) > 1
     with pytest.raises(stc.PlanError, match=r"takes 2 steps: see \.steps"):
         _ = chain.step
 

@@ -678,6 +678,30 @@ def test_the_first_call_may_be_a_transform(
     torch.testing.assert_close(sparse(batch[0]), dense(batch[0]))
 
 
+@pytest.mark.parametrize(("equation", "count", "kind"), COLD)
+def test_a_batch_may_be_empty(equation: str, count: int, kind: str) -> None:
+    tensors = [of_kind(kind)[0] for _ in range(count)]
+    last = equation.partition("->")[0].split(",")[count:]
+    batch = torch.zeros((0, *({"h": 2, "r": 3}.get(c, 6) for c in last[0])), dtype=torch.float64)
+
+    def found(t: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        sparse = (x.with_values(v) for x, v in zip(tensors, values, strict=True))
+        return torch.as_tensor(stc.einsum(equation, *sparse, *[t] * len(last), output="dense"))
+
+    shape = found(batch.new_zeros(batch.shape[1:]), *(x.values for x in tensors)).shape
+    values = [x.values.expand(0, *x.values.shape) for x in tensors]
+    assert torch.func.vmap(found)(batch, *values).shape == (0, *shape)
+    assert torch.func.vmap(found, (None, *(0 for _ in values)))(batch.new_zeros(batch.shape[1:]), *values).shape[0] == 0
+
+
+def test_what_a_pullback_reads_may_have_outlived_its_transform(x: stc.SparseTensor, b: torch.Tensor) -> None:
+    vector, scale = b[:, 0].contiguous(), b.new_tensor(2.0)
+    for _ in range(3):
+        made, back = torch.func.vjp(lambda vector: stc.einsum("ij,j,->i", x, vector, scale), vector)
+        (found,) = back(torch.ones_like(made))
+        torch.testing.assert_close(found, 2 * x.to_dense().sum(0))
+
+
 def test_transforms_of_other_things_do_not_matter(x: stc.SparseTensor, b: torch.Tensor) -> None:
     expected = stc.einsum(SPMM, x, b)
     found = torch.func.vmap(lambda s: s * stc.einsum(SPMM, x, b))(torch.ones(2, dtype=torch.float64))

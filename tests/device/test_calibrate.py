@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import processes
@@ -29,6 +30,7 @@ from sparsetc.device import profile as record
 from sparsetc.device.calibrate import Launch, Probe, probes, starts, torch_probes
 from sparsetc.device.profile import NUMBERS, TABLES, TARGETS, DeviceProfile, cpu, default_gpu, of_backend, profile_of
 from sparsetc.options import Options
+from sparsetc.planner import problem as planning
 from sparsetc.support import files
 
 GPU = "NVIDIA Test GPU (80 GB)"
@@ -233,6 +235,21 @@ def test_torch_programs_have_the_cpus_rates_and_ask_for_no_gpu(monkeypatch: pyte
     assert of_backend("torch") is cpu()
 
 
+def test_torch_programs_on_a_gpu_have_its_rates_and_are_stored_by_a_cpus_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem("ij,jr->ir")
+    planned = stc.compile(problem.equation, *problem.operands(), backend="torch").step.problem
+    assert planned.profile is cpu()
+    there = SimpleNamespace(coords=SimpleNamespace(device=torch.device("cuda:0")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    on_gpu = replace(planned, counts=there)
+    assert on_gpu.profile is default_gpu() is profile_of(torch.device("cpu"), Options(), "triton")
+    assert on_gpu.rules is planned.rules is cpu().rules
+    monkeypatch.setattr(planning, "of_backend", lambda *_: default_gpu())
+    x = stc.SparseTensor(torch.arange(100_000).view(1, -1).expand(2, -1), torch.ones(100_000), (100_000, 100_000))
+    chosen = stc.compile("ij,j->ij", x, torch.ones(100_000), backend="torch", plan="coo").step.choice
+    assert 0 < chosen.total < 1e-4, "whole rows at once wait for no loads one after the other"
+
+
 def test_without_a_gpu_triton_programs_have_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert of_backend("triton") == default_gpu()
@@ -367,7 +384,7 @@ def test_without_a_gpu_and_numba_nothing_is_measured(
 ) -> None:
     from sparsetc.__main__ import main
 
-    monkeypatch.setattr(cpu_calibration, "has_numba", lambda: False)
+    monkeypatch.setattr(cpu_calibration, "installed", lambda _: False)
     with stc.options(cache_dir=tmp_path), pytest.raises(stc.DeviceError, match="finds none"):
         stc.calibrate()
     assert main(["calibrate"]) == 2

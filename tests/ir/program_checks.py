@@ -64,8 +64,8 @@ def verify(program: ir.TileProgram) -> None:
 
 def _verify_stored(p: ir.TileProgram) -> None:
     """Raise `PlanError` unless the program's axes are those of the storage."""
-    if [len(term) for term in p.terms] != [len(tiles.sides) for tiles in p.view.pairs]:
-        raise PlanError(f"the operands {p.terms} do not have the modes of {p.view}")
+    if p.view.pairs and [len(o.letters) for o in p.sparse] != [len(tiles.sides) for tiles in p.view.pairs]:
+        raise PlanError(f"the operands {p.sparse} do not have the modes of {p.view}")
     for operand in p.sparse:
         halves = operand.values.halves or any(o.halves for o in p.operands)
         if halves != (p.schedule.precision == F16X3) or (halves and not p.dots):
@@ -92,7 +92,7 @@ def _verify_scale(p: ir.TileProgram, s: ir.Scale, loops: list[ir.Loop]) -> None:
     """Raise `PlanError` unless scales are of an operand of split fp16 dots, and known where they are read."""
     dense = [(o.split or o.halves, o.rows if o.halves else ()) for o in p.operands if o.name == s.operand]
     ((halves, rows),) = dense or [(p.stored(s.operand).values.halves, ())]
-    axes = p.stored(s.operand).letters[:1] if p.terms else ()
+    axes = p.stored(s.operand).letters[:1] if p.view.pairs else ()
     if not halves or bool(loops) != bool(rows) or (s.rows, s.out.axes) != (rows, axes):
         raise PlanError(
             f"{s.out}: a scale is of an operand that dots take in halves, or of the rows of paired tiles, and the same "

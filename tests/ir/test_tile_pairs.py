@@ -25,9 +25,10 @@ from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.lower import Fold, Target, lower_pairs
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF, TileLoop
 from sparsetc.ir.nest.nest import Nest, pairs
-from sparsetc.ir.nest.values import EXACT, Bitmap, Halves, Whole
+from sparsetc.ir.nest.values import EXACT, Bitmap, Halves, Values, Whole
 from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.cost import cost_of
+from sparsetc.ir.program.operands import Stored
 from sparsetc.ir.program.resources import FIBERS, ITEMS, STORED, ZERO, Statistics
 from sparsetc.ir.program.text import header
 from sparsetc.ir.program.tile import Add, Key, Loop, Product, Scale, Statement, Tile, TileProgram, Value, walk
@@ -164,11 +165,12 @@ def test_a_faulty_program_is_refused(change: Callable[[Statement], list[Statemen
 def test_terms_that_do_not_fit_the_tiles_are_refused() -> None:
     program = DrawnTiles(ONE_MODE).program
     with pytest.raises(PlanError, match="do not have the modes of pairs of dense tiles"):
-        verify(replace(program, terms=(("ij", "k"),)))
+        verify(replace(program, sparse=program.sparse[:1]))
     with pytest.raises(PlanError, match=r"x: a tile has \(32, 16\) positions, its axes have \(16, 16\)"):
-        verify(replace(program, terms=(("l", "k"), ("l", "k"))))
+        verify(replace(program, sparse=tuple([replace(o, letters=("l", "k")) for o in program.sparse])))
 
 
+NONZEROS = Stored("", (), Values())
 X_SCALE = Scale(Tile("x_scale", ("ij",), ITEM), "x")
 
 
@@ -197,7 +199,7 @@ def test_only_dots_in_f16x3_multiply_halves() -> None:
         lower_pairs("x,y->z", ONE_MODE, Schedule(dot=False, precision=F16X3), Target())
     with pytest.raises(FormatError, match="stored whole"):
         lower_pairs("x,y->z", ONE_MODE, Schedule(precision=F16X3), Target(), bitmaps=(True, False))
-    one = replace(whole, view=replace(whole.view, pairs=()), terms=(), schedule=Schedule(precision=F16X3))
+    one = replace(whole, view=replace(whole.view, pairs=()), sparse=(NONZEROS,), schedule=Schedule(precision=F16X3))
     with pytest.raises(PlanError, match="X: tiles in halves are multiplied by dots in f16x3, and only they"):
         verify(replace(one, body=(one.body[0], one.body[-1])))
 

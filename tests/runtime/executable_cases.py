@@ -10,7 +10,7 @@ import torch
 from cases import SIZES, Problem, explicit_plan, poisoned, tile_plan, two_parts
 
 import sparsetc as stc
-from sparsetc.codegen.launch import Values
+from sparsetc.codegen.parts import Values
 from sparsetc.runtime.executable import Arrays, Executable
 
 MTTKRP, SAMPLED, TTV = "ijk,jr,kr->ir", "ijk,ir,jr->ijk", "ijk,k->ij"

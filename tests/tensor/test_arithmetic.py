@@ -375,6 +375,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x == x.T": (lambda x: x == sparse(dense(1)), stc.DtypeError, "=="),
     "x != dense": (lambda x: x != dense(1), stc.DtypeError, "=="),
     "x > dense": (lambda x: x > dense(1), stc.DtypeError, "gt of a dense tensor would change absent entries"),
+    "x | number": (lambda x: x | 2.0, stc.DtypeError, r"or_ takes no torch\.float64"),
     "x >= x": (lambda x: x >= x * 1, stc.DtypeError, "holds wherever neither has an entry"),
     "clip(1)": (lambda x: x.clip(1), stc.DtypeError, "absent entries"),
     "map": (lambda x: x.map(lambda v: v[:2]), stc.ShapeError, "gave"),

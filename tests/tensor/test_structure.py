@@ -193,6 +193,15 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x[9]": (lambda x: x[9], stc.CoordinateError, "out of range"),
     "x[:, -7]": (lambda x: x[:, -7], stc.CoordinateError, "out of range"),
     "x[[9]]": (lambda x: x[[9]], stc.CoordinateError, "out of range"),
+    "x[:, [0, 6]]": (lambda x: x[:, [0, 6]], stc.CoordinateError, "index 6 is out of range for mode 1 of size 6"),
+    "x[1:, [-7, 0]]": (lambda x: x[1:, [-7, 0]], stc.CoordinateError, "index -7 is out of range for mode 1"),
+    "x[[0, 4], [0, 0]]": (lambda x: x[[0, 4], [0, 0]], stc.CoordinateError, "index 4 is out of range for mode 0"),
+    "x[:, :, [2]] of a dense mode": (
+        lambda x: x.with_values(torch.ones(x.nnz, 2))[:, :, [2]],
+        stc.CoordinateError,
+        "index 2 is out of range for mode 2 of size 2",
+    ),
+    "x[[0]] of no rows": (lambda x: x[:0][[0]], stc.CoordinateError, "index 0 is out of range for mode 0 of size 0"),
     "x[1, 1, 1]": (lambda x: x[1, 1, 1], stc.ShapeError, "3 indices"),
     "x[..., ...]": (lambda x: x[..., ...], stc.ShapeError, "of …"),
     "x['a']": (lambda x: x["a"], stc.ShapeError, "mode 0 has no labels of text"),
@@ -215,6 +224,16 @@ def test_what_is_refused(name: str) -> None:
     call, kind, said = REFUSED[name]
     with pytest.raises(kind, match=said):
         call(sparse(dense(0, (4, 6))))
+
+
+def test_a_part_of_dense_modes_has_the_same_pattern() -> None:
+    x = stc.SparseTensor([[0, 2], [1, 0]], torch.arange(12.0).view(2, 2, 3), (3, 2, 2, 3))
+    for key in ((..., 1), (..., 0, slice(None, None, -1)), (..., [2, 0]), (..., None), (..., slice(1, 3)), ...):
+        part = x[key]
+        assert part.pattern is x.pattern
+        assert part.values.data_ptr() != x.values.data_ptr()
+    assert x[..., 1:].values.is_contiguous()
+    assert torch.equal(x[..., 0, ::-1].to_dense(), x.to_dense()[..., 0, :].flip(-1))
 
 
 def test_a_slice_costs_what_its_entries_do() -> None:

@@ -43,9 +43,9 @@ from sparsetc.ir.contraction_tree import Tree, dot, factors, product, total
 from sparsetc.ir.equation.einsum import Bound, joined
 from sparsetc.ir.lower.inner import Fold, Inner, Target
 from sparsetc.ir.lower.lowering import lowered
-from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest
+from sparsetc.ir.nest import ITEM, LEAF, LEVELS, Nest, Values
 from sparsetc.ir.plan import F16X3, Schedule, Storage
-from sparsetc.ir.program import LANES, MIN_DOT, WARPGROUP, Operand, TileProgram, named_operands, printed_sizes
+from sparsetc.ir.program import LANES, MIN_DOT, WARPGROUP, Operand, Stored, TileProgram, named_operands, printed_sizes
 from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, outside, volume
 
 T = TypeVar("T")
@@ -195,7 +195,8 @@ def _of_entries(inner: Inner, schedule: Schedule) -> Tree | None:
     if not groups.first or groups.gridded:
         return None
     dense = outside(inner.dense, side)
-    tiles = replace(inner, operands=others, stored={x.name: x.axes}, kept=inner.output_axes, dense=dense)
+    stored = {x.name: Stored("", x.axes, Values())}
+    tiles = replace(inner, operands=others, stored=stored, kept=inner.output_axes, dense=dense)
     return _tree(tiles, groups, ())
 
 

@@ -44,7 +44,7 @@ from sparsetc.ir.nest import (
     with_inputs,
 )
 from sparsetc.ir.plan import Schedule
-from sparsetc.ir.program import Decode, Key, Operand, named_operands, printed_sizes
+from sparsetc.ir.program import Decode, Key, Operand, Stored, named_operands, printed_sizes, stored_of
 from sparsetc.support import Ints, Letters, NamedInts, Names, among, cached_property, row_major
 
 X = "X"
@@ -86,7 +86,7 @@ class Inner:
         view: the nest, whose axes are walked.
         target: the purpose of the program.
         letters: letters of the sparse operand, by mode; of pairs of tiles, the axes of a pair.
-        stored: the letters of each factor of stored values.
+        stored: the sparse operands by name, as factors of stored values.
         sides: positions along a tile's sides, by letter; empty without tiles. Letters that ride along others have none.
         key: where results go.
         output: the name of the output.
@@ -102,7 +102,7 @@ class Inner:
     view: Nest
     target: Target
     letters: Names
-    stored: Mapping[str, Names]
+    stored: Mapping[str, Stored]
     sides: Mapping[str, int]
     key: Key
     output: str
@@ -123,13 +123,14 @@ class Inner:
         if not len(letters) == len({*letters}) == len(view.mode_levels):
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(letters)!r}")
         output, operands = named_operands(bound, as_given=not target.whole)
+        stored = stored_of(view, letters)
         return cls(
             equation=str(e),
             view=view,
             target=target,
             letters=letters,
-            stored={X: letters},
-            sides={letters[mode]: n for mode, n in enumerate(view.values.sides) if mode in view.sided},
+            stored={X: stored},
+            sides=dict(zip(stored.letters, stored.values.sides, strict=True)),
             key=_key(letters, e.kept, view, target, sizes),
             output=output,
             output_axes=e.free,
@@ -157,7 +158,10 @@ class Inner:
             view=view,
             target=replace(target, owned=True),
             letters=tuple(named),
-            stored=dict(zip(map(str.upper, PAIRED), ((row, inner), (column, inner)), strict=True)),
+            stored={
+                name.upper(): Stored(name, (c, inner), tiles)
+                for name, c, tiles in zip(PAIRED, (row, column), view.pairs, strict=True)
+            },
             sides=sides,
             key=Key("position", ITEM),
             output="Z",
@@ -190,7 +194,7 @@ class Inner:
     @cached_property
     def axes(self) -> dict[str, frozenset[str]]:
         """The axes on which each factor depends."""
-        read: dict[str, Letters] = {name: self.sides.keys() & letters for name, letters in self.stored.items()}
+        read: dict[str, Letters] = {name: o.letters for name, o in self.stored.items()}
         read |= {o.name: (*o.axes, *self.along(o.rows)) for o in self.operands}
         return {name: frozenset((*self.view.walked[level], *read[name])) for name, level in self.levels.items()}
 

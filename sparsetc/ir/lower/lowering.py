@@ -120,7 +120,7 @@ class Lowering:
             rows=inner.target.rows,
             index64=inner.target.index64,
             whole=inner.target.whole,
-            terms=tuple(inner.stored.values()) if len(inner.stored) > 1 else (),
+            sparse=tuple(inner.stored.values()),
             strides=inner.target.strides,
         )
 
@@ -141,9 +141,8 @@ class Lowering:
         total = self.run()
         if self.unscales:
             raise self._halves_error()
-        tiles_by_name = zip(self.inner.stored, self.view.pairs, strict=False)
-        rows = {name.lower(): self.inner.stored[name][:1] for name, tiles in tiles_by_name if tiles.halves}
-        scales = [self.make(Scale(Tile(f"{name}_scale", axes, ITEM), name)) for name, axes in rows.items()]
+        halves = [o for o in self.inner.stored.values() if o.name and o.values.halves]
+        scales = [self.make(Scale(Tile(o.array("scale"), o.letters[:1], ITEM), o.name)) for o in halves]
         return self._scaled(total, scales)
 
     # -- halves -----------------------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ class Lowering:
         """
         over: Names = next((dot.over for dot in self.dots if name in [side.name for side in dot.parts]), ())
         if name in self.inner.stored:
-            axes = [c for c in self.stored_order if c in self.inner.stored[name] and c in self.tile_sizes]
+            axes = [c for c in self.stored_order if c in self.inner.stored[name].letters and c in self.tile_sizes]
             rows, columns = [c for c in axes if c not in over], [c for c in axes if c in over]
             return (*rows, *columns), len(rows) if columns else 0
         o = self.operand[name]
@@ -417,21 +416,17 @@ class WholeLowering(Lowering):
     """One part's program in the making, each of its axes one block, unless native loops cut the result into panels.
 
     Attributes:
-        sizes: of all axes, in the order in which products have them.
         factors: the factors that each tile is made of, by its name.
     """
 
     def __init__(self, inner: Inner, schedule: Schedule) -> None:
         super().__init__(inner, schedule)
-        cut = [a.letter for a in self.dense if schedule.native and a.slowest and a.letter in inner.output_axes][:1]
-        whole = (replace(a, block=a.size, lengths=(), slowest=False) for a in self.dense)
-        self.dense = tuple([a if a.letter in cut else own for a, own in zip(self.dense, whole, strict=True)])
+        cut = [a for a in self.dense if schedule.native and a.slowest and a.letter in inner.output_axes][:1]
+        self.dense = tuple([a if a in cut else DenseAxis(a.letter, a.size, a.size) for a in self.dense])
         self.positions = tuple([replace(a, block=a.size) for a in self.positions])
         self.around, self.tile_sizes = self.view.loops, dict(inner.sides)
-        sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}
         stored = (a for name in inner.stored for a in self._stored(name))
-        self.sizes = {a: sizes[a] for a in dict.fromkeys((*stored, *sizes))}
-        self.order = (LANES, *self.sizes)
+        self.order = (LANES, *dict.fromkeys((*stored, *inner.dense, *inner.sides)))
         self.factors: dict[str, frozenset[str]] = {}
 
     def load(self, name: str) -> Value | Gather:
@@ -441,15 +436,15 @@ class WholeLowering(Lowering):
 
     def layout(self, name: str, level: int) -> tuple[Names, int]:
         """Return the axes of stored values in order, or of rows along their coordinates; none is a matrix."""
-        o = self.inner.operand.get(name)
-        along = self.inner.along(o.rows) if o and self.inner.sides else ()
-        return (*along, *o.axes) if o else self._stored(name), 0
+        if name in self.inner.stored:
+            return self._stored(name), 0
+        o = self.inner.operand[name]
+        return (*self.inner.along(o.rows), *o.axes), 0
 
     def _stored(self, name: str) -> Names:
         """Return the letters of stored values' positions, in the order of the sequence."""
-        letters, paired = self.inner.stored[name], dict(zip(self.inner.stored, self.view.pairs, strict=False))
-        values = paired.get(name, self.view.values)
-        return tuple([letters[mode] for mode in values.sequence if letters[mode] in self.inner.sides])
+        stored = self.inner.stored[name]
+        return tuple([stored.letters[mode] for mode in stored.values.sequence])
 
     # -- products, each of which sums the axes that no factor outside of it has, nor the result ----------------------
     def multiply(self, name: str, left: Tiles, right: Tiles = (), over: object = ()) -> Tile:
@@ -493,7 +488,8 @@ class WholeLowering(Lowering):
         groups = [g for g in joined([({*t.axes} - {LANES}, t) for t in tiles]) if g[0]]
         if len(groups) < 2:
             return tiles, ()
-        axes, largest = max(groups, key=lambda g: volume(self.sizes, g[0]))
+        sizes = {a.letter: a.size for a in (*self.dense, *self.positions)}
+        axes, largest = max(groups, key=lambda g: volume(sizes, g[0]))
         sides = tuple(largest), outside(tiles, largest)
         for side in sides:
             operands = [self.inner.operand.get(name) for tile in side for name in self.factors[tile.name]]
@@ -503,8 +499,7 @@ class WholeLowering(Lowering):
 
     def _within(self, tiles: Tiles) -> Names:
         """The axes that tiles have together, but the lanes."""
-        axes = {a for t in tiles for a in t.axes}
-        return tuple([a for a in (self.sizes if len(tiles) > 1 else tiles[0].axes) if a in axes and a != LANES])
+        return tuple([a for a in self._axes(tiles) if a != LANES])
 
 
 def lowered(inner: Inner, schedule: Schedule, format: str) -> TileProgram:

@@ -13,6 +13,7 @@ from sparsetc.ir.program.operands import (
     arguments,
     named_operands,
     printed_sizes,
+    stored_of,
 )
 from sparsetc.ir.program.resources import ONE, SECTOR, STORED, Statistics
 from sparsetc.ir.program.text import Lines, comments, header

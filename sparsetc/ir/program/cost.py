@@ -218,7 +218,7 @@ class Cost:
     def _value(self, s: Value) -> None:
         """Values: read once where each tile is, as often as a list names them where one does."""
         view = self.p.view
-        stored = dict(zip(PAIRED, view.pairs, strict=False)).get(s.operand, view.values)
+        stored = self.p.sparse[PAIRED.index(s.operand)].values
         positions = FIBERS * (prod(stored.sides) * self.readers)
         self.registers += positions.bytes if view.pairs else self.values
         self.expanded += positions * int(stored.bitmap)
@@ -448,7 +448,12 @@ class Cost:
         return busy + waits * profile.wait + statistics.chain * alone
 
     def _waited(self, busy: float, statistics: Statistics, profile: DeviceProfile) -> float:
-        """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
+        """Seconds of the longest program: its rounds of dependent loads, which take longer while others load.
+
+        Programs that take all rows at once have none.
+        """
+        if self.p.whole:
+            return 0.0
         chain, constants = statistics.chain * profile.wait, profile.constants
         if not self.p.view.blocks:
             return chain * min(1.0, constants["idle_wait"] * (1 + sum([g.rows @ STORED > 0 for g in self.gathers])))

@@ -32,7 +32,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.nest import ITEM, LANES, LEVELS, PAIRED, Axis, Expression, Nest
 from sparsetc.ir.plan import ROUNDED, Schedule
 from sparsetc.ir.program import names
-from sparsetc.ir.program.operands import MADE, DenseAxis, Operand, Stored, stored_of, tables
+from sparsetc.ir.program.operands import MADE, DenseAxis, Operand, Stored, tables
 from sparsetc.support import Ints, Letters, NamedInts, Names, cached_property, row_major
 
 
@@ -217,7 +217,7 @@ class TileProgram:
         rows: rows of the output; with its width, this decides whether an address needs 64 bits.
         index64: whether the part stores so many nonzeros that their positions need 64 bits.
         whole: whether torch runs it: no axis is split, and a product sums what nothing after it reads.
-        terms: letters of each operand of a task list, by mode; empty without one.
+        sparse: the sparse operands, one, or the two of a task list.
         strides: of the rows of the output, and of its axes, where it does not lie as (rows, axes).
     """
 
@@ -240,7 +240,7 @@ class TileProgram:
     rows: int = 1
     index64: bool = False
     whole: bool = False
-    terms: tuple[Names, ...] = ()
+    sparse: tuple[Stored, ...] = ()
     strides: Ints = ()
 
     def __hash__(self) -> int:
@@ -326,17 +326,9 @@ class TileProgram:
 
     def stored(self, operand: str) -> Stored:
         """Return a sparse operand by name. Raise `PlanError` if a task list has no operand of this name."""
-        if not self.terms:
-            return stored_of(self.view, self.letters)
         if operand not in PAIRED:
             raise PlanError(f"a task list has operands {', '.join(PAIRED)}, not {operand!r}")
-        number = PAIRED.index(operand)
-        return Stored(operand, self.terms[number], self.view.pairs[number])
-
-    @property
-    def sparse(self) -> tuple[Stored, ...]:
-        """The sparse operands."""
-        return tuple(map(self.stored, PAIRED if self.terms else ("",)))
+        return self.sparse[PAIRED.index(operand)]
 
     def largest(self, s: Scale) -> str:
         """Return the name of the largest magnitudes that scale an operand, dense or stored."""
@@ -377,7 +369,7 @@ class TileProgram:
     @cached_property
     def half(self) -> bool:
         """True if values are stored in bfloat16: values of tiles that dots would cast to it anyway."""
-        if self.terms or self.schedule.precision != ROUNDED:
+        if self.view.pairs or self.schedule.precision != ROUNDED:
             return False
         stored = {s.out for s in self.each(Value) if s.out.within}
         return any(stored & {*d.inputs} for d in self.dots)
