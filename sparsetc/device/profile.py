@@ -91,8 +91,8 @@ class DeviceProfile:
         constants: of the cost model's formulas, fitted to whole kernels.
         rules: what schedules and formats go by: sizes of tiles and items, bounds, shares, and tables of them.
         calibrated: day on which `calibrate` measured; empty for a profile of the package.
-        loops: where native loops are priced beside torch's programs, for each of the two the seconds that a CPU takes
-            for what `Cost.loops` counts; else empty.
+        loops: where programs are priced by what `Cost.loops` counts, the seconds of each: of native loops and of torch
+            programs on a CPU, of these alone on a GPU; else empty.
 
     Examples:
         >>> from sparsetc.device.profile import default_gpu
@@ -155,7 +155,7 @@ class DeviceProfile:
         """Return a line about the device, and how many numbers were measured."""
         count = f"{len(self.measured)} of {len(self.sources)} numbers measured"
         if self.calibrated:
-            others = "others assumed" if self.loops else f"others an {default_gpu().name}'s"
+            others = "others assumed" if "native" in self.loops else f"others an {default_gpu().name}'s"
             return f"{self.name} (calibrated {self.calibrated}: {count}, {others})"
         return f"{self.name} (default: {count})"
 
@@ -374,11 +374,13 @@ def of_backend(backend: str, device: torch.device = HOST) -> DeviceProfile:
     """Return the profile that generated programs of a backend are priced by, for operands on a device.
 
     Programs that are made for a GPU, or run on one, are priced by that of the current CUDA device; by the default GPU's
-    without one, or without a record.
+    without one, or without a record. Torch programs there take the seconds of the default GPU's loops.
     """
-    if device.type != "cuda" and not BACKENDS[backend].gpu:
-        return cpu_with_loops() if BACKENDS[backend].loops else cpu()
-    return of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+    made_for = BACKENDS[backend]
+    if device.type != "cuda" and not made_for.gpu:
+        return cpu_with_loops() if made_for.loops else cpu()
+    gpu = of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+    return gpu if made_for.gpu else _with_loops(gpu, _document("nvidia-h200")["loops"])
 
 
 def of_gpu(name: str) -> DeviceProfile:

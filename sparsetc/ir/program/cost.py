@@ -338,7 +338,7 @@ class Cost:
         }
 
     def loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
-        """Return how often a CPU does each thing that takes it time, by its name in `DeviceProfile.loops`."""
+        """Return how often loops do each thing that takes time, by its name in `DeviceProfile.loops`."""
         at = statistics.symbols
         lines = 0.0
         far = 0.0
