@@ -42,6 +42,7 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
 
 
 HOST = torch.device("cpu")
+"""Where operands are if nothing else is said."""
 
 
 def machine_of(device: torch.device) -> str:

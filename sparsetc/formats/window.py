@@ -220,7 +220,8 @@ def _beside_runs(problem: Problem, name: str, windows: Part, expected: Statistic
     options = (("threshold", least), *windows.storage.params)
     parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
     left = rest.expected[0].scaled((problem.nnz - expected.nnz) / problem.nnz)
-    return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
+    plan = Plan(name, parts, fused=False, partition="row_similarity", options=options)
+    return Candidate(plan, (expected, left))
 
 
 def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Schedule:
