@@ -74,21 +74,22 @@ class TritonPrinter(TritonLayout):
     def decode(self, s: Decode) -> None:
         """Print a coordinate; along a side, also the mask of positions inside the tile and the mode."""
         self.level = s.level
+        ends = [*map(self.limit, s.along), f"{s.name} < {names.size(s.letter)}" if s.end else ""]
+        inside = all_of(ends)
         for _ in self.each(s.level):
             self.put(f"{s.name}{self.copy} = {s.coordinate.text(self)}")
-            ends = [*map(self.limit, s.along), f"{s.name} < {names.size(s.letter)}" if s.end else ""]
-            if inside := all_of(ends):
+            if inside:
                 self.put(f"{names.inside(s.letter)} = {inside}")
 
     def zero(self, s: Zero) -> None:
         """An accumulator."""
-        for _ in self.vectors(s.out.axes):
-            self.put(f"{self.named(s.out)} = tl.zeros({self.shape(s.out)}, {self.acc})")
+        each = self.vectors(s.out.axes)
+        self.put(*[f"{self.named(s.out)} = tl.zeros({self.shape(s.out)}, {self.acc})" for _ in each])
 
     def reduce(self, s: Reduce) -> None:
         """A tile summed over the axes that the result lacks."""
-        for _ in self.vectors(s.source.axes):
-            self.put(f"{self.named(s.out)} = {self.summed(s.source, s.out.axes)[0]}")
+        each = self.vectors(s.source.axes)
+        self.put(*[f"{self.named(s.out)} = {self.summed(s.source, s.out.axes)[0]}" for _ in each])
 
     def gather(self, s: Gather) -> None:
         """Rows of a dense operand at the coordinates of its letters."""
@@ -97,9 +98,12 @@ class TritonPrinter(TritonLayout):
         if s.out.name in self.bf16:  # what only dots take stays rounded
             widen = ""
 
-        for address, mask in self.addresses(s):
-            for half in names.IN_HALVES if o.halves else ("",):
-                self.put(f"{self.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
+        texts = [
+            f"{self.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}"
+            for address, mask in self.addresses(s)
+            for half in (names.IN_HALVES if o.halves else ("",))
+        ]
+        self.put(*texts)
 
     def addresses(self, s: Gather) -> Iterator[tuple[str, str]]:
         """Yield the address of a dense operand's rows and the mask of valid ones, in each unrolled copy of the step."""

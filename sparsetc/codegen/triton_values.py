@@ -253,11 +253,12 @@ def value(printer: TritonLayout, s: Value) -> None:
 def _nonzeros(printer: TritonLayout, s: Value, stored: Stored) -> None:
     """The values of a step, or 1s: 0 where a lane holds nothing."""
     for _ in printer.each(LEAF):
-        text = f"tl.full({printer.shape(s.out)}, 1, {printer.acc})"
         if stored.values.held:
             text = load("values", f"pos{printer.copy}", printer.guard(LEAF)) + printer.widened(s.out)
         elif printer.masked:
             text = f"ok{printer.copy}.to({printer.acc})"
+        else:
+            text = f"tl.full({printer.shape(s.out)}, 1, {printer.acc})"
         printer.put(f"{printer.named(s.out)} = {text}")
 
 

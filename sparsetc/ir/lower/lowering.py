@@ -439,7 +439,7 @@ class WholeLowering(Lowering):
         if name in self.inner.stored:
             return self._stored(name), 0
         o = self.inner.operand[name]
-        return (*self.inner.along(o.rows), *o.axes), 0
+        return (*(self.inner.along(o.rows) if self.inner.sides else ()), *o.axes), 0
 
     def _stored(self, name: str) -> Names:
         """Return the letters of stored values' positions, in the order of the sequence."""
@@ -499,7 +499,8 @@ class WholeLowering(Lowering):
 
     def _within(self, tiles: Tiles) -> Names:
         """The axes that tiles have together, but the lanes."""
-        return tuple([a for a in self._axes(tiles) if a != LANES])
+        axes = {a for t in tiles for a in t.axes} - {LANES}
+        return tuple([a for a in (self.order if len(tiles) > 1 else tiles[0].axes) if a in axes])
 
 
 def lowered(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
