@@ -361,8 +361,8 @@ class Lowering:
                 tile = self.multiply("part", left, right, node.over)
                 for name in self.halved:  # each by the scale of the part that a step gathers
                     rows = self.operand[name].rows
-                    scale = Scale(Tile(names.unscale(name), (), self.inner.depth(rows)), name, rows=rows)
-                    tile = self._scaled(tile, [self.make(scale)])
+                    unscale = Scale(Tile(names.unscale(name), (), self.inner.depth(rows)), name, rows=rows)
+                    tile = self._scaled(tile, [self.make(unscale)])
             case "sum":
                 tile = self._sum(node)
         self.made[node] = tile
