@@ -1,4 +1,4 @@
-"""Tile programs -> the text of one Triton module: a table says which function prints each kind of statement.
+"""Tile programs -> the text of one Triton module: a method prints each kind of statement.
 
 In: the verified tile programs of a plan's parts, and the type of their sums. Out: source that can be read alone: one
 function a part, its variables named as in the tile program, and one kernel that runs a part (or, fused, all of them:
