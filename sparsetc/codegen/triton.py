@@ -17,8 +17,8 @@ from dataclasses import replace
 from math import prod
 from textwrap import wrap
 
-from sparsetc.codegen import triton_values as values
-from sparsetc.codegen.triton_layout import ADDRESS64, TritonLayout, all_of, load, placed, sides_of
+from sparsetc.codegen.triton_layout import ADDRESS64, all_of, load, placed, sides_of
+from sparsetc.codegen.triton_values import COUNT, POPC, TritonValues, bare, flat, known_ahead
 from sparsetc.ir.nest import BIAS, HEAD, ITEM, LOW, TOP
 from sparsetc.ir.plan import F16
 from sparsetc.ir.program import (
@@ -61,14 +61,12 @@ def numbers_of(program: TileProgram) -> list[str]:
     return [*program.view.items.counts, *map(names.size, program.ends)]
 
 
-class TritonPrinter(TritonLayout):
+class TritonPrinter(TritonValues):
     """The text of one tile program as a Triton function: a method for each kind of statement."""
-
-    value, scale = values.value, values.scale
 
     def loop(self, s: Loop) -> None:
         """A loop; its printer yields each time its body is to be printed, with masks or without."""
-        for _ in values.LOOPS[type(s.axis)](self, s, s.axis):
+        for _ in getattr(self, f"over_{type(s.axis).__name__.lower()}")(s, s.axis):
             self.visit(s.body)
 
     def decode(self, s: Decode) -> None:
@@ -114,7 +112,7 @@ class TritonPrinter(TritonLayout):
         columns = o.strides[len(o.rows) :]
         if s.out.folded:
             by_axis = dict(zip(o.axes, columns, strict=True) if columns else self.p.strided(o.axes))
-            terms, mask = values.place(self, s.out, by_axis, tuple(map(values.flat, sides_of(s.out))))
+            terms, mask = self.place(s.out, by_axis, tuple(map(flat, sides_of(s.out))))
             rows = self.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
             yield " + ".join([*rows, *terms]), mask
             return
@@ -231,7 +229,7 @@ class TritonPrinter(TritonLayout):
             else:
                 row = ("item", "fiber", f"pos{self.copy}")[key.level]
                 if key.kind == "slot":
-                    row = "slot" if values.known_ahead(key) else load(key.array, row, self.guard(key.level))
+                    row = "slot" if known_ahead(key) else load(key.array, row, self.guard(key.level))
                 terms = [placed(f"{row}{cast}", keyed, axes, p.width)]
             if s.copies > 1:
                 terms.insert(
@@ -262,7 +260,7 @@ class TritonPrinter(TritonLayout):
 def function(p: TileProgram, sums: str, widen: bool) -> list[str]:
     """The lines of a part's function, first of its program's number; `sums`, `widen` as in `module_source`."""
     printer = TritonPrinter(p, sums, widen)
-    values.head(printer)
+    printer.head()
     printer.visit(p.body)
     read = ["pid", *counts_of(p), *p.arrays, *arguments(p.operands), p.output]
     return [*comments(p), "@triton.jit", *signature(f"def part_{p.number}", read, ":"), *printer.out]
@@ -286,12 +284,12 @@ def splitting(p: TileProgram, s: Gather) -> list[str]:
         printer.put(f"{name} = {number} % {count}")
         number = f"({number} // {count})"
     if places:
-        printer.put(f"{places[0][0]} = {values.bare(number)}")
+        printer.put(f"{places[0][0]} = {bare(number)}")
     for letter in o.axes:
-        values.dense(printer, p.axis(letter))
+        printer.dense(p.axis(letter))
     for group in sides_of(s.out) if s.out.folded else ():
         if len(group) > 1:
-            printer.put(f"{values.flat(group)} = tl.arange(0, {printer.positions(group)})")
+            printer.put(f"{flat(group)} = tl.arange(0, {printer.positions(group)})")
     ((address, mask),) = printer.addresses(s)
     printer.put(
         f"at = {address}",
@@ -335,7 +333,7 @@ def module_source(
                 lines += ["", *splitting(p, s), ""]
     functions = [line for p in programs for line in ("", *function(p, sums, widen), "")]
     if "count(" in "".join(functions):
-        lines += ["", *(values.POPC if popcount else values.COUNT).splitlines(), ""]
+        lines += ["", *(POPC if popcount else COUNT).splitlines(), ""]
     lines += functions
     groups = [programs] if fused else [(p,) for p in programs]
     for number, group in enumerate(groups):
