@@ -6,7 +6,6 @@ To a contraction another tensor may be added (``alpha Z + beta input``: BCB-SpTC
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any, overload
 
 import torch
@@ -16,11 +15,12 @@ from typing_extensions import Unpack
 from sparsetc.api import einsum, register_op
 from sparsetc.contraction.request import Result, as_operand, check_operand, narrowed
 from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
-from sparsetc.ops.arguments import checked_table, equation, found_shape, letters_of, matrix_of, place_of, sparse_of
+from sparsetc.ops.arguments import checked_table, equation, found_shape, letters_of, matrix_of, sparse_of
 from sparsetc.options import Auto, ToDense, ToSparse
 from sparsetc.support import Ints
 from sparsetc.support.checks import check_memory
 from sparsetc.tensor.blocks import without_blocks
+from sparsetc.tensor.coords import flat, mode_of
 from sparsetc.tensor.dtypes import exactly, multiplied, summed_dtype
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -197,15 +197,12 @@ def _pairs(modes: Any, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[l
                 f"contract: {modes} modes cannot be summed; x has order {len(left)}, y has {len(right)} dimensions"
             )
         return list(range(len(left) - modes, len(left))), list(range(modes))
-    try:
-        sides = [[side] if isinstance(side, int) else [index(m) for m in side] for side in modes]
-    except TypeError:
-        sides = []
+    sides = [flat((side,)) for side in modes] if isinstance(modes, list | tuple) else []
     if len(sides) != 2 or len(sides[0]) != len(sides[1]):
         raise EquationError(f"contract: modes must be a number, or as many modes of x as of y, found {modes!r:.80}")
     both = []
     for side, shape, name in zip(sides, (left, right), "xy", strict=True):
-        places = [place_of(m, shape, "contract", name) for m in side]
+        places = [mode_of(len(shape), m, f"contract: {name}") for m in side]
         if len(set(places)) != len(places):
             raise EquationError(f"contract: a mode of {name} is named twice in {side}")
         both.append(places)

@@ -257,12 +257,7 @@ def _index(key: Any, x: Any) -> Any:
                 f"an index tensor has one mode and integers or bools, found {tuple(key.shape)} {key.dtype}"
             )
         return (key.bool() if key.dtype in (torch.bool, torch.uint8) else key.long()).to(x.device)
-    try:
-        if isinstance(key, bool | np.bool_) or getattr(key, "dtype", None) == torch.bool:
-            raise TypeError
-        return operator.index(key)
-    except TypeError:
-        raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
+    return crd.integer(key, "an index that is no slice, …, None, tensor, mask or label")
 
 
 def _positions_of(names: np.ndarray, mode: int, pattern: Pattern) -> Any:

@@ -205,7 +205,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x[1, 1, 1]": (lambda x: x[1, 1, 1], stc.ShapeError, "3 indices"),
     "x[..., ...]": (lambda x: x[..., ...], stc.ShapeError, "of …"),
     "x['a']": (lambda x: x["a"], stc.ShapeError, "mode 0 has no labels of text"),
-    "x[1.5]": (lambda x: x[1.5], stc.ShapeError, "found float"),
+    "x[1.5]": (lambda x: x[1.5], stc.ShapeError, r"found 1\.5 \(float\)"),
     "x[matrix]": (lambda x: x[torch.ones(2, 2, dtype=torch.long)], stc.ShapeError, "one mode"),
     "x[[1, 2], [0]]": (lambda x: x[[1, 2], [0]], stc.ShapeError, "one length"),
     "x.reshape(5, -1)": (lambda x: x.reshape(5, -1), stc.ShapeError, "cannot take the shape"),
@@ -271,7 +271,7 @@ def test_edges_of_indices_and_conversions() -> None:
             x.narrow(0, start, length)
     assert x[[]].shape == (0, 5)
     for key in (True, torch.tensor(False), np.bool_(True)):
-        with pytest.raises(stc.ShapeError, match="indices are ints"):
+        with pytest.raises(stc.ShapeError, match="tensor, mask or label is an integer"):
             x[key]
     twice = stc.SparseTensor([[0, 0]], torch.tensor([0.6, 0.6]), (1,), coalesce=False)
     assert twice.int().to_dense().tolist() == [1]
