@@ -30,6 +30,7 @@ from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
 from sparsetc.maps.torch_walk import LOWEST, mixed, multiplied_by
 from sparsetc.options import Options, Settings, in_force, of_call
 from sparsetc.support import Ints, Lru
+from sparsetc.support.checks import found_shape
 from sparsetc.support.entry import entry_point, exporting, log, traced_by_modes, without_autocast
 from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.groups import added, gathered, groups_of
@@ -215,8 +216,9 @@ def _in_steps(
         n in (1, m) for n, m in zip(mapped.shape[::-1], whole[::-1], strict=False)
     )
     if not fits:
-        returned = tuple(mapped.shape) if isinstance(mapped, Tensor) else type(mapped).__name__
-        raise ShapeError(f"the function must return a tensor of its arguments' shape {whole}, found {returned}")
+        raise ShapeError(
+            f"the function must return a tensor of its arguments' shape {whole}, found {found_shape(mapped)}"
+        )
     weights = mapped.expand(whole)
     log_of_rows = log_sums(weights, pattern, (*range(pattern.order - 1),)) if with_lse else None
     if body.softmax:

@@ -33,6 +33,7 @@ from sparsetc.maps.trace import Untraced, check_takes, told_apart
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import computed, key_of, of_entries
 from sparsetc.support import Ints, Lru
+from sparsetc.support.checks import checked_number, checked_share
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.tensor.dtypes import INTEGERS, accumulator
 from sparsetc.tensor.pattern import Pattern, transforming
@@ -163,11 +164,9 @@ def attention(
         raise DtypeError(
             f"attention takes q, k and v of one floating point dtype, found {dtype}, {k.dtype} and {v.dtype}"
         )
-    if not 0 <= dropout_p <= 1:
-        raise ShapeError(f"attention: dropout_p is a share, from 0 to 1, found {dropout_p}")
     if scale is None:
         scale = max(q.shape[-1], 1) ** -0.5
-    numbers = float(scale), float(dropout_p)
+    numbers = checked_number(scale, "attention: scale"), checked_share(dropout_p, "attention: dropout_p")
     results: Any = None
     if is_dynamo_compiling():
         settings = dict(latest.traced) | dict(settings)  # type: ignore[assignment]

@@ -883,6 +883,9 @@ def test_what_attention_refuses() -> None:
             stc.attention(*bad, pattern)
     with pytest.raises(stc.ShapeError, match="must be \\(10, 12\\)"):
         stc.attention(q, k, v, torch.eye(4).to_sparse())
+    for named in ({"scale": "x"}, {"scale": torch.ones(2)}, {"scale": 1j}, {"dropout_p": "x"}):
+        with pytest.raises(stc.DtypeError, match=f"attention: {next(iter(named))} must be a number"):
+            stc.attention(q, k, v, pattern, **named)  # type: ignore[call-overload]
     table = torch.randn(10, 12, dtype=F64)
     with pytest.raises(stc.ShapeError, match=r"bias must be .* found \(10, 12\); a table .* score \+ table\[i, j\]"):
         stc.attention(q, k, v, pattern, bias=table)

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from sparsetc.codegen.numba_nests import LENGTHS, Factor, LoopNest, pieces, zeros
 from sparsetc.ir.nest import ITEM, Each, Fibers, Lookup, Run, Writer
@@ -47,7 +46,7 @@ def unprinted(program: TileProgram) -> str:
     view = program.view
     if program.covers:
         return "products of whole tensors are torch's"
-    if view.pairs or view.values.halves or not program.whole:
+    if view.pairs or view.values.halves or not program.at_once:
         return "pairs of tiles, and values in halves, have no native loops"
     if not all(type(axis) in (Run, Fibers, Each) and axis.lanes <= 1 for axis in view.loops):
         return "loops of several lanes, and over a tile's side, are not native"
@@ -164,7 +163,7 @@ class NumbaPrinter(Writer, Lines):
             if head and view.loops:
                 ends = view.items.ends(lambda array, where: f"load({array}, {where})", "min")
                 self.put(f"start, stop = {', '.join(ends)}")
-            self.body(self.p.body)
+            self.visit(self.p.body)
         return [*self.local, *self.out]
 
     def row(self, strides: Iterable[tuple[str, int]]) -> str:
@@ -172,10 +171,6 @@ class NumbaPrinter(Writer, Lines):
         return " + ".join(f"{self.coordinates[c]} * {n}" if n != 1 else self.coordinates[c] for c, n in strides)
 
     # -- statements -------------------------------------------------------------------------------------------------
-    def body(self, statements: Sequence[Statement]) -> None:
-        for s in statements:
-            STATEMENTS[type(s)](self, s)
-
     def loop(self, s: Loop) -> None:
         """A loop over nonzeros, fibers or tiles; what it sums is put aside after every `LONG` terms."""
         name = "n" if s.axis.name == "nonzero" else s.axis.name
@@ -186,7 +181,7 @@ class NumbaPrinter(Writer, Lines):
         sums = [inner.out for inner in s.body if isinstance(inner, Product) and inner.accumulate]
         if not sums:
             with self.block(f"for {name} in range({begin}, {end}):"):
-                self.body(s.body)
+                self.visit(s.body)
             return
         before = [replace(tile, name=f"{tile.name}_before") for tile in sums]
         arrays = any(self.held(tile).in_array for tile in before)
@@ -202,7 +197,7 @@ class NumbaPrinter(Writer, Lines):
         with self.block("while True:"):
             rest = self.abreast(s, sums, begin, piece) if name == "n" else begin
             with self.block(f"for {name} in range({rest}, {piece}):"):
-                self.body(s.body)
+                self.visit(s.body)
             with self.block(f"if {piece} == {end}:"):
                 self.put("break")
             for one, tile in zip(before, sums, strict=True):
@@ -236,7 +231,7 @@ class NumbaPrinter(Writer, Lines):
             for n, tiles in enumerate([{}, *others]):
                 self.nonzero = f"n + {n}"
                 self.factors |= {tile.name: self.factors[other.name] for tile, other in tiles.items()}
-                self.body(s.body)
+                self.visit(s.body)
         self.nonzero = "n"
         self.factors |= held
         for tiles in others:
@@ -371,17 +366,6 @@ class NumbaPrinter(Writer, Lines):
         vector = self.vector if self.stores_vectors or out.name != self.p.output else ""
         LoopNest(self, self.p, vector, out, sign, kept, conditions).write(factors)
 
-
-STATEMENTS: dict[type[Statement], Callable[[NumbaPrinter, Any], None]] = {
-    Loop: NumbaPrinter.loop,
-    Decode: NumbaPrinter.decode,
-    Value: NumbaPrinter.value,
-    Gather: NumbaPrinter.gather,
-    Zero: NumbaPrinter.zero,
-    Product: NumbaPrinter.product,
-    Add: NumbaPrinter.add,
-}
-"""The function that prints each kind of statement."""
 
 CALLS = re.compile(r"\b((?:load|zeros)(?:16|8|4|2)?|store|add_up|expand|copy)\(")
 """Functions of `runtime.vectors` that generated loops call."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from string import ascii_letters
-from typing import Any
 
 import torch
 
@@ -30,12 +29,13 @@ from sparsetc.ir.program import (
     Gather,
     Key,
     Lines,
+    Loop,
     Operand,
     Product,
-    Statement,
     Tile,
     TileProgram,
     Value,
+    Zero,
     arguments,
     comments,
     names,
@@ -177,6 +177,13 @@ class TorchPrinter(Writer, Lines):
         return _laid_out(name, [*([] if constant else [":"]), *[":" if a in tile_axes else "None" for a in axes]])
 
     # -- statements -------------------------------------------------------------------------------------------------
+    def loop(self, s: Loop) -> None:
+        """A sum over rows, which `product` makes."""
+        self.visit(s.body)
+
+    def zero(self, s: Zero) -> None:
+        """Nothing: each sum over rows begins with 0."""
+
     def decode(self, s: Decode) -> None:
         """Coordinates, a row each; along a side, of each of its positions."""
         self.level, self.column = s.level, "[:, None]" if s.coordinate.sides else ""
@@ -417,22 +424,11 @@ def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> Names | None:
 def function(p: TileProgram, integers: bool) -> list[str]:
     """Return the lines of a program's function over chunks; `integers` says if operands are."""
     printer = TorchPrinter(p, integers)
-    for s, _ in p.statements:
-        if type(s) in STATEMENTS:
-            STATEMENTS[type(s)](printer, s)
+    printer.visit(p.body)
     names_read = ["chunks", *p.arrays, *arguments(p.operands), p.output]
     head = [f"def part_{p.number}({', '.join(names_read)}):", "    for i0, i1, b0, b1, n0, n1 in chunks:"]
     return [*comments(p), *head, *printer.out]
 
-
-STATEMENTS: dict[type[Statement], Callable[[TorchPrinter, Any], None]] = {
-    Decode: TorchPrinter.decode,
-    Value: TorchPrinter.value,
-    Gather: TorchPrinter.gather,
-    Product: TorchPrinter.product,
-    Add: TorchPrinter.add,
-}
-"""The function that prints each kind of statement. A loop is a sum over rows, of which each begins with 0."""
 
 CALLS = "add_rows bag bags dots expanded integer_einsum matmul_precision multiply product run_products run_sums"
 """Names in `runtime.calls` that generated programs may call."""

@@ -12,14 +12,13 @@ of slots; padding never reaches memory or a sum: it is masked when loaded, or, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from textwrap import wrap
-from typing import Any
 
 from sparsetc.codegen import triton_values as values
-from sparsetc.codegen.triton_layout import ADDRESS64, TritonPrinter, all_of, load, placed, sides_of
+from sparsetc.codegen.triton_layout import ADDRESS64, TritonLayout, all_of, load, placed, sides_of
 from sparsetc.ir.nest import BIAS, HEAD, ITEM, LOW, TOP
 from sparsetc.ir.plan import F16
 from sparsetc.ir.program import (
@@ -32,10 +31,7 @@ from sparsetc.ir.program import (
     Loop,
     Product,
     Reduce,
-    Scale,
-    Statement,
     TileProgram,
-    Value,
     Zero,
     arguments,
     comments,
@@ -65,228 +61,207 @@ def numbers_of(program: TileProgram) -> list[str]:
     return [*program.view.items.counts, *map(names.size, program.ends)]
 
 
+class TritonPrinter(TritonLayout):
+    """The text of one tile program as a Triton function: a method for each kind of statement."""
+
+    value, scale = values.value, values.scale
+
+    def loop(self, s: Loop) -> None:
+        """A loop; its printer yields each time its body is to be printed, with masks or without."""
+        for _ in values.LOOPS[type(s.axis)](self, s, s.axis):
+            self.visit(s.body)
+
+    def decode(self, s: Decode) -> None:
+        """Print a coordinate; along a side, also the mask of positions inside the tile and the mode."""
+        self.level = s.level
+        for _ in self.each(s.level):
+            self.put(f"{s.name}{self.copy} = {s.coordinate.text(self)}")
+            ends = [*map(self.limit, s.along), f"{s.name} < {names.size(s.letter)}" if s.end else ""]
+            if inside := all_of(ends):
+                self.put(f"{names.inside(s.letter)} = {inside}")
+
+    def zero(self, s: Zero) -> None:
+        """An accumulator."""
+        for _ in self.vectors(s.out.axes):
+            self.put(f"{self.named(s.out)} = tl.zeros({self.shape(s.out)}, {self.acc})")
+
+    def reduce(self, s: Reduce) -> None:
+        """A tile summed over the axes that the result lacks."""
+        for _ in self.vectors(s.source.axes):
+            self.put(f"{self.named(s.out)} = {self.summed(s.source, s.out.axes)[0]}")
+
+    def gather(self, s: Gather) -> None:
+        """Rows of a dense operand at the coordinates of its letters."""
+        o = s.operand
+        widen = f".to({self.acc})" if o.rounded else self.widened(s.out)
+        if s.out.name in self.bf16:  # what only dots take stays rounded
+            widen = ""
+
+        for address, mask in self.addresses(s):
+            for half in names.IN_HALVES if o.halves else ("",):
+                self.put(f"{self.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
+
+    def addresses(self, s: Gather) -> Iterator[tuple[str, str]]:
+        """Yield the address of a dense operand's rows and the mask of valid ones, in each unrolled copy of the step."""
+        o = s.operand
+        level = s.out.level
+        axes = s.out.axes
+        strides = o.strides[: len(o.rows)] or o.row_strides
+        columns = o.strides[len(o.rows) :]
+        if s.out.folded:
+            by_axis = dict(zip(o.axes, columns, strict=True) if columns else self.p.strided(o.axes))
+            terms, mask = values.place(self, s.out, by_axis, tuple(map(values.flat, sides_of(s.out))))
+            rows = self.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
+            yield " + ".join([*rows, *terms]), mask
+            return
+        for _ in self.copied(axes, level):
+            rows = self.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
+            lanes = placed(self.guard(level), (LANES,), axes) if o.rows else ""
+            bounds = [placed(self.within(c), (c,), axes) for c in o.axes if c not in self.written]
+            mask = all_of([lanes, *[self.inside(c, axes) for c in o.rows], *bounds])
+            yield self.address(rows, o.axes, axes, columns), mask
+
+    def product(self, s: Product) -> None:
+        """A product of factors, or of two matrices."""
+        for _ in self.copied(s.out.axes, max([t.level for t in s.inputs]) if s.accumulate else s.out.level):
+            name, plus = self.named(s.out), "+" if s.accumulate else ""
+            if not s.dot and s.out.folded:  # a matrix and numbers
+                factors = sorted(s.inputs, key=lambda t: len(t.axes))
+                self.put(f"{name} {plus}= {' * '.join(map(self.named, factors))}")
+            elif not s.dot:
+                self.put(f"{name} {plus}= {self.times(s.inputs, s.out.axes)}")
+            elif self.halves:
+                self.dots_of_halves(s)
+            elif self.acc == "tl.int64":  # no matrix unit multiplies 64-bit integers
+                left, right = self.matrices(s, summed_first=True)
+                self.put(f"{name} {plus}= tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
+            else:
+                precision = self.p.schedule.precision if self.acc == "tl.float32" else "ieee"
+                precision = precision if precision != F16 else "tf32"  # of a side that is computed
+                cast, how = (
+                    (".to(tl.bfloat16)", "") if precision == "bf16" else ("", f', input_precision="{precision}"')
+                )
+                if any(t.name in self.narrow for t in s.inputs):
+                    cast, how = "", ""
+                left, right = self.matrices(s, cast)
+                total = f", {name}" if s.accumulate else ""
+                self.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={self.acc})")
+
+    def matrices(self, s: Product, cast: str = "", summed_first: bool = False) -> list[str]:
+        """Texts of a dot's sides: left (rows, summed), or (summed, rows) by `summed_first`; right (summed, columns).
+
+        The axes of each are folded in the order in which its largest factor has them; it is transposed where that is
+        the other way round.
+        """
+        texts = []
+        for tiles, free, turned in zip((s.left, s.right), sides_of(s.out), (summed_first, True), strict=True):
+            largest = max(tiles, key=lambda t: len(t.axes))
+            first = largest.axes[0] in s.contracted
+            rows, columns = (s.contracted, free) if first else (free, s.contracted)
+            rounded = largest.name in self.bf16 or (self.half and any(v.out == largest for v in self.values))
+            to = "" if rounded else cast
+            if len(tiles) == 1 and largest.folded == len(rows) and largest.axes == (*rows, *columns):
+                text = f"{self.named(largest)}{to}"
+            else:
+                text = self.times(tiles, (*rows, *columns))
+                if len(rows) != 1 or len(columns) != 1:
+                    text = f"tl.reshape({text}, {[prod(map(self.size, axes)) for axes in (rows, columns)]})"
+                text = f"({text}){to}" if to and " * " in text else text + to
+            texts.append(text if turned == first else f"tl.trans({text})")
+        return texts
+
+    def dots_of_halves(self, s: Product) -> None:
+        """A product of float32 as three dots of float16, in one sum: low by high, high by low, then high by high."""
+        name, stored = s.out.name, {value.out for value in self.values} | self.in_halves
+        for tile in (t.name for t in s.inputs if t not in stored):
+            self.put(
+                f"{tile}_high = {tile}.to(tl.float16)",
+                f"{tile}_low = (({tile} - {tile}_high.to({self.acc})) * {LOW}).to(tl.float16)",
+            )
+        (left, right), (left_low, right_low) = (self.matrices(self.half_of(s, half)) for half in ("high", "low"))
+        part = f"{name}_part" if s.accumulate else name
+        how = f"out_dtype={self.acc}"
+        self.put(
+            f"{part} = tl.dot({left_low}, {right}, {how})",
+            f"{part} = tl.dot({left}, {right_low}, {part}, {how})",
+            f"{part} = tl.dot({left}, {right}, {part} * {1 / LOW}, {how})",
+        )
+        if not s.accumulate:
+            return
+        # Of a plain sum with the part Triton would make the dot's accumulator, and matrix units round towards zero.
+        what = f"{self.p.view.innermost.name}s".capitalize()
+        self.put(
+            f"# {what} are summed outside of the dot, which rounds its sums towards zero.",
+            f"{name} = tl.fma({part}, 1.0, {name})",
+        )
+
+    @staticmethod
+    def half_of(s: Product, half: str) -> Product:
+        """Return the product of the `half` (high or low) of each side."""
+        left, right = (tuple(replace(t, name=f"{t.name}_{half}") for t in side) for side in (s.left, s.right))
+        return replace(s, left=left, right=right)
+
+    # -- results ----------------------------------------------------------------------------------------------------
+
+    def add(self, s: Add) -> None:
+        """Add to, or store, rows of the output, once the axes that neither they nor their key have are summed.
+
+        A row is known by coordinates, or by a number stored for each item, fiber, nonzero or kept position, or has the
+        number of the item, fiber or nonzero itself.
+        """
+        p = self.p
+        key = s.key
+        elements = s.copies * self.p.rows * self.p.width  # of all copies of the output
+        cast = ".to(tl.int64)" if elements >= ADDRESS64 else ""
+        keyed = self.own(key.letters, s.source.axes, key.level)
+        row_stride, *columns = p.strides or (p.width,)
+        for _ in self.copied(s.source.axes, key.level):
+            value, axes = self.summed(s.source, (*keyed, *s.axes))
+            conditions = [placed(self.guard(key.level), (LANES,), axes)]
+            if key.kind == "row":
+                each = ((c, n * row_stride) for c, n in zip(key.letters, key.strides, strict=True))
+                terms = self.rows(each, axes, key.level, elements)
+                conditions += [self.inside(c, axes) for c in key.letters]
+            elif key.letters:
+                terms, conditions = self.slots(key, axes, cast)
+            else:
+                row = ("item", "fiber", f"pos{self.copy}")[key.level]
+                if key.kind == "slot":
+                    row = "slot" if values.known_ahead(key) else load(key.array, row, self.guard(key.level))
+                terms = [placed(f"{row}{cast}", keyed, axes, p.width)]
+            if s.copies > 1:
+                terms.insert(
+                    0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}"
+                )
+            address = self.address(terms, s.axes, axes, columns)
+            mask = all_of([*conditions, *[placed(self.within(c), (c,), axes) for c in s.axes]])
+            target = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
+            self.put(f"tl.store({target})" if s.owned else f'tl.atomic_add({target}, sem="relaxed")')
+
+    def slots(self, key: Key, axes: Names, cast: str) -> tuple[list[str], list[str]]:
+        """Return terms and conditions of the slots of a sparse output, stored for each kept position; -1 is no slot."""
+        p, places = self.p, among(axes, key.letters)
+        # A loop's number may be a plain one, so that a sum widens it.
+        item = "item" if p.index64 else "item.to(tl.int64)"
+        terms = [f"{item if key.level == ITEM else '(tile + tl.zeros([], tl.int64))'} * {p.elements(key.letters)}"]
+        for c, stride in p.strided(key.letters):
+            terms.append(placed(names.side(c), self.own((c,), places), places, stride))
+        mask = all_of(placed(self.limit(c), self.own((c,), places), places) for c in key.letters)
+        mask = f", mask={mask}, other=-1" if mask else ""
+        self.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
+        spread = f"[{', '.join(':' if a in places else 'None' for a in axes)}]"
+        index = spread if 0 < len(places) < len(axes) else ""
+        times = f" * {p.width}" if p.width != 1 else ""
+        return [f"slot{cast}{index}{times}"], [f"(slot >= 0){index}"]
+
+
 def function(p: TileProgram, sums: str, widen: bool) -> list[str]:
     """The lines of a part's function, first of its program's number; `sums`, `widen` as in `module_source`."""
     printer = TritonPrinter(p, sums, widen)
     values.head(printer)
-    nested(printer, p.body)
+    printer.visit(p.body)
     read = ["pid", *counts_of(p), *p.arrays, *arguments(p.operands), p.output]
     return [*comments(p), "@triton.jit", *signature(f"def part_{p.number}", read, ":"), *printer.out]
-
-
-# -- statements --------------------------------------------------------------------------------------------------------
-
-
-def nested(printer: TritonPrinter, body: Sequence[Statement]) -> None:
-    """Print statements in order; a loop's printer yields each time its body is to be printed, with masks or without."""
-    for s in body:
-        if isinstance(s, Loop):
-            for _ in values.LOOPS[type(s.axis)](printer, s, s.axis):
-                nested(printer, s.body)
-        else:
-            STATEMENTS[type(s)](printer, s)
-
-
-def decode(printer: TritonPrinter, s: Decode) -> None:
-    """Print a coordinate; along a side, also the mask of positions inside the tile and the mode."""
-    printer.level = s.level
-    for _ in printer.each(s.level):
-        printer.put(f"{s.name}{printer.copy} = {s.coordinate.text(printer)}")
-        ends = [*map(printer.limit, s.along), f"{s.name} < {names.size(s.letter)}" if s.end else ""]
-        if inside := all_of(ends):
-            printer.put(f"{names.inside(s.letter)} = {inside}")
-
-
-def zero(printer: TritonPrinter, s: Zero) -> None:
-    """An accumulator."""
-    for _ in printer.vectors(s.out.axes):
-        printer.put(f"{printer.named(s.out)} = tl.zeros({printer.shape(s.out)}, {printer.acc})")
-
-
-def reduce(printer: TritonPrinter, s: Reduce) -> None:
-    """A tile summed over the axes that the result lacks."""
-    for _ in printer.vectors(s.source.axes):
-        printer.put(f"{printer.named(s.out)} = {printer.summed(s.source, s.out.axes)[0]}")
-
-
-def gather(printer: TritonPrinter, s: Gather) -> None:
-    """Rows of a dense operand at the coordinates of its letters."""
-    o = s.operand
-    widen = f".to({printer.acc})" if o.rounded else printer.widened(s.out)
-    if s.out.name in printer.bf16:  # what only dots take stays rounded
-        widen = ""
-
-    for address, mask in addresses(printer, s):
-        for half in names.IN_HALVES if o.halves else ("",):
-            printer.put(f"{printer.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
-
-
-def addresses(printer: TritonPrinter, s: Gather) -> Iterator[tuple[str, str]]:
-    """Yield the address of a dense operand's rows and the mask of valid ones, in each unrolled copy of the step."""
-    o = s.operand
-    level = s.out.level
-    axes = s.out.axes
-    strides = o.strides[: len(o.rows)] or o.row_strides
-    columns = o.strides[len(o.rows) :]
-    if s.out.folded:
-        by_axis = dict(zip(o.axes, columns, strict=True) if columns else printer.p.strided(o.axes))
-        terms, mask = values.place(printer, s.out, by_axis, tuple(map(values.flat, sides_of(s.out))))
-        rows = printer.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
-        yield " + ".join([*rows, *terms]), mask
-        return
-    for _ in printer.copied(axes, level):
-        rows = printer.rows(zip(o.rows, strides, strict=True), axes, level, o.nrows * o.width)
-        lanes = placed(printer.guard(level), (LANES,), axes) if o.rows else ""
-        bounds = [placed(printer.within(c), (c,), axes) for c in o.axes if c not in printer.written]
-        mask = all_of([lanes, *[printer.inside(c, axes) for c in o.rows], *bounds])
-        yield printer.address(rows, o.axes, axes, columns), mask
-
-
-def product(printer: TritonPrinter, s: Product) -> None:
-    """A product of factors, or of two matrices."""
-    for _ in printer.copied(s.out.axes, max([t.level for t in s.inputs]) if s.accumulate else s.out.level):
-        name, plus = printer.named(s.out), "+" if s.accumulate else ""
-        if not s.dot and s.out.folded:  # a matrix and numbers
-            factors = sorted(s.inputs, key=lambda t: len(t.axes))
-            printer.put(f"{name} {plus}= {' * '.join(map(printer.named, factors))}")
-        elif not s.dot:
-            printer.put(f"{name} {plus}= {printer.times(s.inputs, s.out.axes)}")
-        elif printer.halves:
-            dots_of_halves(printer, s)
-        elif printer.acc == "tl.int64":  # no matrix unit multiplies 64-bit integers
-            left, right = matrices(printer, s, summed_first=True)
-            printer.put(f"{name} {plus}= tl.sum(({left})[:, :, None] * ({right})[:, None, :], 0)")
-        else:
-            precision = printer.p.schedule.precision if printer.acc == "tl.float32" else "ieee"
-            precision = precision if precision != F16 else "tf32"  # of a side that is computed
-            cast, how = (".to(tl.bfloat16)", "") if precision == "bf16" else ("", f', input_precision="{precision}"')
-            if any(t.name in printer.narrow for t in s.inputs):
-                cast, how = "", ""
-            left, right = matrices(printer, s, cast)
-            total = f", {name}" if s.accumulate else ""
-            printer.put(f"{name} = tl.dot({left}, {right}{total}{how}, out_dtype={printer.acc})")
-
-
-def matrices(printer: TritonPrinter, s: Product, cast: str = "", summed_first: bool = False) -> list[str]:
-    """The texts of a dot's sides: left (rows, summed), or (summed, rows) by `summed_first`; right (summed, columns).
-
-    The axes of each are folded in the order in which its largest factor has them; it is transposed where that is the
-    other way round.
-    """
-    texts = []
-    for tiles, free, turned in zip((s.left, s.right), sides_of(s.out), (summed_first, True), strict=True):
-        largest = max(tiles, key=lambda t: len(t.axes))
-        first = largest.axes[0] in s.contracted
-        rows, columns = (s.contracted, free) if first else (free, s.contracted)
-        rounded = largest.name in printer.bf16 or (printer.half and any(v.out == largest for v in printer.values))
-        to = "" if rounded else cast
-        if len(tiles) == 1 and largest.folded == len(rows) and largest.axes == (*rows, *columns):
-            text = f"{printer.named(largest)}{to}"
-        else:
-            text = printer.times(tiles, (*rows, *columns))
-            if len(rows) != 1 or len(columns) != 1:
-                text = f"tl.reshape({text}, {[prod(map(printer.size, axes)) for axes in (rows, columns)]})"
-            text = f"({text}){to}" if to and " * " in text else text + to
-        texts.append(text if turned == first else f"tl.trans({text})")
-    return texts
-
-
-def dots_of_halves(printer: TritonPrinter, s: Product) -> None:
-    """A product of float32 as three dots of float16, in one sum: low by high, high by low, then high by high."""
-    name, stored = s.out.name, {value.out for value in printer.values} | printer.in_halves
-    for tile in (t.name for t in s.inputs if t not in stored):
-        printer.put(
-            f"{tile}_high = {tile}.to(tl.float16)",
-            f"{tile}_low = (({tile} - {tile}_high.to({printer.acc})) * {LOW}).to(tl.float16)",
-        )
-    (left, right), (left_low, right_low) = (matrices(printer, half_of(s, half)) for half in ("high", "low"))
-    part = f"{name}_part" if s.accumulate else name
-    how = f"out_dtype={printer.acc}"
-    printer.put(
-        f"{part} = tl.dot({left_low}, {right}, {how})",
-        f"{part} = tl.dot({left}, {right_low}, {part}, {how})",
-        f"{part} = tl.dot({left}, {right}, {part} * {1 / LOW}, {how})",
-    )
-    if not s.accumulate:
-        return
-    # Of a plain sum with the part Triton would make the dot's accumulator, and matrix units round towards zero.
-    what = f"{printer.p.view.innermost.name}s".capitalize()
-    printer.put(
-        f"# {what} are summed outside of the dot, which rounds its sums towards zero.",
-        f"{name} = tl.fma({part}, 1.0, {name})",
-    )
-
-
-def half_of(s: Product, half: str) -> Product:
-    """Return the product of the `half` (high or low) of each side."""
-    left, right = (tuple(replace(t, name=f"{t.name}_{half}") for t in side) for side in (s.left, s.right))
-    return replace(s, left=left, right=right)
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
-
-
-def add(printer: TritonPrinter, s: Add) -> None:
-    """Add to, or store, rows of the output, once the axes that neither they nor their key have are summed.
-
-    A row is known by coordinates, or by a number stored for each item, fiber, nonzero or kept position, or has the
-    number of the item, fiber or nonzero itself.
-    """
-    p = printer.p
-    key = s.key
-    elements = s.copies * printer.p.rows * printer.p.width  # of all copies of the output
-    cast = ".to(tl.int64)" if elements >= ADDRESS64 else ""
-    keyed = printer.own(key.letters, s.source.axes, key.level)
-    row_stride, *columns = p.strides or (p.width,)
-    for _ in printer.copied(s.source.axes, key.level):
-        value, axes = printer.summed(s.source, (*keyed, *s.axes))
-        conditions = [placed(printer.guard(key.level), (LANES,), axes)]
-        if key.kind == "row":
-            each = ((c, n * row_stride) for c, n in zip(key.letters, key.strides, strict=True))
-            terms = printer.rows(each, axes, key.level, elements)
-            conditions += [printer.inside(c, axes) for c in key.letters]
-        elif key.letters:
-            terms, conditions = slots(printer, key, axes, cast)
-        else:
-            row = ("item", "fiber", f"pos{printer.copy}")[key.level]
-            if key.kind == "slot":
-                row = "slot" if values.known_ahead(key) else load(key.array, row, printer.guard(key.level))
-            terms = [placed(f"{row}{cast}", keyed, axes, p.width)]
-        if s.copies > 1:
-            terms.insert(0, f"{f'(item % {s.copies}){cast}' if cast else f'item % {s.copies}'} * {p.rows * p.width}")
-        address = printer.address(terms, s.axes, axes, columns)
-        mask = all_of([*conditions, *[placed(printer.within(c), (c,), axes) for c in s.axes]])
-        target = f"{p.output} + {address}, {value}{f', mask={mask}' if mask else ''}"
-        printer.put(f"tl.store({target})" if s.owned else f'tl.atomic_add({target}, sem="relaxed")')
-
-
-def slots(printer: TritonPrinter, key: Key, axes: Names, cast: str) -> tuple[list[str], list[str]]:
-    """Return terms and conditions of the slots of a sparse output, stored for each kept position; -1 is no slot."""
-    p, places = printer.p, among(axes, key.letters)
-    # A loop's number may be a plain one, so that a sum widens it.
-    item = "item" if p.index64 else "item.to(tl.int64)"
-    terms = [f"{item if key.level == ITEM else '(tile + tl.zeros([], tl.int64))'} * {p.elements(key.letters)}"]
-    for c, stride in p.strided(key.letters):
-        terms.append(placed(names.side(c), printer.own((c,), places), places, stride))
-    mask = all_of(placed(printer.limit(c), printer.own((c,), places), places) for c in key.letters)
-    mask = f", mask={mask}, other=-1" if mask else ""
-    printer.put(f"slot = tl.load({key.array} + {' + '.join(terms)}{mask})")
-    spread = f"[{', '.join(':' if a in places else 'None' for a in axes)}]"
-    index = spread if 0 < len(places) < len(axes) else ""
-    times = f" * {p.width}" if p.width != 1 else ""
-    return [f"slot{cast}{index}{times}"], [f"(slot >= 0){index}"]
-
-
-STATEMENTS: dict[type[Statement], Callable[[TritonPrinter, Any], None]] = {
-    Decode: decode,
-    Value: values.value,
-    Scale: values.scale,
-    Zero: zero,
-    Gather: gather,
-    Reduce: reduce,
-    Product: product,
-    Add: add,
-}
 
 
 # -- halves -----------------------------------------------------------------------------------------------------------
@@ -313,7 +288,7 @@ def splitting(p: TileProgram, s: Gather) -> list[str]:
     for group in sides_of(s.out) if s.out.folded else ():
         if len(group) > 1:
             printer.put(f"{values.flat(group)} = tl.arange(0, {printer.positions(group)})")
-    ((address, mask),) = addresses(printer, s)
+    ((address, mask),) = printer.addresses(s)
     printer.put(
         f"at = {address}",
         f"x = {load(o.name, 'at', mask)}",

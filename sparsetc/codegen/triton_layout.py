@@ -22,7 +22,7 @@ ADDRESS64 = 2**31
 """Elements from which on an array's addresses take 64 bits."""
 
 
-class TritonPrinter(Writer, Lines):
+class TritonLayout(Writer, Lines):
     """The text of one tile program as a Triton function, and what it says of the axes of the program's tiles.
 
     Attributes:

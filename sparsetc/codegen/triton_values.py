@@ -18,7 +18,7 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from sparsetc.codegen.triton_layout import TritonPrinter, all_of, load, placed, sides_of
+from sparsetc.codegen.triton_layout import TritonLayout, all_of, load, placed, sides_of
 from sparsetc.ir.nest import BIAS, HEAD, ITEM, LANE, LEAF, Axis, Each, Fibers, Run, TileLoop
 from sparsetc.ir.program import Add, DenseAxis, Gather, Key, Loop, Product, Scale, Stored, Tile, Value, names, walk
 from sparsetc.support import Names, row_major
@@ -31,7 +31,7 @@ MOST_HELD = 128 << 10
 # -- what a program has ------------------------------------------------------------------------------------------------
 
 
-def head(printer: TritonPrinter) -> None:
+def head(printer: TritonLayout) -> None:
     """The numbers of the program's item and blocks, the positions of each axis, and the range of the item."""
     p = printer.p
     _numbers(printer)
@@ -47,7 +47,7 @@ def head(printer: TritonPrinter) -> None:
     printer.put(f"start = {start}", f"stop = {stop}")
 
 
-def _numbers(printer: TritonPrinter) -> None:
+def _numbers(printer: TritonLayout) -> None:
     """Print the numbers of the program's blocks and of its work item; the slowest block comes last."""
     p, rest = printer.p, "pid"
     for axis in p.split:
@@ -69,7 +69,7 @@ def _numbers(printer: TritonPrinter) -> None:
         rest = f"({rest} // {axis.programs})"
 
 
-def ahead(printer: TritonPrinter, level: int) -> None:
+def ahead(printer: TritonLayout, level: int) -> None:
     """Load the output rows of items or fibers as soon as they are known, since a load at its use would be waited for.
 
     H200, TTM of rank 16 to 22 M rows of 1.6 nonzeros: 831 us, 729 so (`benchmarks/results/rows_stored.json`).
@@ -90,7 +90,7 @@ def bare(text: str) -> str:
     return text[1:-1] if text.startswith("(") else text
 
 
-def dense(printer: TritonPrinter, axis: DenseAxis) -> None:
+def dense(printer: TritonLayout, axis: DenseAxis) -> None:
     """Print the positions of the program along a dense axis, and the mask of those that exist."""
     base = f"{names.block(axis.letter)} * {axis.block} + " if axis.programs > 1 else ""
     for _ in printer.vectors((axis.letter,)):
@@ -103,7 +103,7 @@ def dense(printer: TritonPrinter, axis: DenseAxis) -> None:
                 printer.put(f"{at} = {at} % {axis.size}")
 
 
-def _side(printer: TritonPrinter, axis: DenseAxis) -> None:
+def _side(printer: TritonLayout, axis: DenseAxis) -> None:
     """The positions along a side of a tile that the program takes; a loop, or the grid, has others one by one."""
     split = axis in printer.p.split
     if axis.letter in printer.p.looped or (split and axis.block == 1):
@@ -116,30 +116,25 @@ def _side(printer: TritonPrinter, axis: DenseAxis) -> None:
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
-def _each(printer: TritonPrinter, s: Loop, axis: Each) -> Iterator[None]:
+def _each(printer: TritonLayout, s: Loop, axis: Each) -> Iterator[None]:
     with printer.block(f"for {axis.name} in range(start, stop):"):
-        if axis.lanes:
-            _block(printer, axis.lanes)
+        if axis.lanes:  # a block's first nonzero, its steps, those in which all lanes have a nonzero, and its fibers
+            printer.put(
+                "first = tl.load(block_ptr + block)",
+                f"steps = (tl.load(block_ptr + block + 1) - first) // {axis.lanes}",
+                "full = tl.load(block_full + block)",
+                f"fiber = block * {axis.lanes} + lane",
+                "length = tl.load(lane_len + fiber)",
+            )
+            ahead(printer, LANE)
+            printer.words[LANE].clear()
         for operand in axis.operands:
             printer.put(f"{operand}_tile = tl.load({axis.name}_{operand} + {axis.name})")
         values_first(printer)
         yield
 
 
-def _block(printer: TritonPrinter, lanes: int) -> None:
-    """Print a block's first nonzero, its steps, the steps in which all lanes have a nonzero, and its fibers."""
-    printer.put(
-        "first = tl.load(block_ptr + block)",
-        f"steps = (tl.load(block_ptr + block + 1) - first) // {lanes}",
-        "full = tl.load(block_full + block)",
-        f"fiber = block * {lanes} + lane",
-        "length = tl.load(lane_len + fiber)",
-    )
-    ahead(printer, LANE)
-    printer.words[LANE].clear()
-
-
-def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None]:
+def _steps(printer: TritonLayout, s: Loop, axis: Run | Fibers) -> Iterator[None]:
     """Whole groups of steps of a run, or of a block's fibers, without a mask; then the rest with one."""
     lanes = axis.lanes
     schedule = printer.p.schedule
@@ -174,7 +169,7 @@ def _steps(printer: TritonPrinter, s: Loop, axis: Run | Fibers) -> Iterator[None
             printer.masked, printer.copies = False, 1
 
 
-def _held(printer: TritonPrinter, s: Loop) -> int:
+def _held(printer: TritonLayout, s: Loop) -> int:
     """Bytes that the dots of a loop's body hold: their sides, or the products of each sum where no unit makes them."""
     held = 0
     for product in s.body:
@@ -186,7 +181,7 @@ def _held(printer: TritonPrinter, s: Loop) -> int:
     return held * (4 if printer.acc == "tl.float32" else 8)
 
 
-def _tile_loop(printer: TritonPrinter, s: Loop, axis: TileLoop) -> Iterator[None]:
+def _tile_loop(printer: TritonLayout, s: Loop, axis: TileLoop) -> Iterator[None]:
     """Positions along a side; the innermost loop over few is unrolled, so that its loads overlap."""
     unrolled = axis.unrolled and not any(isinstance(inner, Loop) for inner in s.body)
     unrolled = unrolled and axis.size // axis.step * _held(printer, s) <= MOST_HELD
@@ -198,14 +193,14 @@ def _tile_loop(printer: TritonPrinter, s: Loop, axis: TileLoop) -> Iterator[None
         yield
 
 
-LOOPS: dict[type[Axis], Callable[[TritonPrinter, Loop, Any], Iterator[None]]]
+LOOPS: dict[type[Axis], Callable[[TritonLayout, Loop, Any], Iterator[None]]]
 LOOPS = {Run: _steps, Fibers: _steps, TileLoop: _tile_loop, Each: _each}
 
 
 # -- stored values -----------------------------------------------------------------------------------------------------
 
 
-def values_head(printer: TritonPrinter) -> None:
+def values_head(printer: TritonLayout) -> None:
     """Numbers that all tiles share."""
     gathered = [s.out for s in printer.p.each(Gather)]
     groups = dict.fromkeys(group for tile in gathered if tile.folded for group in sides_of(tile))
@@ -228,7 +223,7 @@ def values_head(printer: TritonPrinter) -> None:
                 printer.put(f"every = tl.arange(0, {1 << (stored.values.words - 1).bit_length()})")
 
 
-def values_first(printer: TritonPrinter) -> None:
+def values_first(printer: TritonLayout) -> None:
     """Print the first value of each tile stored as a bitmap; of a tile taken in slices, the slice's first."""
     for s in printer.values:
         stored = printer.p.stored(s.operand)
@@ -244,7 +239,7 @@ def values_first(printer: TritonPrinter) -> None:
                 )
 
 
-def value(printer: TritonPrinter, s: Value) -> None:
+def value(printer: TritonLayout, s: Value) -> None:
     """The values at the positions that a program, or a turn of a loop, has."""
     stored = printer.p.stored(s.operand)
     if stored.values.bitmap:
@@ -255,7 +250,7 @@ def value(printer: TritonPrinter, s: Value) -> None:
         _nonzeros(printer, s, stored)
 
 
-def _nonzeros(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+def _nonzeros(printer: TritonLayout, s: Value, stored: Stored) -> None:
     """The values of a step, or 1s: 0 where a lane holds nothing."""
     for _ in printer.each(LEAF):
         text = f"tl.full({printer.shape(s.out)}, 1, {printer.acc})"
@@ -266,7 +261,7 @@ def _nonzeros(printer: TritonPrinter, s: Value, stored: Stored) -> None:
         printer.put(f"{printer.named(s.out)} = {text}")
 
 
-def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+def _whole(printer: TritonLayout, s: Value, stored: Stored) -> None:
     """Print the load of a tile stored whole; in split float16, of both halves."""
     terms, mask = _place(printer, s, stored)
     at = " + ".join([f"{_number(printer, stored)} * {stored.values.volume}", *terms])
@@ -274,7 +269,7 @@ def _whole(printer: TritonPrinter, s: Value, stored: Stored) -> None:
         printer.put(f"{s.out.name}{half} = {load(array, at, mask)}{'' if half else _widened(printer, s, stored)}")
 
 
-def _widened(printer: TritonPrinter, s: Value, stored: Stored) -> str:
+def _widened(printer: TritonLayout, s: Value, stored: Stored) -> str:
     """Return the conversion of values to the type of the sums; empty if none is needed.
 
     Dots of two stored operands take narrow values as they are, and add up wide.
@@ -282,7 +277,7 @@ def _widened(printer: TritonPrinter, s: Value, stored: Stored) -> str:
     return "" if printer.half or (stored.name and printer.p.dots) else printer.widened(s.out)
 
 
-def _number(printer: TritonPrinter, stored: Stored) -> str:
+def _number(printer: TritonLayout, stored: Stored) -> str:
     """The number of an operand's tile, as addresses take it."""
     return f"{stored.array('tile')}.to(tl.int64)" if printer.p.index64 else stored.array("tile")
 
@@ -292,12 +287,12 @@ def _dimensions(tile: Tile) -> tuple[Names, ...]:
     return sides_of(tile) if tile.folded else tuple((c,) for c in tile.axes)
 
 
-def _place(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[list[str], str]:
+def _place(printer: TritonLayout, s: Value, stored: Stored) -> tuple[list[str], str]:
     """Return (terms of the positions of a tile of values, condition that they lie inside the tile)."""
     return place(printer, s.out, {c: stored.stride(c) for c in stored.letters}, ("across", "along"))
 
 
-def place(printer: TritonPrinter, tile: Tile, strides: Mapping[str, int], called: Names) -> tuple[list[str], str]:
+def place(printer: TritonLayout, tile: Tile, strides: Mapping[str, int], called: Names) -> tuple[list[str], str]:
     """Return the terms of the positions of a tile that is loaded whole, and the condition for their existence.
 
     Args:
@@ -326,7 +321,7 @@ def flat(letters: Names) -> str:
     return f"at_{''.join(letters)}"
 
 
-def _flat(printer: TritonPrinter, strides: Mapping[str, int], name: str, letters: Names) -> tuple[str, int, str]:
+def _flat(printer: TritonLayout, strides: Mapping[str, int], name: str, letters: Names) -> tuple[str, int, str]:
     """Return (positions along several sides as one number, its stride, condition that they lie inside the tile)."""
     last = letters[-1]
     if len(letters) == 1:
@@ -363,7 +358,7 @@ def count(v):
 """
 
 
-def counted_bits(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[int, int, int, int] | None:
+def counted_bits(printer: TritonLayout, s: Value, stored: Stored) -> tuple[int, int, int, int] | None:
     """Return the groups of bits counted together in one step of a value in order.
 
     Returns:
@@ -397,14 +392,14 @@ def counted_bits(printer: TritonPrinter, s: Value, stored: Stored) -> tuple[int,
     return printer.positions(axes) // word, word, word, row.size * column.size // word
 
 
-def _before(printer: TritonPrinter, s: Value, stored: Stored) -> Names:
+def _before(printer: TritonLayout, s: Value, stored: Stored) -> Names:
     """Letters of which a step has one position, or a part of them: of the grid, then looped, the outermost first."""
     loops = (inner.axis.letter for inner in printer.p.each(Loop) if inner.axis.letter)
     gridded = (a.letter for a in printer.p.split)
     return tuple(c for c in chain(gridded, loops) if c in stored.letters and c not in s.out.axes)
 
 
-def _word(printer: TritonPrinter, stored: Stored, at: str, mask: str = "") -> str:
+def _word(printer: TritonLayout, stored: Stored, at: str, mask: str = "") -> str:
     """The load of words of the tile, as unsigned numbers of 32 bits."""
     tiles = stored.values
     tile = placed(_number(printer, stored), (), (), tiles.words)
@@ -412,7 +407,7 @@ def _word(printer: TritonPrinter, stored: Stored, at: str, mask: str = "") -> st
     return f"{text}.to(tl.uint32, bitcast=True)" if tiles.word == 32 else f"{text}.to(tl.uint32)"
 
 
-def _bitmap(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+def _bitmap(printer: TritonLayout, s: Value, stored: Stored) -> None:
     """Print the values at the positions of a step of a bitmap, 0 where no bit is set."""
     if not (bits := counted_bits(printer, s, stored)):
         _search(printer, s, stored)
@@ -439,7 +434,7 @@ def _bitmap(printer: TritonPrinter, s: Value, stored: Stored) -> None:
         printer.put(f"{s.out.name} = tl.reshape({s.out.name}, {sizes})")
 
 
-def _word_numbers(printer: TritonPrinter, s: Value, stored: Stored, unit: int) -> str:
+def _word_numbers(printer: TritonLayout, s: Value, stored: Stored, unit: int) -> str:
     """The words of the tile that the counted units lie in."""
     bits = stored.values.word
     words = stored.array("words")
@@ -453,7 +448,7 @@ def _word_numbers(printer: TritonPrinter, s: Value, stored: Stored, unit: int) -
     return " + ".join([*terms, words])
 
 
-def _search(printer: TritonPrinter, s: Value, stored: Stored) -> None:
+def _search(printer: TritonLayout, s: Value, stored: Stored) -> None:
     """The values of a tile whose words are gone through one by one."""
     bits, (terms, mask) = stored.values.word, _place(printer, s, stored)
     shape = [printer.positions(group) for group in _dimensions(s.out)]
@@ -478,7 +473,7 @@ def _search(printer: TritonPrinter, s: Value, stored: Stored) -> None:
 # -- scales of halves --------------------------------------------------------------------------------------------------
 
 
-def scale(printer: TritonPrinter, s: Scale) -> None:
+def scale(printer: TritonLayout, s: Scale) -> None:
     """The powers of two that largest magnitudes ask for, from the bits of their exponents: of rows, or all values."""
     array = printer.p.largest(s)
     if s.out.axes:

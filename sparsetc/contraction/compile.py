@@ -139,7 +139,7 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
     (x,) = request.sparse
     device, pattern = x.device, x.pattern
     backend = settings.effective_backend(device)
-    if not backend.whole and not asked and x.dense_order:
+    if not backend.at_once and not asked and x.dense_order:
         return None
     if settings.has_loops(device):
         backend = NUMBA

@@ -371,7 +371,7 @@ COLUMNS = 1024
 def parts(r: Request) -> Rewrite | None:
     """Cut long blocks, along the letters they sum, into parts, each an entry of its own; tables are unchanged."""
     e, sizes = r.bound.einsum, r.bound.by_index
-    if len(e.sparse) > 1 or len(e.dense) != 2 or r.settings.effective_backend(r.sparse[0].device).whole:
+    if len(e.sparse) > 1 or len(e.dense) != 2 or r.settings.effective_backend(r.sparse[0].device).at_once:
         return None
     (x,), (position,) = r.sparse, e.sparse
     coordinates = e.inputs[position]

@@ -31,6 +31,7 @@ from sparsetc.ir.program import TileProgram
 from sparsetc.planner.registry import plan_of_derived
 from sparsetc.planner.report import SymbolicCost
 from sparsetc.support import Ints, among, later, required
+from sparsetc.support.checks import found_shape
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.convert import laid_out
 from sparsetc.tensor.dtypes import dtype_name
@@ -287,8 +288,7 @@ class Kernel:
         for position, own, new in zip(self.contraction.bound.einsum.sparse, self._values, given, strict=True):
             what = "values" if len(given) == 1 else f"values of operand {position + 1}"
             if not isinstance(new, Tensor) or new.shape != own.shape:
-                what_it_is = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
-                raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {what_it_is}")
+                raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {found_shape(new)}")
             if new.dtype != own.dtype or new.device != own.device:
                 raise DtypeError(f"{what} must be {own.dtype} on {own.device}, found {new.dtype} on {new.device}")
         return given

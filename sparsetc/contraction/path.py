@@ -4,10 +4,10 @@ In: a `Bound` einsum and its operands, an order of contractions or none. Out: `P
 link of two sparse operands is a `Pair`; one of a sparse operand and dense ones is a `Step` like any other; dense
 operands are torch's. A sparse operand that is a link alone is made dense, and all links behind it are torch's.
 
-With one sparse operand `contraction/compile.py` finds the order. With several `sparse_order` does: it contracts a dense
-operand into a sparse one, or applies it to a product of sparse ones, whichever is expected to make fewer tasks. A path
-is `expanded` where dense modes become coordinates, in intermediate results too. Where it is not, operands with dense
-modes, or in blocks, are contracted as they are, two at a time; dense operands join the last two.
+With one sparse operand `contraction/compile.py` finds the order. With several `order_by_tasks` does: it contracts a
+dense operand into a sparse one, or applies it to a product of sparse ones, whichever is expected to make fewer tasks. A
+path is `expanded` where dense modes become coordinates, in intermediate results too. Where it is not, operands with
+dense modes, or in blocks, are contracted as they are, two at a time; dense operands join the last two.
 
 Every intermediate result that keeps coordinates of a sparse operand is sparse, and its pattern is known once the path
 is compiled, so a call computes values only.
@@ -35,7 +35,7 @@ from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, written
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
 from sparsetc.join.join import JoinOperand, prepared
-from sparsetc.planner.paths import Order, sparse_order
+from sparsetc.planner.paths import Order, order_by_tasks
 from sparsetc.support import Ints, Names, among, cached_property, outside
 from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator, add_rows, fitted, summed_dtype
@@ -170,7 +170,7 @@ class Path:
         operands = [terms[n][1] for n in ordered]
         entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for o in operands]
         kept = {*e.output, *(c for n in others for c in terms[n][0])}
-        path = sparse_order([terms[n][0] for n in ordered], kept, self.bound.by_index, entries)
+        path = order_by_tasks([terms[n][0] for n in ordered], kept, self.bound.by_index, entries)
         order = list[Ints]()
         left = list(ordered)
         every = list(range(len(terms)))

@@ -83,7 +83,7 @@ def prepare(plan: Plan, problem: Problem, output: Output, folder: Path | None) -
     filled, parts = bound_parts(plan, problem, output)
     chosen = [plan.parts[n] for n in filled]
     second = None
-    if len(parts) == 1 and not problem.backend.whole:
+    if len(parts) == 1 and not problem.backend.at_once:
         parts = [_storing_all(parts[0], problem, output)]
     zeroed = _zeroed(parts, problem, output)
     dtype, backend = problem.dtype, problem.backend
@@ -99,7 +99,7 @@ def prepare(plan: Plan, problem: Problem, output: Output, folder: Path | None) -
         )
         for part, p, schedule in zip(chosen, parts, schedules, strict=True)
     )
-    if backend.whole:
+    if backend.at_once:
         nbytes = torch.get_num_threads() * dtype.itemsize * max([copied(p.program) for p in parts])
         what = f'panels of tables of "{problem.equation}"'
         check_memory(what, nbytes, problem.device, problem.memory_limit)
@@ -196,10 +196,10 @@ def bound_part(
     target = Target(
         sparse=output.sparse or partial is not None,
         in_operand_order=partial is None and packed.positions is None and packed.source is None and output.slot is None,
-        owned=partial is not None or owns(packed.view, problem, packed, alone=alone, padded=packed.padded),
+        owned=partial is not None or owns(packed.view, problem, packed, alone),
         rows=output.rows if partial is None else partials,
         index64=packed.index64,
-        whole=problem.backend.whole,
+        at_once=problem.backend.at_once,
         ones=problem.ones,
         strides=strides,
     )

@@ -497,7 +497,7 @@ class StepFunction(Multilinear):
         weights = None if values is None or sampled else conjugate(picked(values, order))
         others = outside(sources, e.sparse)
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
-        if weights is None and (not step.problem.backend.whole or len(sizes) > 1):
+        if weights is None and (not step.problem.backend.at_once or len(sizes) > 1):
             pattern = pattern.of_ones
         key = "gradient", self.around and self.around.key, step.number, operand, *map(repeated_dims, operands)
         contraction: Contraction | None = pattern.cache.get(key)

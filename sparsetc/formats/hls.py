@@ -34,10 +34,10 @@ from sparsetc.planner import (
     cheapest,
     dot_may_form,
     fit,
+    in_blocks,
     least_seconds,
     of_whole_axes,
     padded_axes,
-    price,
     rates_of,
     tiles_of,
 )
@@ -106,13 +106,13 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
         wide = max(prod(side[c] for o in operands if o.name in names for c in o.rows) for names in groups.sampled)
         most = max(MIN_DOT, min(rules["sampled_ranks"], rules["matrix"] // wide))
         blocks = fit({c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}, list(padded), most)
-        return Schedule(rules["sampled_warps"], tuple(blocks.items()), True, problem.precision, stages=2)
+        return in_blocks(problem, blocks, rules["sampled_warps"], stages=2)
     if not groups.first:  # the positions of one letter, by all dense axes, are what a program multiplies and keeps
         positions = volume(side, (*groups.columns, *groups.second))
         width = 4 if problem.floating and problem.itemsize <= 4 else 8
         limit = max(1, rules["elementwise_bytes"] // (positions * width))
         blocks = fit({c: min(n, rules["ranks"]) for c, n in padded.items()}, list(padded), limit)
-        return Schedule(1, tuple(blocks.items()), False, problem.precision, stages=2)
+        return in_blocks(problem, blocks, 1, dot=False, stages=2)
     sides = []  # the dense axes of what each dot contracts with, in their order, and the positions that it contracts
     for letters in filter(None, (groups.first, groups.second)):
         axes = dict.fromkeys(a for o in operands if set(o.rows) & set(letters) for a in o.axes)
@@ -130,7 +130,7 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     matrix = by_precision(rules["fused_matrix"], problem.precision) if fused else rules["matrix"]
     columns = max(MIN_DOT, min(64 if fused else 128, matrix // prod(blocks.values())))
     warps = 4 if ranks >= 64 and problem.precision != "tf32" else 2
-    return Schedule(1 if fused else warps, tuple(blocks.items()), True, problem.precision, stages=2, columns=columns)
+    return in_blocks(problem, blocks, 1 if fused else warps, stages=2, columns=columns)
 
 
 def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], padded: dict[str, int]) -> Schedule:
@@ -147,7 +147,7 @@ def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], pad
         blocks |= fit({c: blocks[c] for c in axes}, list(axes), most_rows, [axes])
     blocks = fit(blocks, list(padded), matrix, [axes for axes, _ in sides])
     positions = max(1, matrix // prod(blocks.values()))
-    return Schedule(warps, tuple(blocks.items()), problem.floating, problem.precision, stages=2, columns=positions)
+    return in_blocks(problem, blocks, warps, dot=problem.floating, stages=2, columns=positions)
 
 
 def _most_elements(problem: Problem, warps: int) -> int:
@@ -218,7 +218,7 @@ def by_tiles(problem: Problem, threshold: int | None = None) -> Candidate:
         held = {"dense_tile": dense} if dense[0] or not bitmaps[0] else {}
         held |= {"bitmap_tile": bitmaps} if bitmaps[0] else {}
         splits += [_split(problem, least, whole, held, leftovers, schedule_of) for leftovers in rest]
-    return splits[0] if len(splits) == 1 else cheapest(splits, problem, price)
+    return cheapest(splits, problem)
 
 
 def _split(

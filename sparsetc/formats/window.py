@@ -33,7 +33,7 @@ from sparsetc.planner import (
     cheapest,
     costs,
     fit,
-    in_order,
+    in_blocks,
     least_seconds,
     of_whole_axes,
     padded_axes,
@@ -73,7 +73,7 @@ def considered(name: str, problem: Problem, best: Best) -> Iterator[Candidate]:
             counted = tau > 0 or best.seconds == inf
             usable = [c for c in splits(problem, name, part) if value_bytes(problem, c) <= most]
             if candidates := [c for c in usable if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]:
-                yield cheapest(candidates, problem, in_order)
+                yield cheapest(candidates, problem)
 
 
 def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
@@ -229,7 +229,7 @@ def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Sch
         return whole_axes
     padded = padded_axes(problem)
     blocks = fit({c: max(MIN_DOT, min(n, columns)) for c, n in padded.items()}, list(padded), columns)
-    return Schedule(warps, tuple(blocks.items()), True, precision)
+    return in_blocks(problem, blocks, warps, precision=precision)
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def _requested(name: str, problem: Problem, **named: Any) -> Candidate:
     most, least = problem.memory, min(value_bytes(problem, split) for split in candidates)
     instead = "leave more rows to runs by a higher threshold"
     check_memory(f'tiles of plan "{name}"', least, problem.counts.coords.device, most, instead)
-    return cheapest([split for split in candidates if value_bytes(problem, split) <= most], problem, in_order)
+    return cheapest([split for split in candidates if value_bytes(problem, split) <= most], problem)
 
 
 def plan_window(

@@ -14,8 +14,9 @@ from typing_extensions import Unpack
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.guard import same_kind
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.errors import CoordinateError, KeywordError, ShapeError
+from sparsetc.errors import CoordinateError, DtypeError, KeywordError, ShapeError
 from sparsetc.options import Settings, checked_settings, current
+from sparsetc.support.checks import found_shape
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
@@ -45,7 +46,8 @@ class SparseLinear(nn.Module):
         coords: (2, nnz) buffer: the positions of nonzeros, or of blocks; int32, or int64 for sizes beyond it.
 
     Raises:
-        ShapeError: the weight is not a matrix.
+        ShapeError: the weight is not a matrix, or the bias is not of its outputs.
+        DtypeError: integers.
 
     Examples:
         >>> linear = torch.nn.Linear(4, 3)
@@ -64,6 +66,10 @@ class SparseLinear(nn.Module):
             raise ShapeError(f"SparseLinear takes a sparse matrix (outputs, inputs), found {weight!r:.200}")
         sparse = (sparse.expand_dense() if sparse.dense_order else sparse).coalesce()
         self.out_features, self.in_features = sparse.shape
+        if not (sparse.dtype.is_floating_point or sparse.dtype.is_complex):
+            raise DtypeError(f"SparseLinear takes floating point or complex weights, found {sparse.dtype}")
+        if bias is not None and getattr(bias, "shape", ()) != (self.out_features,):
+            raise ShapeError(f"SparseLinear takes a bias ({self.out_features},), found {found_shape(bias)}")
         self.settings = checked_settings(settings)
         self.register_buffer("coords", crd.narrowed(sparse.coords.clone(), max(sparse.shape)))
         self.values = nn.Parameter(sparse.values.detach().clone())
@@ -135,13 +141,14 @@ class SparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply (*, in_features) activations to (*, out_features)."""
         bias = self.bias
-        added = bias is None or bias.dtype is x.dtype
+        added = isinstance(x, Tensor) and (bias is None or bias.dtype is x.dtype)
         traced = torch.compiler.is_compiling() or traced_by_modes()
         whole = self._held(x) if added and not traced else None
         if whole is not None:
             return nn.functional.linear(x, whole, bias)
-        if x.shape[-1:] != (self.in_features,):
-            raise ShapeError(f"SparseLinear takes (*, {self.in_features}) activations, found {tuple(x.shape)}")
+        dense = isinstance(x, Tensor) and x.layout is torch.strided
+        if not dense or x.shape[-1:] != (self.in_features,):
+            raise ShapeError(f"SparseLinear takes dense (*, {self.in_features}) activations, found {found_shape(x)}")
         kernel = None if traced else self._kernel(x)
         whole_again = None if kernel is None or not added else kernel.whole()
         if whole_again is not None:
@@ -216,7 +223,7 @@ class SparseLinear(nn.Module):
 
 
 def _modes() -> tuple[Any, ...]:
-    """Return what torch's guards of tensors leave out of what a product depends on."""
+    """Return the settings of a product that torch's guards of tensors do not compare."""
     return forward_ad._current_level, current(), torch.get_float32_matmul_precision()
 
 

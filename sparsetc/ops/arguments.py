@@ -15,6 +15,7 @@ from sparsetc.api import OPERATIONS, sharded_of
 from sparsetc.contraction.request import Result, as_operand, check_operand
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.support import outside
+from sparsetc.support.checks import found_shape
 from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.inputs import check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -105,7 +106,3 @@ def checked_table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], wha
         raise ShapeError(f"{what} must have shape {expected}, found {found_shape(table)}")
     check_operand(table, what, x.dtype, x.device)
     return table  # type: ignore[no-any-return]
-
-
-def found_shape(operand: Any) -> str:
-    return f"shape {tuple(operand.shape)}" if isinstance(operand, Result) else type(operand).__name__

@@ -15,10 +15,10 @@ from typing_extensions import Unpack
 from sparsetc.api import einsum, register_op
 from sparsetc.contraction.request import Result, as_operand, check_operand, narrowed
 from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
-from sparsetc.ops.arguments import checked_table, equation, found_shape, letters_of, matrix_of, sparse_of
+from sparsetc.ops.arguments import checked_table, equation, letters_of, matrix_of, sparse_of
 from sparsetc.options import Auto, ToDense, ToSparse
 from sparsetc.support import Ints
-from sparsetc.support.checks import check_memory
+from sparsetc.support.checks import check_memory, found_shape
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coords import flat, mode_of
 from sparsetc.tensor.dtypes import exactly, multiplied, summed_dtype

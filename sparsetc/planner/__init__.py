@@ -11,6 +11,7 @@ from sparsetc.planner.schedule import (
     dot_may_form,
     dot_takes_entries,
     fit,
+    in_blocks,
     of_whole_axes,
     padded_axes,
     programs_of,

@@ -118,12 +118,9 @@ def max_item_nnz_of(problem: Problem, schedule: Schedule) -> int:
 
 def repeats(problem: Problem, storage: Storage) -> NamedInts:
     """Count the changes of each leaf coordinate in sorted order; only the first two leaf modes can repeat much."""
-    letters, shared = problem.letters, [*storage.item, *storage.lane]
-    counted = []
-    for n, mode in enumerate(storage.leaf[:2]):
-        if n + 1 < len(storage.leaf):
-            counted.append((letters[mode], problem.counts.distinct((*shared, *storage.leaf[: n + 1]))))
-    return tuple(counted)
+    shared = (*storage.item, *storage.lane)
+    prefixes = [storage.leaf[: n + 1] for n in range(len(storage.leaf) - 1)][:2]
+    return tuple([(problem.letters[modes[-1]], problem.counts.distinct((*shared, *modes))) for modes in prefixes])
 
 
 def items_of(n: int, rows: int, most: int) -> int:

@@ -11,7 +11,7 @@ faster (`path_apart`). Nonzeros of an intermediate result are distinct coordinat
 taken to lie anywhere they would be up to 500 times too many.
 
 Of several sparse operands, whose products nobody has counted, nonzeros are taken to lie anywhere with equal
-probability (`sparse_order`).
+probability (`order_by_tasks`).
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ Tree = Any
 """The number of an operand, or a pair of trees that are contracted with one another."""
 
 
-def sparse_order(
+def order_by_tasks(
     inputs: Sequence[Iterable[str]], output: Iterable[str], sizes: dict[str, int], nonzeros: Sequence[int]
 ) -> list[Ints]:
     """Return the order of pairwise contractions with the fewest expected tasks; each result is appended to the list.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, in_bf16
+from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, Storage, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.ir.program.resources import Statistics
@@ -29,11 +29,12 @@ from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
 from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
+from sparsetc.support import Names
 from sparsetc.tensor.dtypes import dtype_name
 
 
 # -- what a candidate costs --------------------------------------------------------------------------------------------
-def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:
+def owns(view: Nest, problem: Problem, how: Packed | Statistics, alone: bool) -> bool:
     """Return True if no two work items of any part add to the same output row.
 
     Args:
@@ -41,11 +42,11 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
         problem: whose output has the rows.
         how: the part as it was packed, or is expected to be.
         alone: whether no other part adds to the same rows.
-        padded: whether zeros are stored beside the nonzeros.
     """
     kept = set(problem.kept)
     if not alone:
         return False
+    padded = how.stored > how.nnz  # by zeros beside the nonzeros
     if padded and view.innermost.strays and (problem.sparse_output or LEAF in map(view.level_of, kept)):
         return False
     shared: set[int] = set()
@@ -55,7 +56,7 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
             continue
         if level == ITEM:
             # torch programs cut even one item of all nonzeros into chunks
-            several = how.items > 1 or problem.backend.whole
+            several = how.items > 1 or problem.backend.at_once
             chunks = view.items.counts and not view.levels[0] and several
             return shared == kept and not how.split_rows and not chunks
         return shared == kept and (not how.split_fibers if level == LANE else problem.distinct)
@@ -93,7 +94,7 @@ def seconds_of(
     """
     run = [n for n, s in enumerate(statistics) if s.nnz] or [len(parts) - 1]
     both = [(parts[n], statistics[n]) for n in run]
-    kernels = not both[0][0].p.whole
+    kernels = not both[0][0].p.at_once
     scalar = [part.turn is None for part, _ in both]
     beside_tiles = plan.fused and not all(scalar)
     seconds, first = [0.0] * len(parts), run[0]
@@ -138,7 +139,7 @@ def views(candidate: Candidate, problem: Problem) -> list[tuple[Nest, bool]]:
     each = []
     for part, sizes in zip(plan.parts, expected, strict=True):
         view = get_format(part.format).view(problem.shape, part.storage)
-        each.append((view, owns(view, problem, sizes, alone=alone, padded=sizes.stored > sizes.nnz)))
+        each.append((view, owns(view, problem, sizes, alone)))
     return each
 
 
@@ -153,12 +154,14 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     each = []
     for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
-        whole = problem.backend.whole and not view.values.sides
+        at_once = problem.backend.at_once and not view.values.sides
         given = not (p.storage.lane or p.storage.params or view.values.sides)
-        target = Target(problem.sparse_output, given, owned, problem.rows, whole=whole, ones=problem.ones)
+        target = Target(problem.sparse_output, given, owned, problem.rows, at_once=at_once, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
         bound = problem.bound
-        each.append(cost_of(lower(bound, p, target, 0) if lower else drafted(bound, view, p.schedule, target)))
+        each.append(
+            cost_of(lower(bound, p, target, 0) if lower else drafted(bound, view, p.schedule.by_rule(), target))
+        )
     return each
 
 
@@ -286,7 +289,7 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         raise PlanError(f"precision {F16} is of operands of 16 bits, found {dtype_name(problem.dtype)}")
     options: dict[str, Any] = {}
     stored: dict[str, Any] = {}
-    if backend.whole:
+    if backend.at_once:
         options["lanes"] = stored["lanes"] = 1
     if not backend.narrow:
         stored["narrow"] = False
@@ -305,24 +308,28 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         tree = part.schedule.tree
         if tree is not None and tree.dots and not problem.products:
             raise PlanError(f"tree {tree}: integers have no matrix product")
-        own = {**options, "unroll": 1} if backend.whole and not part.schedule.native else options
+        own = {**options, "unroll": 1} if backend.at_once and not part.schedule.native else options
         storage = replace(part.storage, **stored)
         parts.append(replace(part, storage=storage, schedule=replace(part.schedule, **own)))
     return replace(plan, parts=tuple(parts))
+
+
+def named_levels(storage: Storage, letters: Names) -> str:
+    """The modes of each level of a storage, by the letters of all modes."""
+    return " | ".join(["".join([letters[mode] for mode in modes]) or "-" for modes in storage.levels])
 
 
 def describe(plan: Plan, problem: Problem) -> str:
     """A plan's name, and its parts' levels by letters and precisions of dots, on one line."""
     parts = []
     for p in plan.parts:
-        levels = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
         how = " native" if p.schedule.native else ""
         for axis in p.schedule.slowest_axes if how else ():
             how += f", {p.schedule.block(axis)} {axis} at a time"
         if p.schedule.dot and problem.backend.tensor_cores:
             how = f" {p.schedule.precision}"
         sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
-        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{levels}]{how}")
+        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{named_levels(p.storage, problem.letters)}]{how}")
     rounded = dict.fromkeys(name for p in plan.parts for name in p.schedule.rounded)
     return f"{plan.name}: {' + '.join(parts)}{f', {in_bf16(rounded)}' if rounded else ''}"
 
@@ -334,20 +341,18 @@ def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
     """
     if candidate.seconds:
         return [candidate]
-    price_of = cache(lambda own: priced(own, problem))
-    best = rounded(candidate, problem, lambda other: price_of(other).total)
-    return [price_of(own) for own in dict.fromkeys((candidate, best))]
+    return [priced(own, problem) for own in dict.fromkeys((candidate, rounded(candidate, problem)))]
 
 
-def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate], float]) -> Candidate:
+def rounded(candidate: Candidate, problem: Problem) -> Candidate:
     """Round operands of a candidate one by one, the one that saves most first, while the saving is certain."""
     if not problem.backend.tensor_cores or ROUNDED not in [p.schedule.precision for p in candidate.plan.parts]:
         return candidate
     left = [o.name for o in named_operands(problem.bound)[1] if o.rows]
-    best, least = candidate, seconds(candidate)
+    best, least = candidate, in_order(candidate, problem).total
     while left:
         others = {name: replace(best, plan=best.plan.scheduled(partial(_cast, name))) for name in left}
-        times = {name: seconds(other) for name, other in others.items()}
+        times = {name: in_order(other, problem).total for name, other in others.items()}
         name = min(left, key=times.__getitem__)
         if problem.rules["apart"] * times[name] > least:
             break
@@ -356,15 +361,11 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
     return best
 
 
-def cheapest(
-    candidates: Sequence[Candidate], problem: Problem, pricing: Callable[[Candidate, Problem], Candidate]
-) -> Candidate:
+def cheapest(candidates: Sequence[Candidate], problem: Problem) -> Candidate:
     """Return the candidate that would be fastest once its operands are rounded; it is returned as it was given."""
-
-    def seconds(candidate: Candidate) -> float:
-        return pricing(candidate, problem).total
-
-    return min(candidates, key=lambda own: seconds(rounded(own, problem, seconds)))
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda own: in_order(rounded(own, problem), problem).total)
 
 
 def _cast(name: str, own: Schedule) -> Schedule:

@@ -301,7 +301,7 @@ class Problem:
             coalesced=x.is_coalesced,
             rows=max(1, rows),
             sparse_output=sparse_output,
-            ones=x.pattern.ones and not backend.whole,
+            ones=x.pattern.ones and not backend.at_once,
             native=native,
             only_native=native and settings.named_backend == NUMBA.name,
         )
@@ -334,7 +334,7 @@ class Problem:
     @cached_property
     def rules(self) -> Mapping[str, Any]:
         """The numbers for schedules and formats: of programs that take whole axes, a CPU's wherever they run."""
-        return (cpu() if self.backend.whole and not self.native else self.profile).rules
+        return (cpu() if self.backend.at_once and not self.native else self.profile).rules
 
     @cached_property
     def precision(self) -> str:
@@ -393,7 +393,8 @@ class Problem:
         The order is None where the dimensions are in it already. Triton's kernels read an operand in another order by
         its strides, where its elements lie in runs: it is neither permuted nor copied.
         """
-        bound, e, each = self.bound, self.einsum, list[tuple[Ints, Ints | None, bool]]()
+        bound, e = self.bound, self.einsum
+        each = list[tuple[Ints, Ints | None, bool]]()
         for p in e.dense:
             letters = among((*e.sparse_indices, *e.axes), e.inputs[p])
             order = None if letters == e.inputs[p] else tuple(map(e.inputs[p].index, letters))

@@ -64,7 +64,7 @@ class Method:
         cannot be faster than the best so far may be left out; without it none are.
         """
         by_plan: dict[Plan, list[Candidate]] = {}
-        for n in range(0 if self.kernels and problem.backend.whole else len(problem.precisions)):
+        for n in range(0 if self.kernels and problem.backend.at_once else len(problem.precisions)):
             exacter = changed(problem, precisions=problem.precisions[n:]) if n else problem
             for candidate in self.candidates(exacter, best or Best()):
                 # Precisions tell only those plans apart whose dots have them.

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetc.ir.nest.coordinates import Consecutive, Field
+from sparsetc.ir.nest.coordinates import Field, consecutive
 from sparsetc.ir.nest.nest import runs
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.plan import Storage
@@ -178,7 +178,7 @@ class NonzeroPairList:
         """The list in equal chunks of tasks: balanced, however skewed a contracted index is."""
         n = self.end - self.begin
         arrays = {"x_word": self.x_word, "x_word_base": self.x_base, "y_shift": self.y_shift, "z_word": self.z_word}
-        leaf = (Field(0, "x_word", 0, 8, True, FRAME), Consecutive(1, "y_shift", 0), self._result)
+        leaf = (Field(0, "x_word", 0, 8, True, FRAME), consecutive(1, "y_shift", 0), self._result)
         view, storage = runs((), leaf, chunk=ITEM, values=Ones()), Storage(leaf=(0, 1, 2), max_item_nnz=ITEM)
         return Packed("tasks", storage, self.shape, n, view, arrays, None, n, -(-n // ITEM))
 
@@ -189,7 +189,7 @@ class NonzeroPairList:
         storage = Storage(item=(0,), leaf=(1, 2), max_item_nnz=ITEM)
         item, leaf = (
             Field(0, "item_word", 0, bits_of(self.shape[0]), True),
-            (Consecutive(1, "y_shift", 0), self._result),
+            (consecutive(1, "y_shift", 0), self._result),
         )
         view = runs((item,), leaf, values=Ones(), narrow=True)
         return Packed("tasks", storage, self.shape, n, view, arrays, None, n, word.numel())

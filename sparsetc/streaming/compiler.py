@@ -213,7 +213,7 @@ class Compiler:
         with in_force_on(self.settings, self.target):
             for number, (part, own, wide) in enumerate(zip(variant.parts, variant.ordered, variant.wide, strict=True)):
                 view = get_format(part.format).view(self.problem.shape, part.storage)
-                target = Target(template.output.sparse, own, False, 1, wide, self.backend.whole)
+                target = Target(template.output.sparse, own, False, 1, wide, self.backend.at_once)
                 lowered.append(lower(template.bound, view, part.schedule, target, number=number, format=part.format))
         return tuple(lowered)
 

@@ -193,8 +193,10 @@ def _from_compressed(cls: type[Sparse], tensor: Tensor) -> Sparse:
     shape = tuple(tensor.shape)
     values = tensor.values()
     batch = outer.ndim - 1
-    if values.is_complex():  # of a view of such a tensor torch makes no view of real numbers
-        values = values.clone() if values.requires_grad else values.detach()
+    if not values.requires_grad:  # of a view of such a tensor Dynamo would look at the base, which has no strides,
+        values = values.detach()
+    elif values.is_complex():  # and torch makes no view of real numbers
+        values = values.clone()
     blocks = None
     if tensor.layout in (torch.sparse_bsr, torch.sparse_bsc):
         sides = tuple(values.shape[batch + 1 : batch + 3])

@@ -33,11 +33,15 @@ def checked_shape(shape: Iterable[object]) -> Ints:
         sizes = list(shape)
     except TypeError:
         raise ShapeError(f"shape must be a sequence of ints, found {shape!r}") from None
-    checked = tuple([integer(size, f"the size of mode {mode}") for mode, size in enumerate(sizes)])
-    for mode, size in enumerate(checked):
-        if not 0 <= size < INT64_SIZES:
-            raise ShapeError(f"a size must be an int from 0 to 2**63 - 1, found {size} at mode {mode}")
-    return checked
+    return tuple([checked_size(size, f"the size of mode {mode}") for mode, size in enumerate(sizes)])
+
+
+def checked_size(size: Any, what: str, least: int = 0) -> int:
+    """Return a size as a Python int. Raise `ShapeError`, which says `what` it is, unless int64 can index by it."""
+    number = integer(size, what)
+    if not least <= number < INT64_SIZES:
+        raise ShapeError(f"{what} must be an int from {least} to 2**63 - 1, found {number}")
+    return number
 
 
 def integer(value: Any, what: str) -> int:

@@ -68,6 +68,15 @@ def test_a_compiled_function_is_one_graph(
     assert breaks() == 0
 
 
+@pytest.mark.parametrize("layout", ["sparse_csr", "sparse_csc", "sparse_bsr"])
+def test_a_compiled_function_holds_what_torch_stores(layout: str, b: torch.Tensor, breaks: Callable[[], int]) -> None:
+    sides = {"blocksize": (2, 2)} if layout == "sparse_bsr" else {}
+    given = torch.eye(8, dtype=torch.float64).to_sparse(layout=getattr(torch, layout), **sides)
+    x = stc.SparseTensor.from_torch(given)
+    found = torch.compile(lambda b: stc.einsum(SPMM, x, b), backend="eager", fullgraph=True)(b)
+    torch.testing.assert_close(found, b)
+
+
 def test_what_is_not_compiled_yet_is_compiled_while_tracing(
     x: stc.SparseTensor, b: torch.Tensor, breaks: Callable[[], int]
 ) -> None:

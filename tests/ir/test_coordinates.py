@@ -16,7 +16,6 @@ from sparsetc.ir.lower import Target, lower
 from sparsetc.ir.nest.coordinates import (
     Bits,
     Computed,
-    Consecutive,
     Constant,
     Coordinate,
     Expression,
@@ -26,6 +25,7 @@ from sparsetc.ir.nest.coordinates import (
     Position,
     Reader,
     Writer,
+    consecutive,
     parsed,
 )
 from sparsetc.ir.nest.nest import runs, tiles
@@ -94,7 +94,7 @@ def test_a_coordinate_says_what_it_reads() -> None:
     framed = Field(0, "word", 2, 8, True, frame=256).expression(HERE)
     assert [(lookup.array, lookup.every) for lookup in framed.lookups] == [("word", 1), ("word_base", 256)]
     assert framed.fields == (Bits(Lookup("word", HERE), 2, 8, True),)
-    follows = Consecutive(1, "shift", 0).expression(HERE)
+    follows = consecutive(1, "shift", 0).expression(HERE)
     assert (follows.modes, follows.axes, follows.lookups[0].every) == ({0}, {"nonzero"}, 0)
     word = Field(0, "word", 2, 8, True).expression(HERE)
     assert (word.axes, word.modes) == ({"nonzero"}, set())
@@ -107,7 +107,7 @@ def test_a_coordinate_is_evaluated_on_arrays() -> None:
     framed = Field(0, "word", 2, 8, True, frame=256).expression(HERE)
     assert framed.evaluate(numbers(13, arrays)) == 0b110101 + 100
     assert framed.evaluate(numbers(256, arrays)) == 0b110101 + 200
-    assert Consecutive(1, "shift", 0).expression(HERE).evaluate(numbers(13, arrays)) == 9
+    assert consecutive(1, "shift", 0).expression(HERE).evaluate(numbers(13, arrays)) == 9
 
 
 def test_bits_below_others_bind_less_than_a_base() -> None:
@@ -170,7 +170,7 @@ def test_a_tile_s_coordinate_may_follow_from_another() -> None:
     run_program(program, arrays, values, [b], found, 3, 48)
     torch.testing.assert_close(found, expected)
     made: dict[str, object] = {}
-    whole = lower(bound, view, Schedule(blocks=(("r", 8),)), Target(rows=12, whole=True))
+    whole = lower(bound, view, Schedule(blocks=(("r", 8),)), Target(rows=12, at_once=True))
     exec(module_source((whole,), "tiles on a diagonal"), made)
     found.zero_()
     made["part_0"]([(0, 3, 0, 3, 0, 48)], arrays["item_ptr"], arrays["item_word"], values, b, found)  # type: ignore[operator]

@@ -203,7 +203,7 @@ def test_a_dense_tensor_is_multiplied_in_place_of_a_tile_program(case: Case) -> 
     kernel, x, dense = compiled(case)
     (part,) = kernel.step.parts
     assert part.program.covers
-    assert part.program.whole
+    assert part.program.at_once
     found, wanted = kernel(*dense), expected(kernel, x, dense)
     torch.testing.assert_close(found, wanted.to(found.dtype), rtol=1e-11, atol=1e-11)
 

@@ -12,7 +12,7 @@ from pattern_cases import CASES, expected, finished, kernel, without_values, zer
 from sparsetc.backends import TORCH
 from sparsetc.codegen.programs import Programs
 from sparsetc.errors import FormatError
-from sparsetc.ir.nest.coordinates import Consecutive, Field
+from sparsetc.ir.nest.coordinates import Field, consecutive
 from sparsetc.ir.nest.nest import Nest, runs, tiles
 from sparsetc.ir.nest.values import Ones
 from sparsetc.ir.program.cost import cost_of
@@ -73,8 +73,8 @@ WORD = Field(0, "word", 0, 8, True)
     [
         (runs((), (replace(WORD, frame=3),), chunk=8), "a power of two of positions"),
         (runs((replace(WORD, frame=4),)), "a frame is of a leaf mode"),
-        (runs((), (Consecutive(1, "shift", 0), WORD), chunk=8), "must be read before it"),
-        (runs((WORD, Consecutive(1, "shift", 0))), "must be read before it, at the leaf"),
+        (runs((), (consecutive(1, "shift", 0), WORD), chunk=8), "must be read before it"),
+        (runs((WORD, consecutive(1, "shift", 0))), "read at the level of item, which has no nonzero"),
         (tiles((), (WORD,), Ones((4,), (0,))), "tiles store their values"),
     ],
 )

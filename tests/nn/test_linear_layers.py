@@ -78,7 +78,7 @@ def test_places_are_saved_moved_and_loaded() -> None:
         other.load_state_dict(other.state_dict() | {"coords": other.coords.flip(1)})
     with pytest.raises(stc.ShapeError, match="sparse matrix"):
         stc.nn.SparseLinear(torch.eye(3))
-    with pytest.raises(stc.ShapeError, match=r"takes \(\*, 20\) activations, found \(4, 19\)"):
+    with pytest.raises(stc.ShapeError, match=r"takes dense \(\*, 20\) activations, found \(4, 19\)"):
         layer(x[:, :19])
     with pytest.raises(stc.ShapeError, match=r"the mask of a tensor \(12, 20\) must have its shape, found \(20, 12\)"):
         stc.nn.SparseLinear.from_dense(dense.weight, dense.bias, mask.T)

@@ -66,23 +66,19 @@ def lower(
     return _lowered(bound, view, schedule.by_rule(), target, number, format)
 
 
-def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
-    """Lower one part to its tile program for pricing, without its number and its format."""
-    return _drafted(bound, view, schedule.by_rule(), target)
-
-
 @lru_cache(maxsize=1024)
 def _lowered(bound: Bound, view: Nest, schedule: Schedule, target: Target, number: int, format: str) -> TileProgram:
     # Native loops that cut nothing are the same program, which was drafted for its price.
     cut = schedule.native and bool(schedule.slowest_axes)
-    program = _drafted(bound, view, replace(schedule, native=cut), target)
+    program = drafted(bound, view, replace(schedule, native=cut), target)
     run = replace(program.schedule, native=schedule.native)
     return replace(program, number=number, format=format, schedule=run)
 
 
 @lru_cache(maxsize=1024)
-def _drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
-    read = view.taking(1 if target.whole else schedule.lanes)
+def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
+    """Lower one part by a schedule without the default rule's tree, and without its number and its format."""
+    read = view.taking(1 if target.at_once else schedule.lanes)
     read = read.of_ones() if target.ones else read
     inner = Inner.of(bound, read.in_halves() if schedule.precision == F16X3 else read, target)
     return lowered(inner, completed(inner, schedule), "")

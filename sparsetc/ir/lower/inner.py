@@ -63,7 +63,7 @@ class Target:
         owned: whether no two items add to one row, so that results may be stored.
         rows: rows of the output.
         index64: whether positions of the stored nonzeros need 64 bits.
-        whole: whether torch is to run it, which takes all rows of a level at once, and whole axes.
+        at_once: whether torch is to run it, which takes all rows of a level at once, and whole axes.
         ones: whether every value is 1, at every call, so that none is read.
         strides: of the rows of a dense output, and of its dense axes, where it does not lie as (rows, axes).
     """
@@ -73,7 +73,7 @@ class Target:
     owned: bool = False
     rows: int = 1
     index64: bool = False
-    whole: bool = False
+    at_once: bool = False
     ones: bool = False
     strides: Ints = ()
 
@@ -122,7 +122,7 @@ class Inner:
         letters, sizes = e.inputs[sparse], printed_sizes(bound)
         if not len(letters) == len({*letters}) == len(view.mode_levels):
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(letters)!r}")
-        output, operands = named_operands(bound, as_given=not target.whole)
+        output, operands = named_operands(bound, as_given=not target.at_once)
         stored = stored_of(view, letters)
         return cls(
             equation=str(e),
@@ -261,17 +261,8 @@ def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping
 
 def verify_tree(inner: Inner, schedule: Schedule, around: Sequence[Axis]) -> None:
     """Raise `PlanError` if the schedule's tree does not fit this einsum and these loops, or cannot be lowered."""
-    assert schedule.tree is not None
-    _verify_factors(schedule.tree, inner)
-    _verify_roles(inner, schedule)
-    axes = _axes_of(schedule.tree, inner, around, dict(schedule.tile_sizes))
-    for axis in sorted(axes - inner.keyed):
-        raise PlanError(f"tree {schedule.tree}: the result has no axis {axis}, which is never summed")
-    for axis in sorted(inner.keyed - axes):
-        raise PlanError(f"tree {schedule.tree}: axis {axis} is summed, which the result keeps")
-
-
-def _verify_factors(tree: Tree, inner: Inner) -> None:
+    tree = schedule.tree
+    assert tree is not None
     factors, occurrences = [*inner.stored, *inner.operand], Counter(tree.factors)
     for name, times in occurrences.items():
         if name not in factors:
@@ -281,6 +272,12 @@ def _verify_factors(tree: Tree, inner: Inner) -> None:
     for name in factors:
         if name not in occurrences and not (name in inner.stored and inner.may_omit_ones(occurrences)):
             raise PlanError(f"tree {tree}: factor {name} is missing")
+    _verify_roles(inner, schedule)
+    axes = _axes_of(tree, inner, around, dict(schedule.tile_sizes))
+    for axis in sorted(axes - inner.keyed):
+        raise PlanError(f"tree {tree}: the result has no axis {axis}, which is never summed")
+    for axis in sorted(inner.keyed - axes):
+        raise PlanError(f"tree {tree}: axis {axis} is summed, which the result keeps")
 
 
 def _verify_roles(inner: Inner, schedule: Schedule) -> None:

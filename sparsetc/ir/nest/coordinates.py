@@ -389,28 +389,18 @@ class Computed(ModeCoordinate):
         return self.formula if isinstance(self.formula, Expression) else parsed(self.formula, at)
 
 
-@dataclass(frozen=True)
-class Consecutive(ModeCoordinate):
+def consecutive(mode: int, array: str, by: int) -> Computed:
     """A coordinate that rises by one a nonzero while the coordinate of mode `by`, read before, is the same.
 
     All that is stored is the difference between coordinate and position, once for each coordinate of `by`: so do the
     entries of a row of a compressed matrix lie, and those that meet an entry of another operand.
 
-    Attributes:
+    Args:
+        mode: which is read by each nonzero.
         array: name of the array of differences, one for each coordinate of `by`; they may be negative.
+        by: the other mode.
     """
-
-    array: str
-    by: int
-
-    def expression(self, at: Variable) -> Expression:
-        return Formula("+", at, Lookup(self.array, Coordinate(self.by)))
-
-    def check(self, leaf: bool) -> None:
-        if not leaf:
-            raise FormatError(
-                f"mode {self.mode} is consecutive by mode {self.by}, which must be read before it, at the leaf"
-            )
+    return Computed(mode, Formula("+", Position("nonzero"), Lookup(array, Coordinate(by))))
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,7 @@ class Cost:
         """Multiplications and additions; padding is included in dots and over tiles."""
         if s.accumulate:
             self.kept = max(self.kept, self._cells(s.out.axes))
-        if not (s.out.folded and s.summed if self.p.whole else s.right):
+        if not (s.out.folded and s.summed if self.p.at_once else s.right):
             axes, columns = {a for t in s.inputs for a in t.axes}, {a.letter for a in self.p.axes}
             products = visits * (self._cells(axes) * len(s.inputs))
             self.multiply += products
@@ -452,7 +452,7 @@ class Cost:
 
         Programs that take all rows at once have none.
         """
-        if self.p.whole:
+        if self.p.at_once:
             return 0.0
         chain, constants = statistics.chain * profile.wait, profile.constants
         if not self.p.view.blocks:
