@@ -45,6 +45,7 @@ def sorted_pattern(rows: Tensor, shape: tuple[int, ...]) -> Taken:
     return Pattern(rows[:, order].contiguous(), shape, True), order
 
 
+@entry_point
 def indexed(x: Any, keys: list[Any]) -> Any:
     """Return the elements at a list of indices; see `SparseTensor.__getitem__`."""
     keys = _of_all_modes(keys, x)
@@ -317,7 +318,6 @@ def _from_0(index: Tensor, mode: int, size: int) -> Tensor:
     return index.remainder(size)
 
 
-@entry_point
 def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
     """Return (order, n) coordinates of the entries at indexed rows, the first of them places in the index; and the
     entries.

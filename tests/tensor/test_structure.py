@@ -249,6 +249,17 @@ def test_a_part_of_dense_modes_has_the_same_pattern() -> None:
     assert torch.equal(x[..., 0, ::-1].to_dense(), x.to_dense()[..., 0, :].flip(-1))
 
 
+def test_indices_within_compiled_functions() -> None:
+    x, index = stc.rand((30, 40), nnz=200), torch.tensor([3, 1, -1, 7])
+    for key in (index, (slice(None), index), (slice(2, 9), index), slice(None, None, -1), (None, slice(None), 3)):
+
+        def of_values(values: torch.Tensor, key: Any = key) -> torch.Tensor:
+            return x.with_values(values)[key].values.sum()
+
+        compiled = torch.compile(of_values, backend="eager", dynamic=True)
+        torch.testing.assert_close(compiled(x.values), of_values(x.values))
+
+
 def test_a_slice_costs_what_its_entries_do() -> None:
     n = 1 << 60
     x = stc.SparseTensor(torch.tensor([[1, n // 2, n - 1]]), torch.tensor([1.0, 2.0, 3.0]), (n,))
