@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -318,13 +317,9 @@ def permute(x: Sparse, *modes: int | tuple[int, ...] | list[int]) -> Sparse:
         >>> stc.zeros(2, 3, 4).permute(2, 0, 1).shape
         (4, 2, 3)
     """
-    raw: Any = modes[0] if len(modes) == 1 and isinstance(modes[0], tuple | list) else modes
-    try:
-        wanted = tuple(m + x.order if m < 0 else m for m in map(index, raw))
-    except TypeError:  # no numbers
-        wanted = ()
+    wanted = tuple(crd.mode_of(x.order, mode, "permute") for mode in crd.flat(modes))
     if sorted(wanted) != list(range(x.order)):
-        raise ShapeError(f"permute needs each of the modes 0..{x.order - 1} once, found {tuple(raw)}")
+        raise ShapeError(f"permute needs each of the modes 0..{x.order - 1} once, found {modes}")
     if wanted == tuple(range(x.order)):
         return x
     split, values = x.sparse_order, x._values

@@ -47,11 +47,16 @@ def checked_size(size: Any, what: str, least: int = 0) -> int:
 def integer(value: Any, what: str) -> int:
     """Return an integer of any type. Raise `ShapeError`, which names `what`, for others, and for bools, as torch."""
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
             raise TypeError
         return operator.index(value)
     except TypeError:
         raise ShapeError(f"{what} is an integer, found {value!r:.80} ({type(value).__name__})") from None
+
+
+def flat(given: Sequence[Any]) -> list[Any]:
+    """Return arguments as a list, or what the only one of them holds."""
+    return list(given[0] if len(given) == 1 and hasattr(given[0], "__iter__") else given)
 
 
 def mode_of(order: int, mode: Any, what: str = "") -> int:
