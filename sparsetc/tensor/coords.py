@@ -36,14 +36,15 @@ def checked_shape(shape: Iterable[object]) -> Ints:
     return tuple([checked_size(size, f"the size of mode {mode}") for mode, size in enumerate(sizes)])
 
 
-def checked_size(size: Any, what: str, least: int = 0) -> int:
-    """Return a size as a Python int. Raise `ShapeError`, which says `what` it is, unless int64 can index by it."""
+def checked_size(size: Any, what: str, least: int = 0, error: type[Exception] = ShapeError) -> int:
+    """Return a size as a Python int. Raise an error, which says `what` it is, unless int64 can index by it."""
     try:
         number = operator.index(size)
     except TypeError:
         number = -1
     if isinstance(size, bool) or not least <= number < INT64_SIZES:
-        raise ShapeError(f"{what} must be an int from {least} to 2**63 - 1, found {size!r:.80}")
+        fit = f"from {least} on" if number < INT64_SIZES else "below 2**63"
+        raise error(f"{what} must be an integer {fit}, found {size!r:.80}")
     return number
 
 
