@@ -75,7 +75,9 @@ def mode_at(x: SparseTensor, mode: Any, name: str) -> int:
     try:
         index(mode)
     except TypeError:
-        raise ShapeError(f"{name}: a mode is an integer, found {type(mode).__name__}; call {_call(name)}") from None
+        raise ShapeError(
+            f"{name}: a mode must be an integer, found {type(mode).__name__}; call {_call(name)}"
+        ) from None
     return mode_of(x.order, mode, name)
 
 

@@ -48,10 +48,16 @@ def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
     return laid_out(x.coalesce())  # so that float16 duplicates are summed in float32
 
 
-def laid_out(x: Attributes) -> Tensor:
-    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes)."""
+def laid_out(x: Attributes, again: bool = False) -> Tensor:
+    """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes).
+
+    Where other values will be laid out `again`, and autocast is off, the entries' places are kept with the pattern.
+    """
     values, blocks = x._values, x._pattern.blocks
     sizes = (*x._pattern.shape, *values.shape[1:])
+    if again and blocks is None:
+        entries = values.new_zeros(math.prod(x._pattern.shape), *values.shape[1:])
+        return entries.index_copy_(0, x._pattern.places, values).view(sizes)
     with without_autocast(values.device):
         dense = values.new_zeros(sizes) if blocks is None else blocks.zeros(sizes, values)
         dense.index_put_(x.coords.unbind(), values)

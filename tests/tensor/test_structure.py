@@ -215,17 +215,25 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x.transpose(0, 5)": (lambda x: x.transpose(0, 5), stc.ShapeError, "no mode 5"),
     "x.item()": (lambda x: x.item(), stc.ShapeError, "one position"),
     "x.diagonal(0, 1, 1)": (lambda x: x.diagonal(0, 1, 1), stc.ShapeError, "two modes"),
-    "x.narrow(0, 'a', 1)": (lambda x: x.narrow(0, "a", 1), stc.ShapeError, "the start is an integer, found 'a'"),
-    "x.narrow(0, 0, 1.5)": (lambda x: x.narrow(0, 0, 1.5), stc.ShapeError, "the length is an integer, found 1.5"),
-    "x.topk(True)": (lambda x: x.topk(True), stc.ShapeError, "topk: the number of elements is an integer, found True"),
+    "x.narrow(0, 'a', 1)": (lambda x: x.narrow(0, "a", 1), stc.ShapeError, "the start must be an integer, found 'a'"),
+    "x.narrow(0, 0, 1.5)": (lambda x: x.narrow(0, 0, 1.5), stc.ShapeError, "the length must be an integer, found 1.5"),
+    "x.topk(True)": (
+        lambda x: x.topk(True),
+        stc.ShapeError,
+        "topk: the number of elements must be an integer, found True",
+    ),
     "x.topk('a')": (lambda x: x.topk("a"), stc.ShapeError, "the number of elements is an integer"),
     "x.max('a')": (lambda x: x.max("a"), stc.ShapeError, "topk: a tensor of 2 modes has no mode 'a'"),
-    "x.split('a')": (lambda x: x.split("a"), stc.ShapeError, "the length of a part is an integer, found 'a'"),
-    "x.split([1, 1.5])": (lambda x: x.split([1, 1.5]), stc.ShapeError, "the length of a part is an integer, found 1.5"),
-    "x.chunk(True)": (lambda x: x.chunk(True), stc.ShapeError, "a number of parts is an integer, found True"),
-    "x.roll(1.5, 0)": (lambda x: x.roll(1.5, 0), stc.ShapeError, "a shift is an integer, found 1.5"),
+    "x.split('a')": (lambda x: x.split("a"), stc.ShapeError, "the length of a part must be an integer, found 'a'"),
+    "x.split([1, 1.5])": (
+        lambda x: x.split([1, 1.5]),
+        stc.ShapeError,
+        "the length of a part must be an integer, found 1.5",
+    ),
+    "x.chunk(True)": (lambda x: x.chunk(True), stc.ShapeError, "a number of parts must be an integer, found True"),
+    "x.roll(1.5, 0)": (lambda x: x.roll(1.5, 0), stc.ShapeError, "a shift must be an integer, found 1.5"),
     "x.flip(1.5)": (lambda x: x.flip(1.5), stc.ShapeError, "no mode 1.5"),
-    "x.reshape(None)": (lambda x: x.reshape(None), stc.ShapeError, "a size is an integer, found None"),
+    "x.reshape(None)": (lambda x: x.reshape(None), stc.ShapeError, "a size must be an integer, found None"),
     "x.movedim((0, 1), 0)": (lambda x: x.movedim((0, 1), 0), stc.ShapeError, "a place for each mode"),
     "x.tril(True)": (lambda x: x.tril(True), stc.ShapeError, "the offset of a diagonal is an integer"),
     "x.flatten(1, 0)": (lambda x: x.flatten(1, 0), stc.ShapeError, "flatten joins"),
@@ -305,7 +313,7 @@ def test_diagonals_beyond_int64_have_no_entries() -> None:
         for sign in (1, -1):
             assert (x.diagonal(sign * offset).shape, x.diagonal(sign * offset).nnz) == ((0,), 0)
         assert (x.tril(offset).nnz, x.triu(offset).nnz, x.tril(-offset).nnz, x.triu(-offset).nnz) == (3, 0, 0, 3)
-    with pytest.raises(stc.ShapeError, match=r"offset of a diagonal is an integer, found 0\.5"):
+    with pytest.raises(stc.ShapeError, match=r"offset of a diagonal must be an integer, found 0\.5"):
         x.diagonal(0.5)  # type: ignore[arg-type]
 
 
