@@ -21,7 +21,7 @@ from torch.nn import functional
 from sparsetc.errors import FormatError, ShapeError
 from sparsetc.support import cached_property
 from sparsetc.support.checks import found_shape
-from sparsetc.tensor import coords as crd
+from sparsetc.tensor.coords import checked_size, offset_of
 from sparsetc.tensor.pattern import lasting, registered
 
 __all__ = [
@@ -120,8 +120,8 @@ class Mask:
 
     def dense(self, queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Return the mask of all pairs, (queries, keys) bool; as many keys as queries unless they are given."""
-        i = torch.arange(crd.checked_size(queries, "the number of queries"), device=device)
-        j = i if keys is None else torch.arange(crd.checked_size(keys, "the number of keys"), device=device)
+        i = torch.arange(checked_size(queries, "the number of queries"), device=device)
+        j = i if keys is None else torch.arange(checked_size(keys, "the number of keys"), device=device)
         return self.at(i[:, None], j[None, :]).expand(len(i), len(j)).contiguous()
 
 
@@ -136,7 +136,7 @@ def causal(offset: int = 0) -> Mask:
         tensor([[1.0000, 0.0000],
                 [0.5000, 0.5000]])
     """
-    return _band(-crd.offset_of(offset), FAR)
+    return _band(-offset_of(offset), FAR)
 
 
 def sliding_window(before: int, after: int | None = None) -> Mask:
@@ -152,7 +152,7 @@ def sliding_window(before: int, after: int | None = None) -> Mask:
                 [0, 1, 1]], dtype=torch.int32)
     """
     before, after = (
-        crd.checked_size(n, "a distance of a sliding window") for n in (before, before if after is None else after)
+        checked_size(n, "a distance of a sliding window") for n in (before, before if after is None else after)
     )
     return _band(-after, before)
 
@@ -187,7 +187,7 @@ def prefix(length: int) -> Mask:
                 [1, 1, 0],
                 [1, 1, 1]], dtype=torch.int32)
     """
-    length = crd.checked_size(length, "the number of first keys")
+    length = checked_size(length, "the number of first keys")
     return Mask(
         ("prefix", length),
         lambda i, j: (j < length).expand(torch.broadcast_shapes(i.shape, j.shape)),
@@ -220,7 +220,7 @@ def dilated(step: int) -> Mask:
                 [0, 1, 0],
                 [1, 0, 1]], dtype=torch.int32)
     """
-    step = crd.checked_size(step, "the step of a dilated mask", 1)
+    step = checked_size(step, "the step of a dilated mask", 1)
 
     def full(r: Rectangle) -> Tensor:
         alone = (r[0] == r[1]) & (r[2] == r[3]) & ((r[0] - r[2]) % step == 0)
@@ -269,7 +269,7 @@ def _numbering(offsets: Tensor | Sequence[int]) -> tuple[tuple[int, ...], Callab
     """Return where documents begin, and the function that gives a position's document."""
     given: Any = offsets.tolist() if isinstance(offsets, Tensor) else offsets
     listed = given if isinstance(given, Iterable) else [given]
-    numbers = tuple([crd.checked_size(n, "an offset of a document") for n in listed])
+    numbers = tuple([checked_size(n, "an offset of a document") for n in listed])
     if numbers[:1] != (0,) or list(numbers) != sorted(numbers):
         raise ShapeError(f"documents takes offsets that begin at 0 and do not fall, found {numbers!r:.80}")
 

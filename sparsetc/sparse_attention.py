@@ -23,6 +23,7 @@ from sparsetc import masks
 from sparsetc.contraction.library import _constant as constant
 from sparsetc.contraction.library import _setting as setting
 from sparsetc.contraction.library import _transforms as transforms
+from sparsetc.contraction.library import constants
 from sparsetc.contraction.request import promoted
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
@@ -170,7 +171,7 @@ def attention(
     results: Any = None
     if is_dynamo_compiling():
         settings = dict(latest.traced) | dict(settings)  # type: ignore[assignment]
-        results = _node(q, k, v, pattern, numbers, bias, is_causal, settings)
+        results = _node(q, k, v, pattern, constant(numbers), bias, is_causal, settings)
     if results is None:
         results = _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
     if offsets is not None:
@@ -241,15 +242,15 @@ def _node(
     """Return attention as a node of a graph; None where it cannot be one, and the graph breaks."""
     known = _number(pattern)
     breaks = transforms(True) or exporting()  # which traces by modes, unless it is strict
-    if breaks or known is None or not (bias is None or isinstance(bias, Tensor)):
+    named = constants(settings)
+    if breaks or known is None or named is None or not (bias is None or isinstance(bias, Tensor)):
         return None
     heads = [operator.index(n) for n in q.shape[:-2]]
     rows = q.shape[-2]
     columns = k.shape[-2]
     fewer = [operator.index(n) for n in k.shape[:-2]]
-    constants = tuple([(name, constant(value)) for name, value in settings.items()])
     sizes = (*heads, operator.index(rows), operator.index(columns)), None if bias is None else bias.shape[-1]
-    key = _key(known, sizes, heads == fewer, q.device, numbers, is_causal, constants, operator.index(latest.number))
+    key = _key(known, sizes, heads == fewer, q.device, numbers, is_causal, named, operator.index(latest.number))
     if not key:
         return None
     tensors = [q, k, v]

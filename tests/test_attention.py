@@ -753,6 +753,16 @@ def test_a_graph_of_a_transform_of_attention() -> None:
     torch.testing.assert_close(torch.compile(slope, backend="eager")(q), slope(q))
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_a_graph_of_any_sizes_is_one(scale: float | None) -> None:
+    q, mask = torch.rand(2, 40, 8), stc.masks.causal()
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q: stc.attention(q, q, q, mask, scale=scale), backend="eager", dynamic=True, fullgraph=True
+    )
+    torch.testing.assert_close(compiled(q), stc.attention(q, q, q, mask, scale=scale))
+
+
 def test_attention_is_exported_for_any_length() -> None:
     sizes = {2: torch.export.Dim("rows", min=2)}
     q = torch.rand(1, 2, 9, 4)

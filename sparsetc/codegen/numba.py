@@ -180,8 +180,7 @@ class NumbaPrinter(Writer, Lines):
             self.put("first, last = load(block_ptr, block), load(block_ptr, block + 1)")
         sums = [inner.out for inner in s.body if isinstance(inner, Product) and inner.accumulate]
         if not sums:
-            with self.block(f"for {name} in range({begin}, {end}):"):
-                self.visit(s.body)
+            self.visit(s.body, f"for {name} in range({begin}, {end}):")
             return
         before = [replace(tile, name=f"{tile.name}_before") for tile in sums]
         arrays = any(self.held(tile).in_array for tile in before)
@@ -196,10 +195,8 @@ class NumbaPrinter(Writer, Lines):
         self.put(f"{piece} = min({begin} + {LONG}, {end})")
         with self.block("while True:"):
             rest = self.abreast(s, sums, begin, piece) if name == "n" else begin
-            with self.block(f"for {name} in range({rest}, {piece}):"):
-                self.visit(s.body)
-            with self.block(f"if {piece} == {end}:"):
-                self.put("break")
+            self.visit(s.body, f"for {name} in range({rest}, {piece}):")
+            self.put(f"if {piece} == {end}:", "    break")
             for one, tile in zip(before, sums, strict=True):
                 self.each(tile, "{0} += {1}", one.name, tile.name)
                 self.zero(Zero(tile))
@@ -320,8 +317,8 @@ class NumbaPrinter(Writer, Lines):
             row = self.p.elements(axes[-1:])
             each = [pieces(row, first) for first in range(0, self.p.elements(axes), row)]
             self.pieces[axes] = [(f"_{p.first}" * bool(axes), zeros(self.p, p)) for own in each for p in own]
-        for end, zero in self.pieces[axes]:
-            self.put(text.format(*[name + end for name in tiles], zeros=zero))
+        texts = [text.format(*[name + end for name in tiles], zeros=zero) for end, zero in self.pieces[axes]]
+        self.put(*texts)
 
     def product(self, s: Product) -> None:
         """A product of factors, unless the one statement that reads it prints it."""

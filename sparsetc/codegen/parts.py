@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetc.codegen.torch import bags, sampled, unread
+from sparsetc.codegen.torch import in_place
 from sparsetc.ir.nest import ITEM, LANE, LEAF
 from sparsetc.ir.program import Gather, Product, TileProgram
 from sparsetc.packing.base import Packed
@@ -136,7 +136,7 @@ def chunks(program: TileProgram, arrays: PartArrays, most: int = CHUNK) -> list[
 
 def few(program: TileProgram, arrays: PartArrays, native: bool) -> bool:
     """True if a program makes so few elements that other threads would cost more than they save."""
-    read = sum(g.operand.width for *rows, _ in sampled(program).values() for g in rows)
+    read = sum(g.operand.width for *rows, _ in in_place(program)[1].values() for g in rows)
     return arrays.stored * (sum(elements(program)) + read) <= (FEW_NATIVE if native else FEW)
 
 
@@ -144,9 +144,7 @@ def few(program: TileProgram, arrays: PartArrays, native: bool) -> bool:
 def elements(p: TileProgram) -> tuple[int, int, int]:
     """Elements that are made for a row of each level."""
     by_level = Counter({ITEM: 1, LANE: 1, LEAF: 1})
-    bagged = bags(p)
-    dotted = sampled(p)
-    skipped = unread(p)
+    bagged, dotted, skipped = in_place(p)
     for s, _ in p.statements:
         if isinstance(s, Product):
             deepest = s.out if s in bagged else max(s.inputs, key=lambda tile: p.view.rows[tile.level])

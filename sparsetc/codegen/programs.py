@@ -83,7 +83,8 @@ class Programs:
             name: what the file is named after; the equation of the programs where it is empty.
             about: lines for a reader of the source, as `header` takes them.
         """
-        if backend is TORCH and runs_natively(programs, dtype):
+        native = backend is TORCH and not dtype.is_complex and all(p.schedule.native for p in programs)
+        if native and not any(map(numba_source.unprinted, programs)) and usable():  # which holds for all parts or none
             backend = NUMBA
         self.programs = tuple(programs)
         self.dtype = dtype
@@ -278,12 +279,6 @@ def check_sizes(p: TileProgram) -> None:
                     f'part {p.number} ({p.format}) of "{p.equation}": {tile} would hold {elements:,} elements, and a '
                     f"program's tile at most {MOST_ELEMENTS:,}; give the schedule smaller blocks"
                 )
-
-
-def runs_natively(programs: Sequence[TileProgram], dtype: torch.dtype) -> bool:
-    """True if the torch programs of a plan run as native loops, which holds for all of its parts or none."""
-    wanted = not dtype.is_complex and all(p.schedule.native for p in programs)
-    return wanted and not any(map(numba_source.unprinted, programs)) and usable()
 
 
 def _by_threads(call: Call, most: int) -> Call:

@@ -70,8 +70,7 @@ class TorchPrinter(Writer, Lines):
         self.rows = program.view.rows
         self.einsum = "integer_einsum" if integers else "torch.einsum"
         self.level, self.column = LEAF, ""
-        self.bags = bags(program)
-        self.sampled, self.unread = sampled(program), unread(program)
+        self.bags, self.sampled, self.unread = in_place(program)
         self.decodes = program.decodes
         gathers, products = program.each(Gather), program.each(Product)
         self.constants = {s.out.name for s in gathers if not s.operand.rows}
@@ -361,8 +360,18 @@ def summed(text: str, own: Names, axes: Names) -> str:
 # -- rows that one call of torch adds or multiplies where they lie -----------------------------------------------------
 
 
+Bags = dict[Product, tuple[Gather, Names]]
+Sampled = dict[Product, tuple[Gather, Gather, Names]]
+
+
 @lru_cache
-def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
+def in_place(program: TileProgram) -> tuple[Bags, Sampled, set[Gather]]:
+    """Return `bags`, `sampled`, and the gathers that are not run, since one of these reads the rows where they lie."""
+    bagged, dotted = bags(program), sampled(program)
+    return bagged, dotted, {rows for rows, _ in bagged.values()}.union(*[rows[:2] for rows in dotted.values()])
+
+
+def bags(program: TileProgram) -> Bags:
     """Find the products that add up rows of an operand where they lie in its table, weighted by the other factors.
 
     Returns:
@@ -377,8 +386,7 @@ def bags(program: TileProgram) -> dict[Product, tuple[Gather, Names]]:
     return {s: (rows, axes) for s, rows, axes in weights if axes is not None}
 
 
-@lru_cache
-def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, Names]]:
+def sampled(program: TileProgram) -> Sampled:
     """Find the products of a row of one operand with a row of another, weighted and summed when they are stored.
 
     Returns:
@@ -398,11 +406,6 @@ def sampled(program: TileProgram) -> dict[Product, tuple[Gather, Gather, Names]]
             if numbers and not ends & {*first.operand.rows, *second.operand.rows}:
                 products[s] = first, second, kept
     return products
-
-
-def unread(program: TileProgram) -> set[Gather]:
-    """Return the gathers that are not run, since a bag or a sampled product reads the rows where they lie."""
-    return {rows for rows, _ in bags(program).values()}.union(*[rows[:2] for rows in sampled(program).values()])
 
 
 def _weight_axes(p: TileProgram, s: Product, rows: Tile) -> Names | None:

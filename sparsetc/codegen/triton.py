@@ -1,4 +1,4 @@
-"""Tile programs -> the text of one Triton module: a table says which function prints each kind of statement.
+"""Tile programs -> the text of one Triton module: a method prints each kind of statement.
 
 In: the verified tile programs of a plan's parts, and the type of their sums. Out: source that can be read alone: one
 function a part, its variables named as in the tile program, and one kernel that runs a part (or, fused, all of them:
@@ -17,8 +17,8 @@ from dataclasses import replace
 from math import prod
 from textwrap import wrap
 
-from sparsetc.codegen import triton_values as values
-from sparsetc.codegen.triton_layout import ADDRESS64, TritonLayout, all_of, load, placed, sides_of
+from sparsetc.codegen.triton_layout import ADDRESS64, all_of, load, placed, sides_of
+from sparsetc.codegen.triton_values import COUNT, POPC, TritonValues, bare, flat, known_ahead
 from sparsetc.ir.nest import BIAS, HEAD, ITEM, LOW, TOP
 from sparsetc.ir.plan import F16
 from sparsetc.ir.program import (
@@ -61,34 +61,33 @@ def numbers_of(program: TileProgram) -> list[str]:
     return [*program.view.items.counts, *map(names.size, program.ends)]
 
 
-class TritonPrinter(TritonLayout):
+class TritonPrinter(TritonValues):
     """The text of one tile program as a Triton function: a method for each kind of statement."""
-
-    value, scale = values.value, values.scale
 
     def loop(self, s: Loop) -> None:
         """A loop; its printer yields each time its body is to be printed, with masks or without."""
-        for _ in values.LOOPS[type(s.axis)](self, s, s.axis):
+        for _ in getattr(self, f"over_{type(s.axis).__name__.lower()}")(s, s.axis):
             self.visit(s.body)
 
     def decode(self, s: Decode) -> None:
         """Print a coordinate; along a side, also the mask of positions inside the tile and the mode."""
         self.level = s.level
+        ends = [*map(self.limit, s.along), f"{s.name} < {names.size(s.letter)}" if s.end else ""]
+        inside = all_of(ends)
         for _ in self.each(s.level):
             self.put(f"{s.name}{self.copy} = {s.coordinate.text(self)}")
-            ends = [*map(self.limit, s.along), f"{s.name} < {names.size(s.letter)}" if s.end else ""]
-            if inside := all_of(ends):
+            if inside:
                 self.put(f"{names.inside(s.letter)} = {inside}")
 
     def zero(self, s: Zero) -> None:
         """An accumulator."""
-        for _ in self.vectors(s.out.axes):
-            self.put(f"{self.named(s.out)} = tl.zeros({self.shape(s.out)}, {self.acc})")
+        each = self.vectors(s.out.axes)
+        self.put(*[f"{self.named(s.out)} = tl.zeros({self.shape(s.out)}, {self.acc})" for _ in each])
 
     def reduce(self, s: Reduce) -> None:
         """A tile summed over the axes that the result lacks."""
-        for _ in self.vectors(s.source.axes):
-            self.put(f"{self.named(s.out)} = {self.summed(s.source, s.out.axes)[0]}")
+        each = self.vectors(s.source.axes)
+        self.put(*[f"{self.named(s.out)} = {self.summed(s.source, s.out.axes)[0]}" for _ in each])
 
     def gather(self, s: Gather) -> None:
         """Rows of a dense operand at the coordinates of its letters."""
@@ -97,9 +96,12 @@ class TritonPrinter(TritonLayout):
         if s.out.name in self.bf16:  # what only dots take stays rounded
             widen = ""
 
-        for address, mask in self.addresses(s):
-            for half in names.IN_HALVES if o.halves else ("",):
-                self.put(f"{self.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}")
+        texts = [
+            f"{self.named(s.out)}{half} = {load(o.name + half, address, mask)}{widen}"
+            for address, mask in self.addresses(s)
+            for half in (names.IN_HALVES if o.halves else ("",))
+        ]
+        self.put(*texts)
 
     def addresses(self, s: Gather) -> Iterator[tuple[str, str]]:
         """Yield the address of a dense operand's rows and the mask of valid ones, in each unrolled copy of the step."""
@@ -110,7 +112,7 @@ class TritonPrinter(TritonLayout):
         columns = o.strides[len(o.rows) :]
         if s.out.folded:
             by_axis = dict(zip(o.axes, columns, strict=True) if columns else self.p.strided(o.axes))
-            terms, mask = values.place(self, s.out, by_axis, tuple(map(values.flat, sides_of(s.out))))
+            terms, mask = self.place(s.out, by_axis, tuple(map(flat, sides_of(s.out))))
             rows = self.rows(zip(o.rows, strides, strict=True), (), level, o.nrows * o.width)
             yield " + ".join([*rows, *terms]), mask
             return
@@ -227,7 +229,7 @@ class TritonPrinter(TritonLayout):
             else:
                 row = ("item", "fiber", f"pos{self.copy}")[key.level]
                 if key.kind == "slot":
-                    row = "slot" if values.known_ahead(key) else load(key.array, row, self.guard(key.level))
+                    row = "slot" if known_ahead(key) else load(key.array, row, self.guard(key.level))
                 terms = [placed(f"{row}{cast}", keyed, axes, p.width)]
             if s.copies > 1:
                 terms.insert(
@@ -258,7 +260,7 @@ class TritonPrinter(TritonLayout):
 def function(p: TileProgram, sums: str, widen: bool) -> list[str]:
     """The lines of a part's function, first of its program's number; `sums`, `widen` as in `module_source`."""
     printer = TritonPrinter(p, sums, widen)
-    values.head(printer)
+    printer.head()
     printer.visit(p.body)
     read = ["pid", *counts_of(p), *p.arrays, *arguments(p.operands), p.output]
     return [*comments(p), "@triton.jit", *signature(f"def part_{p.number}", read, ":"), *printer.out]
@@ -282,12 +284,12 @@ def splitting(p: TileProgram, s: Gather) -> list[str]:
         printer.put(f"{name} = {number} % {count}")
         number = f"({number} // {count})"
     if places:
-        printer.put(f"{places[0][0]} = {values.bare(number)}")
+        printer.put(f"{places[0][0]} = {bare(number)}")
     for letter in o.axes:
-        values.dense(printer, p.axis(letter))
+        printer.dense(p.axis(letter))
     for group in sides_of(s.out) if s.out.folded else ():
         if len(group) > 1:
-            printer.put(f"{values.flat(group)} = tl.arange(0, {printer.positions(group)})")
+            printer.put(f"{flat(group)} = tl.arange(0, {printer.positions(group)})")
     ((address, mask),) = printer.addresses(s)
     printer.put(
         f"at = {address}",
@@ -331,7 +333,7 @@ def module_source(
                 lines += ["", *splitting(p, s), ""]
     functions = [line for p in programs for line in ("", *function(p, sums, widen), "")]
     if "count(" in "".join(functions):
-        lines += ["", *(values.POPC if popcount else values.COUNT).splitlines(), ""]
+        lines += ["", *(POPC if popcount else COUNT).splitlines(), ""]
     lines += functions
     groups = [programs] if fused else [(p,) for p in programs]
     for number, group in enumerate(groups):

@@ -126,15 +126,9 @@ class Kernel:
             return None
         operand, (values,) = self.operand, self._values
         if torch.is_grad_enabled() and values.requires_grad:
-            pattern, shape = operand._pattern, operand.shape
-            flat = prod(pattern.shape), *values.shape[1:]
-            places = None if pattern.blocks else pattern.places
 
             def learned() -> Tensor:
-                if places is None:
-                    whole = laid_out(operand)
-                else:
-                    whole = values.new_zeros(flat).index_copy_(0, places, values).view(shape)
+                whole = laid_out(operand, again=True)
                 whole.register_hook(lambda _: gradient_taken(values))
                 return whole
 

@@ -144,17 +144,17 @@ class SparseLinear(nn.Module):
         added = isinstance(x, Tensor) and (bias is None or bias.dtype is x.dtype)
         traced = torch.compiler.is_compiling() or traced_by_modes()
         whole = self._held(x) if added and not traced else None
+        if whole is None:
+            dense = isinstance(x, Tensor) and x.layout is torch.strided
+            if not dense or x.shape[-1:] != (self.in_features,):
+                shape = f"(*, {self.in_features})"
+                raise ShapeError(f"SparseLinear takes dense {shape} activations, found {found_shape(x)}")
+            kernel = None if traced else self._kernel(x)
+            if added and kernel is not None and (found := kernel.whole()) is not None:
+                whole, again = found
+                values: Any = self.values
+                self._products[torch.is_grad_enabled()] = same_kind([x, values]), values, _modes(), again
         if whole is not None:
-            return nn.functional.linear(x, whole, bias)
-        dense = isinstance(x, Tensor) and x.layout is torch.strided
-        if not dense or x.shape[-1:] != (self.in_features,):
-            raise ShapeError(f"SparseLinear takes dense (*, {self.in_features}) activations, found {found_shape(x)}")
-        kernel = None if traced else self._kernel(x)
-        whole_again = None if kernel is None or not added else kernel.whole()
-        if whole_again is not None:
-            whole, again = whole_again
-            values: Any = self.values
-            self._products[torch.is_grad_enabled()] = same_kind([x, values]), values, _modes(), again
             return nn.functional.linear(x, whole, bias)
         product: Any
         if kernel is None:

@@ -36,22 +36,28 @@ def checked_shape(shape: Iterable[object]) -> Ints:
     return tuple([checked_size(size, f"the size of mode {mode}") for mode, size in enumerate(sizes)])
 
 
-def checked_size(size: Any, what: str, least: int = 0) -> int:
-    """Return a size as a Python int. Raise `ShapeError`, which says `what` it is, unless int64 can index by it."""
-    number = integer(size, what)
+def checked_size(size: Any, what: str, least: int = 0, error: type[Exception] = ShapeError) -> int:
+    """Return a size as a Python int. Raise an error, which says `what` it is, unless int64 can index by it."""
+    number = integer(size, what, error)
     if not least <= number < INT64_SIZES:
-        raise ShapeError(f"{what} must be an int from {least} to 2**63 - 1, found {number}")
+        fit = f"from {least} on" if number < INT64_SIZES else "below 2**63"
+        raise error(f"{what} must be an integer {fit}, found {number}")
     return number
 
 
-def integer(value: Any, what: str) -> int:
-    """Return an integer of any type. Raise `ShapeError`, which names `what`, for others, and for bools, as torch."""
+def integer(value: Any, what: str, error: type[Exception] = ShapeError) -> int:
+    """Return an integer of any type. Raise an error, which says `what` it is, for others, and for bools, as torch."""
     try:
         if isinstance(value, bool):
             raise TypeError
         return operator.index(value)
     except TypeError:
-        raise ShapeError(f"{what} is an integer, found {value!r:.80} ({type(value).__name__})") from None
+        raise error(f"{what} must be an integer, found {value!r:.80} ({type(value).__name__})") from None
+
+
+def flat(given: Sequence[Any]) -> list[Any]:
+    """Return arguments as a list, or what the only one of them holds."""
+    return list(given[0] if len(given) == 1 and hasattr(given[0], "__iter__") else given)
 
 
 def mode_of(order: int, mode: Any, what: str = "") -> int:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.errors import DtypeError, EquationError, ShapeError
 from sparsetc.support import Ints, later
 from sparsetc.tensor.arithmetic import einsum, matmul
 from sparsetc.tensor.attributes import IN_PLACE, is_sparse
+from sparsetc.tensor.coords import flat, mode_of
 from sparsetc.tensor.dtypes import INTEGERS
 from sparsetc.tensor.elementwise import attempted, elementwise, is_strided
 from sparsetc.tensor.inputs import as_dense
@@ -215,14 +216,38 @@ def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float 
     return _scaled_sum(input, sampled, beta, alpha)
 
 
+def paired_modes(modes: Any, left: Ints, right: Ints, name: str) -> tuple[list[int], list[int]]:
+    """Return the modes of x and of y, of these shapes, that `torch.tensordot` sums in pairs, counted from the first."""
+    if isinstance(modes, int):
+        if not 0 <= modes <= min(len(left), len(right)):
+            raise ShapeError(
+                f"{name}: {modes} modes cannot be summed; x has order {len(left)}, y has {len(right)} dimensions"
+            )
+        modes = range(len(left) - modes, len(left)), range(modes)
+    sides = [flat((side,)) for side in modes] if isinstance(modes, list | tuple) else []
+    if len(sides) != 2 or len(sides[0]) != len(sides[1]):
+        raise EquationError(f"{name}: modes must be a number, or as many modes of x as of y, found {modes!r:.80}")
+    of_x, of_y = (
+        [mode_of(len(shape), mode, f"{name}: {operand}") for mode in side]
+        for side, shape, operand in zip(sides, (left, right), "xy", strict=True)
+    )
+    for operand, side in ("x", of_x), ("y", of_y):
+        if len({*side}) < len(side):
+            raise EquationError(f"{name}: a mode of {operand} is named twice in {side}")
+    for m, n in zip(of_x, of_y, strict=True):
+        if left[m] != right[n]:
+            raise ShapeError(
+                f"{name}: mode {m} of x has size {left[m]}, mode {n} of y has size {right[n]}: "
+                "modes that are summed together have one size"
+            )
+    return of_x, of_y
+
+
 def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
     """Sum over pairs of modes: the last n with the first n, or the modes given."""
     a, b = len(x.shape), len(y.shape)
-    left, right = (range(a - dims, a), range(dims)) if isinstance(dims, int) else dims
     first, second = ascii_letters[:a], list(ascii_letters[a : a + b])
-    for m, n in zip(left, right, strict=True):
-        if x.shape[m] != y.shape[n]:
-            raise ShapeError(f"tensordot: mode {m} of {tuple(x.shape)} and mode {n} of {tuple(y.shape)} differ in size")
+    for m, n in zip(*paired_modes(dims, x.shape, y.shape, "tensordot"), strict=True):
         second[n] = first[m]
     kept = [c for c in (*first, *second) if (c in first) != (c in second)]
     return einsum(f"{first},{''.join(second)}->{''.join(kept)}", x, y)

@@ -45,6 +45,7 @@ def sorted_pattern(rows: Tensor, shape: tuple[int, ...]) -> Taken:
     return Pattern(rows[:, order].contiguous(), shape, True), order
 
 
+@entry_point
 def indexed(x: Any, keys: list[Any]) -> Any:
     """Return the elements at a list of indices; see `SparseTensor.__getitem__`."""
     keys = _of_all_modes(keys, x)
@@ -257,12 +258,7 @@ def _index(key: Any, x: Any) -> Any:
                 f"an index tensor has one mode and integers or bools, found {tuple(key.shape)} {key.dtype}"
             )
         return (key.bool() if key.dtype in (torch.bool, torch.uint8) else key.long()).to(x.device)
-    try:
-        if isinstance(key, bool | np.bool_) or getattr(key, "dtype", None) == torch.bool:
-            raise TypeError
-        return operator.index(key)
-    except TypeError:
-        raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
+    return crd.integer(key, "an index that is no slice, …, None, tensor, mask or label")
 
 
 def _positions_of(names: np.ndarray, mode: int, pattern: Pattern) -> Any:
@@ -322,7 +318,6 @@ def _from_0(index: Tensor, mode: int, size: int) -> Tensor:
     return index.remainder(size)
 
 
-@entry_point
 def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
     """Return (order, n) coordinates of the entries at indexed rows, the first of them places in the index; and the
     entries.

@@ -439,8 +439,7 @@ def _modes(order: int, dim: Dims) -> list[int]:
     """Modes, ascending and counted from the first; `ShapeError` for one that there is not, or twice."""
     if dim is None:
         return list(range(order))
-    named = dim if isinstance(dim, list | tuple) else [dim]
-    modes = sorted(crd.mode_of(order, mode) for mode in named)
+    modes = sorted(crd.mode_of(order, mode) for mode in crd.flat((dim,)))
     if len({*modes}) < len(modes):
         raise ShapeError(f"dim names a mode twice: {dim!r:.80}")
     return modes

@@ -23,7 +23,7 @@ from sparsetc.tensor import convert
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import IN_PLACE, Attributes, Sparse, untyped
 from sparsetc.tensor.blocks import without_blocks
-from sparsetc.tensor.coords import integer, mode_of, offset_of, picked
+from sparsetc.tensor.coords import flat, integer, mode_of, offset_of, picked
 from sparsetc.tensor.elementwise import where_holds
 from sparsetc.tensor.indexing import Taken, indexed, sorted_pattern
 from sparsetc.tensor.pattern import Pattern, once
@@ -158,7 +158,8 @@ class Structure(Attributes):
         at, order = mode_of(x.ndim + 1, dim), x.sparse_order
         if at >= order:
             return x._make(x._pattern, x._values.unsqueeze(at - order + 1))  # type: ignore[no-any-return]
-        return x._make(_with_mode(x._pattern, at), x._values)  # type: ignore[no-any-return]
+        sizes = x._pattern.shape
+        return x._make(reshaped(x._pattern, (*sizes[:at], 1, *sizes[at:])), x._values)  # type: ignore[no-any-return]
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
         """Remove modes of size 1: all, or those of ``dim`` that have this size.
@@ -329,7 +330,6 @@ class Structure(Attributes):
             if mode >= x.sparse_order:
                 x = x._make(x._pattern, x._values.roll(shift, mode - x.sparse_order + 1))
                 continue
-            x = x.coalesce()
             coords = x._pattern.coords.clone()
             coords[mode] -= size - shift  # and not plus the shift, which may pass int64
             coords[mode] += (coords[mode] < 0) * size
@@ -434,11 +434,6 @@ class Structure(Attributes):
         return _with_entries(x, *x._pattern._once(("triangle", diagonal, compare.__name__), made))
 
 
-def flat(given: Sequence[Any]) -> list[Any]:
-    """Return arguments as a list, or what the only one of them holds."""
-    return list(given[0] if len(given) == 1 and hasattr(given[0], "__iter__") else given)
-
-
 def _with_entries(x: Sparse, pattern: Pattern, entries: Tensor | None) -> Sparse:
     """The tensor of a pattern with the values of entries of x."""
     return x._make(pattern, picked(x._values, entries))
@@ -461,14 +456,6 @@ def reshaped(pattern: Pattern, shape: Ints) -> Pattern:
             if size > crd.INT64_SIZES:
                 raise ShapeError(f"sizes of {pattern.shape} and {shape} meet past 2**63 only")
         size //= new
-        rows.append(key // size)
-        key = key % size
+        rows.append(key if size == 1 else key // size)
+        key = torch.zeros_like(key) if size == 1 else key % size
     return Pattern(torch.stack(rows), shape, True)
-
-
-@once
-def _with_mode(pattern: Pattern, at: int) -> Pattern:
-    """Return the pattern with a mode of size 1 before one of its modes; made once."""
-    rows = pattern.coords
-    shape = (*pattern.shape[:at], 1, *pattern.shape[at:])
-    return Pattern(torch.cat((rows[:at], rows.new_zeros(1, pattern.nnz), rows[at:])), shape, True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import processes
 import pytest
 import torch
@@ -75,6 +76,31 @@ def test_a_compiled_function_holds_what_torch_stores(layout: str, b: torch.Tenso
     x = stc.SparseTensor.from_torch(given)
     found = torch.compile(lambda b: stc.einsum(SPMM, x, b), backend="eager", fullgraph=True)(b)
     torch.testing.assert_close(found, b)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"path": [(0, 1), (0, 1)]}, 0),
+        ({"path": ((0, 1), (0, 1))}, 0),
+        ({"memory_limit": 1e9}, 0),
+        ({"memory_limit": np.int64(10**9)}, 4),
+        ({"cache_dir": Path}, 4),
+    ],
+)
+def test_settings_are_constants_of_a_graph_or_break_it_before(
+    settings: dict[str, Any], most: int, dynamic: bool | None, b: torch.Tensor, tmp_path: Path,
+    breaks: Callable[[], int],
+) -> None:  # fmt: skip
+    """What compiles is not traced, whatever the settings; a break counts in each of the four functions before it."""
+    given = {name: tmp_path if value is Path else value for name, value in settings.items()}
+    x, c = random_sparse((6, 8), "random", torch.float64), random_values((3, 4), torch.float64, 2)
+    compiled = torch.compile(
+        lambda b, c: stc.einsum("ij,jr,rs->is", x, b, c, **given), backend="eager", dynamic=dynamic
+    )
+    torch.testing.assert_close(compiled(b, c), x.to_dense() @ b @ c)
+    assert breaks() <= most
 
 
 def test_what_is_not_compiled_yet_is_compiled_while_tracing(

@@ -122,8 +122,7 @@ def test_layers_check_their_sizes_when_they_are_made(layer: Any) -> None:
             layer(*sizes)
     if layer is not stc.nn.GraphConv:
         for named in ({"heads": -1}, {"heads": "x"}, {"edge_dim": -1}, {"edge_dim": 1.5}):
-            fault = f"{name}: {next(iter(named))} (must be an int from 0|is an integer)"
-            with pytest.raises(stc.ShapeError, match=fault):
+            with pytest.raises(stc.ShapeError, match=f"{name}: {next(iter(named))} must be an integer"):
                 layer(3, 4, **named)
         for named in ({"dropout": "x"}, {"negative_slope": None}):
             with pytest.raises(stc.DtypeError, match="must be a number"):

@@ -37,7 +37,6 @@ from sparsetc.ir.nest import (
     Bitmap,
     Halves,
     Nest,
-    Values,
     Whole,
     home,
     pairs,
@@ -150,8 +149,16 @@ class Inner:
             raise PlanError(f"rows, columns and inner positions share no letter, found {''.join(letters)!r}")
         named = dict(zip(map(_name, folds, ("row", "column", "inner")), folds, strict=True))
         (row, column, inner), sides = named, {name: prod(side for _, side in fold) for name, fold in named.items()}
-        free = zip((row, column), bitmaps, strict=True)
-        view = pairs(*[_stored(sides[c], sides[inner], bitmap, halves) for c, bitmap in free])
+        if halves and any(bitmaps):
+            raise FormatError("what is in halves are tiles, stored whole")
+        tiles = []
+        for c, bitmap in zip((row, column), bitmaps, strict=True):  # row-major, bits in the widest words that they fill
+            # Triton lays out a dot's sides by the narrowest load that their addresses depend on, and aborts where that
+            # is narrower than 32 bits and the values are of 64 (3.6, 3.7).
+            word = max(8, min(32, sides[c] * sides[inner]))
+            kind = Halves if halves else Whole
+            tiles.append((Bitmap if bitmap else kind)((sides[c], sides[inner]), (0, 1), word=word))
+        view = pairs(*tiles)
         view.verify()
         return cls(
             equation=equation,
@@ -232,19 +239,6 @@ def _name(fold: Fold, role: str) -> str:
     """Return the name of an axis: its letters, or its role if it has none; never the name of the lanes or pairs."""
     name = "".join(c for c, _ in fold) or f"one_{role}"
     return f"{name}_{role}" if name in (LANES, "pair") else name
-
-
-def _stored(free: int, inner: int, bitmap: bool, halves: bool) -> Values:
-    """Row-major tiles, their bits in the widest words that they fill.
-
-    Triton lays out a dot's sides by the narrowest load that their addresses depend on, and aborts where that is
-    narrower than 32 bits and the values are of 64 (3.6, 3.7).
-    """
-    word = max(8, min(32, free * inner))
-    if bitmap and halves:
-        raise FormatError("what is in halves are tiles, stored whole")
-    kind = Halves if halves else Whole
-    return (Bitmap if bitmap else kind)((free, inner), (0, 1), word=word)
 
 
 def _key(letters: Names, kept: Names, view: Nest, target: Target, sizes: Mapping[str, int]) -> Key:

@@ -176,11 +176,6 @@ class Lowering:
             tile = self.make(Product(replace(tile, folded=folded), (tile, scale)))
         return tile
 
-    def _unscale_of(self, name: str) -> Tile:
-        """Make the power of two that undoes the scale of the part a step gathers of an operand in halves."""
-        rows = self.operand[name].rows
-        return self.make(Scale(Tile(names.unscale(name), (), self.inner.depth(rows)), name, rows=rows))
-
     # -- what is read -----------------------------------------------------------------------------------------------
     def load(self, name: str) -> Value | Gather:
         """Return the statement that reads stored values, or gathers rows: one a lane if lanes determine them."""
@@ -363,7 +358,11 @@ class Lowering:
                 tile = self.multiply(self._product_name(node), tuple([self.tile(part) for part in node.parts]))
             case "dot":
                 left, right = [self._side(side, node) for side in node.parts]
-                tile = self._scaled(self.multiply("part", left, right, node.over), map(self._unscale_of, self.halved))
+                tile = self.multiply("part", left, right, node.over)
+                for name in self.halved:  # each by the scale of the part that a step gathers
+                    rows = self.operand[name].rows
+                    unscale = Scale(Tile(names.unscale(name), (), self.inner.depth(rows)), name, rows=rows)
+                    tile = self._scaled(tile, [self.make(unscale)])
             case "sum":
                 tile = self._sum(node)
         self.made[node] = tile
@@ -439,7 +438,7 @@ class WholeLowering(Lowering):
         if name in self.inner.stored:
             return self._stored(name), 0
         o = self.inner.operand[name]
-        return (*self.inner.along(o.rows), *o.axes), 0
+        return (*(self.inner.along(o.rows) if self.inner.sides else ()), *o.axes), 0
 
     def _stored(self, name: str) -> Names:
         """Return the letters of stored values' positions, in the order of the sequence."""
@@ -499,7 +498,8 @@ class WholeLowering(Lowering):
 
     def _within(self, tiles: Tiles) -> Names:
         """The axes that tiles have together, but the lanes."""
-        return tuple([a for a in self._axes(tiles) if a != LANES])
+        axes = {a for t in tiles for a in t.axes} - {LANES}
+        return tuple([a for a in (self.order if len(tiles) > 1 else tiles[0].axes) if a in axes])
 
 
 def lowered(inner: Inner, schedule: Schedule, format: str) -> TileProgram:

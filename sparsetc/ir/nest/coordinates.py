@@ -143,7 +143,7 @@ class Expression:
         return self._read("position")
 
     def _read(self, kind: str) -> frozenset[Any]:
-        return frozenset([node.of for node in self.nodes if isinstance(node, Variable) and node.kind == kind])
+        return frozenset([node.of for node in self.nodes if isinstance(node, Atom) and node.kind == kind])
 
     @cached_property
     def lookups(self) -> tuple[Lookup, ...]:
@@ -157,32 +157,24 @@ class Expression:
 
 
 @dataclass(frozen=True)
-class Variable(Expression):
-    """Positions along an axis or along a mode's side of a tile, or the coordinate of a mode that was read before."""
+class Atom(Expression):
+    """Positions along an axis or a side of a tile, the coordinate of a mode that was read before, or a number."""
 
-    kind: Literal["position", "along", "coordinate"]
+    kind: Literal["position", "along", "coordinate", "number"]
     of: str | int
 
     def evaluate(self, reader: Any) -> Any:
-        return getattr(reader, self.kind)(self.of)
+        return self.of if self.kind == "number" else getattr(reader, self.kind)(self.of)
 
 
-Position = partial(Variable, "position")
+Position = partial(Atom, "position")
 """The position along an axis: ``item``, ``fiber``, ``tile``, ``nonzero`` or ``lane``."""
-Along = partial(Variable, "along")
+Along = partial(Atom, "along")
 """The positions along a mode's side of a tile, from 0 on."""
-Coordinate = partial(Variable, "coordinate")
+Coordinate = partial(Atom, "coordinate")
 """The coordinate of a mode that was read before; in tiles, the tile's coordinate."""
-
-
-@dataclass(frozen=True)
-class Constant(Expression):
-    """A whole number."""
-
-    value: int
-
-    def evaluate(self, reader: Any) -> int:
-        return self.value
+Constant = partial(Atom, "number")
+"""A whole number."""
 
 
 @dataclass(frozen=True)
@@ -196,9 +188,9 @@ class Lookup(Expression):
     def every(self) -> int:
         """Return how many neighbouring positions read one element: 1 for a word, 0 if the index is more than those."""
         match self.where:
-            case Variable("position", axis) if axis != "lane":
+            case Atom("position", axis) if axis != "lane":
                 return 1
-            case Formula(">>", Variable("position", axis), Constant(bits)) if axis != "lane":
+            case Formula(">>", Atom("position", axis), Atom("number", int(bits))) if axis != "lane":
                 return 1 << bits
         return 0
 
@@ -206,7 +198,7 @@ class Lookup(Expression):
     def each(self) -> int:
         """The length of each position's own list along a side; 0 if the array holds no such lists."""
         match self.where:
-            case Formula("+", Formula("*", Variable("position"), Constant(side)), Variable("along")):
+            case Formula("+", Formula("*", Atom("position"), Atom("number", int(side))), Atom("along")):
                 return side
         return 0
 
@@ -217,7 +209,7 @@ class Lookup(Expression):
             positions = counts[axis]
             return positions * self.each if self.each else -(-positions // self.every)
         match self.where:
-            case Variable("coordinate", int(mode)):
+            case Atom("coordinate", int(mode)):
                 return shape[mode]
         return None
 
@@ -336,7 +328,7 @@ class ModeCoordinate:
 
     mode: int
 
-    def expression(self, at: Variable) -> Expression:
+    def expression(self, at: Atom) -> Expression:
         """The coordinate, where the position of its level is `at`."""
         raise NotImplementedError
 
@@ -363,7 +355,7 @@ class Field(ModeCoordinate):
     top: bool
     frame: int = 0
 
-    def expression(self, at: Variable) -> Expression:
+    def expression(self, at: Atom) -> Expression:
         bits = Bits(Lookup(self.array, at), self.shift, self.bits, self.top)
         number = Formula(">>", at, Constant(self.frame.bit_length() - 1))
         return Formula("+", bits, Lookup(f"{self.array}_base", number)) if self.frame else bits
@@ -385,7 +377,7 @@ class Computed(ModeCoordinate):
 
     formula: str | Expression
 
-    def expression(self, at: Variable) -> Expression:
+    def expression(self, at: Atom) -> Expression:
         return self.formula if isinstance(self.formula, Expression) else parsed(self.formula, at)
 
 
@@ -421,7 +413,7 @@ class Listed(ModeCoordinate):
     side: int
     along: int | None = None
 
-    def expression(self, at: Variable) -> Expression:
+    def expression(self, at: Atom) -> Expression:
         place = Along(self.mode if self.along is None else self.along)
         return Lookup(self.array, Formula("+", Formula("*", at, Constant(self.side)), place))
 

@@ -264,18 +264,15 @@ class Cost:
         padded = self.sides and not self.sides & {*s.axes}
         self.added_bytes = (self.added_rows * (self._cells(s.axes) if padded else p.width // programs)).bytes
         self.owned, self.copies = s.owned, s.copies
-        if not s.owned and s.key.kind == "row" and s.key.level > ITEM and not self.sides and self._often(s.key):
-            self.met = p.rows * s.copies
+        if not s.owned and s.key.kind == "row" and s.key.level > ITEM and not self.sides:
+            own = {p.letters[c.mode] for level in p.view.levels[: s.key.level + 1] for c in level}
+            if own != {*s.key.letters}:  # a lane or a nonzero has coordinates that the row lacks
+                self.met = p.rows * s.copies
         if s.key == Key("position", ITEM):
             self.output = self.added_bytes
         self.sparse = s.key.kind != "row"
         if s.owned and s.key.level == LANE and not self.sides:
             self.lane = p.schedule.warps * WARP / p.view.lanes
-
-    def _often(self, key: Key) -> bool:
-        """True if the additions to one row lie apart: a lane or a nonzero has coordinates that the row lacks."""
-        levels = self.p.view.levels[: key.level + 1]
-        return {self.p.letters[c.mode] for coordinates in levels for c in coordinates} != {*key.letters}
 
     def _cells(self, axes: Letters) -> int:
         """Elements that a program takes of axes but the lanes; over tiles padding is executed, and counted."""

@@ -8,7 +8,7 @@ docstring: what it computes, how the operand is stored, what a call costs. Who h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from sparsetc.ir.nest import HEAD, ITEM, PAIRED, Writer
 from sparsetc.ir.program import names
@@ -47,19 +47,22 @@ class Lines:
     def put(self, *lines: str) -> None:
         self.out += ["    " * self.indent + line for line in lines]
 
-    @contextmanager
-    def block(self, head: str) -> Iterator[None]:
+    def block(self, head: str) -> AbstractContextManager[None]:
         """Print a head and indent the lines of this block; without a head they are not indented."""
-        if head:
-            self.put(head)
-        self.indent += bool(head)
-        yield
-        self.indent -= bool(head)
+        return self._indented(head) if head else nullcontext()
 
-    def visit(self, body: Iterable[object]) -> None:
-        """Print statements in order, each by the method that has its name in small letters."""
-        for s in body:
-            getattr(self, type(s).__name__.lower())(s)
+    @contextmanager
+    def _indented(self, head: str) -> Iterator[None]:
+        self.put(head)
+        self.indent += 1
+        yield
+        self.indent -= 1
+
+    def visit(self, body: Iterable[object], head: str = "") -> None:
+        """Print statements, in the block of a head: each by the method that has its name in small letters."""
+        with self.block(head):
+            for s in body:
+                getattr(self, type(s).__name__.lower())(s)
 
     def variable(self, called: str, text: str = "") -> str:
         """Return a new variable name, and print the assignment of `text` to it."""
