@@ -116,8 +116,8 @@ def _found(pattern: Pattern, keys: Sequence[Key]) -> tuple[Pattern | None, slice
     coords, new = torch.stack(rows), tuple(shape)
     if ascending:
         return Pattern(coords, new, True), entries
-    result, order = sorted_pattern(coords, new)
-    return result, _of(entries, order)
+    order = crd.lexsort(coords, new)
+    return Pattern(coords[:, order], new, True), _of(entries, order)
 
 
 def _as_index(positions: range, device: torch.device) -> Tensor:
