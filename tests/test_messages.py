@@ -156,7 +156,7 @@ def test_zeros_are_dropped_by_a_kernel_too() -> None:
     ("call", "error", "says"),
     [
         (lambda: stc.mttkrp(x(), 0, factors()), stc.ShapeError, r"mttkrp: a mode must be an integer, found list; call mttkrp\(x, factors, mode\)"),  # noqa: E501
-        (lambda: stc.ttmc(x(), 0, factors()), stc.ShapeError, r"ttmc: a mode must be an integer.*ttmc\(x, matrices, mode\)"),
+        (lambda: stc.ttmc(x(), 0, factors()), stc.ShapeError, r"ttmc: a mode must be.*ttmc\(x, matrices, mode\)"),
         (lambda: stc.ttm(x(), 1, dense(5, 2)), stc.ShapeError, r"found Tensor; call ttm\(x, matrix, mode\)"),
         (lambda: stc.ttv(x(), 1, [1.0]), stc.ShapeError, r"found list; call ttv\(x, vector, mode\)"),
         (lambda: stc.mttkrp(x(), 3, 0), stc.EquationError, "factors must be a list of 3.*found int"),

@@ -48,7 +48,7 @@ def checked_size(size: Any, what: str, least: int = 0, error: type[Exception] = 
 def integer(value: Any, what: str, error: type[Exception] = ShapeError) -> int:
     """Return an integer of any type. Raise an error, which says `what` it is, for others, and for bools, as torch."""
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
             raise TypeError
         return operator.index(value)
     except TypeError:
