@@ -14,6 +14,7 @@ import torch
 from cases import random_sparse, random_values
 
 import sparsetc as stc
+from sparsetc.codegen import programs
 from sparsetc.support.checks import as_bytes
 
 F32 = torch.float32
@@ -55,6 +56,7 @@ def test_triton_without_a_gpu_is_told_before_a_launch() -> None:
 def test_what_needs_triton_says_so_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     y = random_sparse((6, 5), "random", F32)
     monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(programs, "installed", lambda _: False)  # which looks once in a process
     kernels = [stc.compile("ijk,jr->ir", x(), dense(5, 2)), stc.compile("ijk,kl->ijl", x(), y, plan="bcb")]
     calls: list[Call] = [lambda k=k: k.ptx("sm_90") for k in kernels]  # type: ignore[misc]
     calls += [

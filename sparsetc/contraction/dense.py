@@ -114,7 +114,7 @@ def _pair(equation: str) -> tuple[list[str], str, set[str]] | None:
 
 
 def _outer(terms: Sequence[str], output: str, shapes: Sequence[Ints]) -> Callable[..., Tensor]:
-    """Return the function that multiplies two operands into an output that has all of their letters.
+    """Return the function of two operands that multiplies them element by element, each repeated as the output asks.
 
     From the last mode on that one of them lacks, both are written out before: torch is slow where short ones repeat.
     """

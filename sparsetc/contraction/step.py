@@ -170,7 +170,7 @@ class Step:
 
     @cached_property
     def instead(self) -> Step:
-        """The step that takes what the guard refuses: the same plan in dots of float32, or nonzeros alone."""
+        """The step for what the guard refuses: by the same plan in dots of float32, or by nonzeros alone."""
         return self.by(plan=without_halves(self.plan) if self.in_halves else "coo")
 
     def by(self, **changes: object) -> Step:

@@ -56,7 +56,7 @@ CLOSE = 1.1
 
 @dataclass(frozen=True)
 class Run:
-    """A `Step` or a `Pair` by a candidate's plan, and what computes its result of the operands that it is timed on."""
+    """A `Step` or a `Pair` by a candidate's plan, and a call of it on the operands for timing."""
 
     made: Any
     call: Callable[[], Tensor]

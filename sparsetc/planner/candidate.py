@@ -1,4 +1,4 @@
-"""Candidates: plans that are considered for an einsum, with the sizes that packing their parts is expected to give.
+"""Candidates: plans considered for an einsum, with the sizes expected of their parts once they are packed.
 
 In: a storage and a schedule, and counts of the pattern. Out: `Statistics` of a part; a `Candidate`; and a `Choice`
 among candidates, once they are priced.
@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice(Candidate):
-    """The candidate whose plan is run, and what the others were expected to take; of a given plan, the plan alone.
+    """The candidate whose plan is run, and the seconds expected of the others; of a given plan, the plan alone.
 
     Attributes:
         considered: (plan, seconds) of all candidates, the cheapest first.

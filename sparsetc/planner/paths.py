@@ -353,7 +353,7 @@ class Search:
 
 
 def _numbered(operands: Sequence[T], contractions: Iterable[tuple[Sequence[T], T]]) -> Iterator[Ints]:
-    """Yield the positions of what each contraction takes in the list of operands left, to whose end its result is put.
+    """Yield the positions of the operands of each contraction in the list of those left, which ends with its result.
 
     Args:
         operands: all of them.

@@ -1,4 +1,4 @@
-"""Prices of candidates: the seconds that a plan is expected to take, and options of a plan that may lower them.
+"""Prices of candidates: the seconds expected of a plan, and options of a plan that may lower them.
 
 In: a `Candidate` and its `Problem`. Out: seconds of one call, by part, from the tile programs that its parts would be
 lowered to, before anything is packed; and whether a row has one owner, which the kernel asks for here too. A candidate

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from numbers import Number
+from numbers import Number, Real
 from typing import Any, NoReturn
 
 import torch
@@ -120,8 +120,9 @@ class Arithmetic(Attributes):
             tensor([3., 3.])
         """
         check_ordered(self)
-        if (min, max) == (None, None):
-            raise DtypeError("clip takes min=, max= or both")
+        limits = [as_number(limit) for limit in (min, max) if limit is not None]
+        if not limits or not all(isinstance(limit, Real) for limit in limits):
+            raise DtypeError("clip takes min=, max= or both, which are numbers: of tensors take .to_dense().clip(…)")
         if not ((min is None or min <= 0) and (max is None or max >= 0)):
             raise DtypeError(f"clip to {min} .. {max} would change absent entries, which are 0: map(), or .to_dense()")
 

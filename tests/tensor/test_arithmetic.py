@@ -398,6 +398,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "softmax": (lambda x: stc.softmax(x.to_dense()), stc.DtypeError, "takes a SparseTensor"),
     "x / torch.sparse": (lambda x: x / x.to_torch(), stc.DtypeError, "0 by 0"),
     "3 % x": (lambda x: 3 % x, stc.DtypeError, "int / sparse, // or %"),
+    "clip(tensor)": (lambda x: torch.clamp(x, dense(1) - 1), stc.DtypeError, "which are numbers"),
     "clip()": (lambda x: x.clip(), stc.DtypeError, "min=, max= or both"),
     "x < 1j": (lambda x: x < 1j, stc.DtypeError, "no order"),
     "x[::0]": (lambda x: x[::0], stc.ShapeError, "a step that is not 0"),

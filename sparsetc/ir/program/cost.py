@@ -195,8 +195,11 @@ class Cost:
                     self.visit(s.body, visits * -(-side.size // side.step))
                 case Loop():  # every program walks all positions
                     self.visit(s.body, BY_LEVEL[s.axis.level] * self.programs)
-                case Value():
-                    self._value(s)
+                case Value():  # read once where each tile is, as often as a list names them where one does
+                    stored, pairs = self.p.sparse[PAIRED.index(s.operand)].values, self.p.view.pairs
+                    positions = FIBERS * (prod(stored.sides) * self.readers)
+                    self.registers += positions.bytes if pairs else self.values
+                    self.expanded += positions * int(stored.bitmap)
                 case Scale() if s.out.axes:
                     self.registers += visits * (self.p.axis(s.out.axes[0]).size * WORD)
                 case Gather() if s.operand.rows:
@@ -214,14 +217,6 @@ class Cost:
         gathered = {s.out for s in self.p.each(Gather) if not s.operand.rounded}
         dots = self.p.dots if self.p.schedule.precision == ROUNDED else ()
         return gathered & {t for dot in dots for t in dot.inputs}
-
-    def _value(self, s: Value) -> None:
-        """Values: read once where each tile is, as often as a list names them where one does."""
-        view = self.p.view
-        stored = self.p.sparse[PAIRED.index(s.operand)].values
-        positions = FIBERS * (prod(stored.sides) * self.readers)
-        self.registers += positions.bytes if view.pairs else self.values
-        self.expanded += positions * int(stored.bitmap)
 
     def _gathered(self, s: Gather, visits: Count) -> GatherTerm:
         """The rows that a statement gathers."""
@@ -337,12 +332,8 @@ class Cost:
     def loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
         """Return how often loops do each thing that takes time, by its name in `DeviceProfile.loops`."""
         at = statistics.symbols
-        lines = 0.0
-        far = 0.0
-        farther = 0.0
-        for g, (near, missed) in zip(self.gathers, moved(self.gathers, statistics, profile, 1), strict=True):
-            lines += g.rows @ at * max(1.0, g.width * (g.itemsize @ at) / CPU_LINE)
-            far, farther = far + near / CPU_LINE, farther + missed / CPU_LINE
+        lines = [g.rows @ at * max(1.0, g.width * (g.itemsize @ at) / CPU_LINE) for g in self.gathers]
+        read = moved(self.gathers, statistics, profile, 1)
         dense = [min(a.size, a.block) for a in self.p.axes if a.letter not in self.sides] or [1]
         width = int(dense[-1]) or 1
         of_row = width // LONGEST + (width % LONGEST).bit_count()  # of lengths that are powers of two
@@ -355,9 +346,9 @@ class Cost:
             "item": self.passes * statistics.items,
             "vector": 0.0 if kept else vectors,
             "kept_vector": vectors if kept else 0.0,
-            "line": lines,
-            "far_line": far,
-            "farther_line": farther,
+            "line": sum(lines, 0.0),
+            "far_line": sum([near for near, _ in read], 0.0) / CPU_LINE,
+            "farther_line": sum([missed for _, missed in read], 0.0) / CPU_LINE,
             "stored_line": self.output @ at / CPU_LINE,
             "added_line": 0.0 if self.owned else self.added_bytes @ at / CPU_LINE,
         }
