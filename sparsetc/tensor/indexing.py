@@ -33,16 +33,6 @@ if it has fewer entries than rows."""
 WHOLE = slice(None)
 Key: TypeAlias = int | range | Tensor
 """The index of a mode."""
-Taken = tuple[Pattern, Tensor | None]
-"""A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
-
-
-def sorted_pattern(rows: Tensor, shape: tuple[int, ...]) -> Taken:
-    """Sort unique coordinates into a coalesced pattern; return it, and the old number of each entry."""
-    if crd.is_coalesced(rows, shape):
-        return Pattern(rows.contiguous(), shape, True), None
-    order = crd.lexsort(rows, shape)
-    return Pattern(rows[:, order].contiguous(), shape, True), order
 
 
 @entry_point

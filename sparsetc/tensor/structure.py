@@ -23,9 +23,9 @@ from sparsetc.tensor import convert
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import IN_PLACE, Attributes, Sparse, untyped
 from sparsetc.tensor.blocks import without_blocks
-from sparsetc.tensor.coords import flat, integer, mode_of, offset_of, picked
+from sparsetc.tensor.coords import flat, integer, mode_of, offset_of
 from sparsetc.tensor.elementwise import where_holds
-from sparsetc.tensor.indexing import Taken, indexed, sorted_pattern
+from sparsetc.tensor.indexing import indexed
 from sparsetc.tensor.pattern import Pattern, once
 
 
@@ -325,20 +325,20 @@ class Structure(Attributes):
             raise ShapeError(f"roll takes a shift for each mode, found {shifts} and {dims}")
         for shift, dim in zip(shifts, dims, strict=True):
             mode = mode_of(x.ndim, dim)
-            size = x.shape[mode]
-            shift %= max(1, size)
+            size = max(1, x.shape[mode])
+            shift %= size
             if mode >= x.sparse_order:
                 x = x._make(x._pattern, x._values.roll(shift, mode - x.sparse_order + 1))
                 continue
             coords = x._pattern.coords.clone()
-            coords[mode] -= size - shift  # and not plus the shift, which may pass int64
-            coords[mode] += (coords[mode] < 0) * size
-            pattern, order = sorted_pattern(coords, x._pattern.shape)
+            coords[mode] = (coords[mode] - (size - shift)) % size  # and not plus the shift, which may pass int64
+            order = crd.lexsort(coords, x._pattern.shape)
+            pattern = Pattern(coords[:, order], x._pattern.shape, True)
             of_modes = enumerate(x._pattern.labels.items())
             pattern.labels = {
                 name: np.roll(of, shift) if n == mode and of is not None else of for n, (name, of) in of_modes
             }
-            x = x._make(pattern, picked(x._values, order))
+            x = _with_entries(x, pattern, order)
         return x
 
     def trace(self) -> Tensor:
@@ -393,12 +393,13 @@ class Structure(Attributes):
         size = max(0, min(x.shape[first] - down, x.shape[second] - up))
         others = [m for m in range(x.ndim) if m not in (first, second)]
 
-        def made() -> Taken:
+        def made() -> tuple[Pattern, Tensor]:
             c = x._pattern.coords
             on = (c[second] - c[first] == offset).nonzero()[:, 0]
             rows = torch.cat((c[others][:, on], c[first][on].unsqueeze(0) - down))
-            pattern, order = sorted_pattern(rows, (*(x.shape[m] for m in others), size))
-            return pattern, picked(on, order)
+            shape = *(x.shape[m] for m in others), size
+            order = crd.lexsort(rows, shape)
+            return Pattern(rows[:, order], shape, True), on[order]
 
         return _with_entries(x, *x._pattern._once(("diagonal", offset, first, second), made))
 
@@ -426,7 +427,7 @@ class Structure(Attributes):
             raise ShapeError("a triangle is of two modes, found one")
         diagonal = offset_of(diagonal)
 
-        def made() -> Taken:
+        def made() -> tuple[Pattern, Tensor]:
             c = x._pattern.coords
             kept = compare(c[-1] - c[-2], diagonal).nonzero()[:, 0]
             return x._pattern.like(c[:, kept]), kept
@@ -434,9 +435,9 @@ class Structure(Attributes):
         return _with_entries(x, *x._pattern._once(("triangle", diagonal, compare.__name__), made))
 
 
-def _with_entries(x: Sparse, pattern: Pattern, entries: Tensor | None) -> Sparse:
+def _with_entries(x: Sparse, pattern: Pattern, entries: Tensor) -> Sparse:
     """The tensor of a pattern with the values of entries of x."""
-    return x._make(pattern, picked(x._values, entries))
+    return x._make(pattern, x._values.index_select(0, entries))
 
 
 @once
