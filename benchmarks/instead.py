@@ -43,6 +43,9 @@ from instead_rows import ROWS
 from instead_rows.compare import error_of
 from instead_rows.row import Call, Row, Task
 
+WARM = 10
+"""Calls before one is timed, but of rows whose operands are new at each: patterns that may come and go are planned in
+the first few."""
 SLACK = 1.1
 """A ratio fell if the recorded one is more than this many times as high."""
 MEASURES = (("us", "instead", "ratio"), ("call_us", "instead_call", "call_ratio"))
@@ -133,6 +136,8 @@ def timed(call: Call, task: Task, expected: Any, threads: int) -> Result:
     if not error <= task.tolerance:
         return {"wrong": f"relative error {error:.1e}, allowed {task.tolerance:.0e}"}
     result: Result = {"error": float(f"{error:.1e}")}
+    for _ in range(0 if task.fresh else WARM):
+        call()
     if common.DEVICE == "cuda" and not task.fresh:
         us, captured = device_microseconds(call, lambda result: error_of(result, expected) <= task.tolerance)
         result |= {"us": round(us, 2), "captured": captured}

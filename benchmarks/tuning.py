@@ -74,7 +74,7 @@ def named(step: Any) -> list[Candidate]:
     for name, method in PLANS.items():
         for candidate in method.estimates(step.problem):
             known = best.get(name)
-            if candidate.total is not None and (known is None or candidate.total < (known.total or 0.0)):
+            if candidate.seconds and (known is None or candidate.total < known.total):
                 best[name] = candidate
     return list(best.values())
 

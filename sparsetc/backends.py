@@ -14,7 +14,7 @@ class Backend:
 
     Attributes:
         name: by which users ask for it.
-        whole: a program takes all rows of a level, and whole axes, at once, as functions of arrays do: it has neither
+        at_once: a program takes all rows of a level, and whole axes, at once, as functions of arrays do: it has neither
             lanes nor blocks of axes, and no grid. Else each work item runs by itself.
         atomics: work items add to one row at the same time, so that sums have no order.
         narrow: index words of 8 and 16 bits are read.
@@ -29,7 +29,7 @@ class Backend:
     """
 
     name: str
-    whole: bool = False
+    at_once: bool = False
     atomics: bool = False
     narrow: bool = False
     widens: bool = False
@@ -41,8 +41,8 @@ class Backend:
 
 
 TRITON = Backend("triton", atomics=True, narrow=True, addressed=True, tensor_cores=True, gpu=True)
-TORCH = Backend("torch", whole=True, widens=True, complex=True)
-NUMBA = Backend("numba", whole=True, widens=True, addressed=True, loops=True)
+TORCH = Backend("torch", at_once=True, widens=True, complex=True)
+NUMBA = Backend("numba", at_once=True, widens=True, addressed=True, loops=True)
 """Loops over what torch's programs compute. No plan is made for it: plans for torch say which parts are printed so, and
-these are lowered like torch's, so `whole` is true."""
+these are lowered like torch's, so `at_once` is true."""
 BACKENDS = {backend.name: backend for backend in (TRITON, TORCH, NUMBA)}

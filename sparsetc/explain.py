@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from html import escape
+from math import inf
 from textwrap import indent
 from typing import Any
 
@@ -327,9 +328,9 @@ REPORTED = (*OperandReport.__dataclass_fields__, "predicted_us")
 """The fields of an explanation of a single step with one sparse operand."""
 
 
-def in_microseconds(considered: Iterable[tuple[str, float | None]]) -> tuple[tuple[str, float | None], ...]:
-    """The candidates of a choice as a report has them, of their seconds."""
-    return tuple((name, None if seconds is None else 1e6 * seconds) for name, seconds in considered)
+def in_microseconds(considered: Iterable[tuple[str, float]]) -> tuple[tuple[str, float | None], ...]:
+    """The candidates of a choice as a report has them, of their seconds: infinitely many where one does not fit."""
+    return tuple((name, None if seconds == inf else 1e6 * seconds) for name, seconds in considered)
 
 
 def _step_lines(step: StepReport) -> list[str]:

@@ -16,6 +16,7 @@ from sparsetc.api import compile, einsum
 from sparsetc.contraction.request import as_operand, check_operand
 from sparsetc.errors import DtypeError, FormatError, ShapeError
 from sparsetc.options import Settings
+from sparsetc.support.checks import found_shape
 from sparsetc.support.entry import warn
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -57,8 +58,8 @@ def solve(
         raise DtypeError(f"solve takes float32, float64 and complex values, found {sparse.dtype}")
     right = as_operand(b, "solve: b")
     if not isinstance(right, Tensor) or right.ndim not in (1, 2) or right.shape[0] != sparse.shape[0]:
-        what_it_is = tuple(right.shape) if isinstance(right, Tensor) else type(right).__name__
-        raise ShapeError(f"solve: b must have shape ({sparse.shape[0]},) or ({sparse.shape[0]}, k), found {what_it_is}")
+        rows = sparse.shape[0]
+        raise ShapeError(f"solve: b must have shape ({rows},) or ({rows}, k), found {found_shape(right)}")
     check_operand(right, "solve: b", sparse.dtype, sparse.device)
     if not tol >= 0 or (n_iter_max is not None and not n_iter_max >= 0):
         raise ShapeError(f"solve takes tol and n_iter_max from 0 on, found {tol!r:.80} and {n_iter_max!r:.80}")

@@ -21,14 +21,16 @@ from sparsetc.maps.trace import check_takes, told_apart
 from sparsetc.options import Settings
 from sparsetc.pairwise import computed, of_entries
 from sparsetc.support import Ints, Lru, Names
+from sparsetc.support.checks import found_shape
 from sparsetc.support.entry import entry_point
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 Table = Tensor
-Vectors = dict[Side, Mapping[str, Tensor]]
-"""Numbers by row, column and entry, by name."""
 KEPT = 64
 """Functions whose kernels are kept. Not measured."""
+Input = tuple[str, Tensor, int, Side]
+"""The name of a product or number; a table (*heads, rows or columns, size), or numbers (*heads, numbers) of one side;
+how many modes it has behind those of heads, 2 or 1; and what it has a row or number for."""
 _bodies: Lru[Hashable, Body] = Lru(KEPT)
 
 
@@ -109,78 +111,79 @@ def map_entries(
         tensor([[0.5000, 0.5000, 0.5000, 0.5000],
                 [1.0000, 1.0000, 1.0000, 1.0000]])
     """
-    vectors: Vectors = {"rows": rows or {}, "columns": columns or {}, "entries": entries or {}}
-    named = products or {}
-    of_entry = vectors["entries"]
-    _check(named, vectors, values)
-    tables = [(table, mode) for pair in named.values() for mode, table in enumerate(pair)]
-    tables += [] if values is None else [(values, 1)]
-    leads = [tuple(table.shape[:-2]) for table, _ in tables]
-    heads = _broadcast(leads + [tuple(t.shape[:-1]) for side in SIDES for t in vectors[side].values()])
-    first = tables[0][0] if tables else next(t for of_side in vectors.values() for t in of_side.values())
-    pairs = pairs_of(pattern, heads, _shape(tables, vectors, pattern), first.device, False)
-    if of_entry or output == "sparse":
+    named, *sides = ({} if one is None else one for one in (products, rows, columns, entries))
+    inputs = _inputs(named, dict(zip(("rows", "columns", "entries"), sides, strict=True)), values)
+    by_entry = {name: tensor for name, tensor, _, side in inputs if side == "entries"}
+    heads = _broadcast([tensor.shape[:-modes] for _, tensor, modes, side in inputs if side != "entries"])
+    pairs = pairs_of(pattern, heads, _shape(inputs, pattern), inputs[0][1].device, False)
+    if by_entry or output == "sparse":
         pairs = of_entries(pairs)
-        for name, tensor in of_entry.items():
-            if tensor.shape[-1:] != (pairs.given.nnz,):  # type: ignore[union-attr]
-                raise ShapeError(
-                    f"map_entries: {name} must have a number for each of {pairs.given.nnz:,} entries, found "  # type: ignore[union-attr]
-                    f"{tuple(tensor.shape)}"
-                )
+        nnz = pairs.given.nnz  # type: ignore[union-attr]
+        for name, tensor in by_entry.items():
+            if tensor.shape[-1] != nnz:
+                found = found_shape(tensor)
+                raise ShapeError(f"map_entries: {name} must have a number for each of {nnz:,} entries, found {found}")
     if pairs.patterns == 1:
-        heads = _broadcast([heads, *[tuple(t.shape[:-1]) for t in of_entry.values()]])
+        heads = _broadcast([heads, *[tensor.shape[:-1] for tensor in by_entry.values()]])
     elif output == "sparse":
         raise ShapeError("map_entries: a sparse result takes one pattern for all heads")
-    body = _body(function, tuple(named), vectors, softmax, None if values is None else "values", output == "sparse")
-    parts = parts_of(pairs, heads)
-    tensors = [t if t.shape[:-2] == heads else t.expand(*heads, *t.shape[-2:]) for t, _ in tables]
-    for side, of_side in vectors.items():
+    sides_of = {name: side for name, _, modes, side in inputs if modes == 1}
+    body = _body(function, tuple(named), sides_of, softmax, None if values is None else "values", output == "sparse")
+    tensors, parts = list[Tensor](), parts_of(pairs, heads)
+    for _, tensor, modes, side in inputs:
         lead = parts if side == "entries" else heads
-        tensors += [t if t.shape[:-1] == lead else t.expand(*lead, t.shape[-1]) for t in of_side.values()]
+        tensors.append(tensor if tensor.shape[:-modes] == lead else tensor.expand(*lead, *tensor.shape[-modes:]))
     (result,) = computed(body, pairs, tensors, settings, "map_entries")
     if output == "sparse":
         return SparseTensor._make(pairs.given, result.movedim(-1, 0))  # type: ignore[arg-type]
     return result
 
 
-def _check(products: Mapping[str, tuple[Table, Table]], vectors: Vectors, values: Table | None) -> None:
-    """Raise an error for names given twice, and for tensors of kinds that do not go together."""
-    names = [*products, *(name for of_side in vectors.values() for name in of_side)]
-    if not names or len({*names}) < len(names):
-        raise KeywordError(f"map_entries takes names, each once; found {', '.join(names) or 'none'}")
+def _inputs(products: Mapping[str, Any], vectors: Mapping[Side, Mapping[str, Any]], values: Any) -> list[Input]:
+    """Return tables and then numbers. Raise an error for names given twice, and for what does not go together."""
+    for what, given in (("products", products), *vectors.items()):
+        if not isinstance(given, Mapping):
+            raise KeywordError(f"map_entries takes {what}= as a dictionary of names, found {given!r:.80}")
+    names = [*products, *chain(*vectors.values())]
+    if not names or len({*names}) < len(names) or not all(isinstance(name, str) for name in names):
+        raise KeywordError(f"map_entries takes names, each once; found {', '.join(map(str, names)) or 'none'}")
+    inputs: list[Input] = []
     for name, pair in products.items():
-        tables: Sequence[Any] = pair if isinstance(pair, Sequence) else [pair]
-        if len(tables) != 2 or len({getattr(t, "shape", (0,))[-1] for t in tables}) != 1:
-            shapes = ", ".join(str(tuple(getattr(t, "shape", ()))) for t in tables)
+        tables: Any = pair if isinstance(pair, Sequence) else [pair]
+        if len(tables) != 2 or len({getattr(t, "shape", (0,))[-1:] for t in tables}) != 1:
+            shapes = ", ".join(map(found_shape, tables))
             raise ShapeError(f"map_entries: product {name} takes two tables of rows of one size, found {shapes}")
-    whole = [*chain(*products.values()), *([] if values is None else [values])]
-    of_tables, kinds = (
-        {t.dtype if isinstance(t, Tensor) else type(t) for t in some}
-        for some in (whole, [*whole, *(t for of_side in vectors.values() for t in of_side.values())])
-    )
+        inputs += [(name, table, 2, side) for table, side in zip(tables, SIDES, strict=True)]
+    inputs += [] if values is None else [("values", values, 2, "columns")]
+    inputs += [(name, one, 1, side) for side, of_side in vectors.items() for name, one in of_side.items()]
+    kinds = {tensor.dtype if isinstance(tensor, Tensor) else type(tensor) for _, tensor, *_ in inputs}
     if not all(isinstance(kind, torch.dtype) and kind.is_floating_point for kind in kinds):
         raise DtypeError(f"map_entries takes dense floating point tensors, found {', '.join(map(str, kinds))}")
-    if len(of_tables) > 1:
+    if len({tensor.dtype for _, tensor, modes, _ in inputs if modes == 2}) > 1:
         raise DtypeError(f"map_entries takes tables of one dtype, found {', '.join(map(str, kinds))}")
+    if any(tensor.ndim < modes for _, tensor, modes, _ in inputs):
+        raise ShapeError(
+            "map_entries takes tables (*heads, rows, size), and a mode of rows, columns or entries of numbers"
+        )
+    return inputs
 
 
-def _shape(tables: Sequence[tuple[Table, int]], vectors: Vectors, pattern: Any) -> tuple[int, int]:
+def _shape(inputs: Sequence[Input], pattern: Any) -> tuple[int, int]:
     """Return the numbers of rows and columns, on which all tensors agree."""
-    agreed = []
+    agreed: list[int] = []
     for mode, side in enumerate(SIDES):
-        sizes = [table.shape[-2] for table, of in tables if of == mode]
-        sizes += [t.shape[-1] for t in vectors[side].values()]
-        sizes = sizes or [*getattr(pattern, "shape", ())[-2:][mode : mode + 1]]
-        if len({*sizes}) != 1:
-            raise ShapeError(f"map_entries: inputs must say one number of {side}, found {sizes or 'none'}")
-        agreed += sizes[:1]
+        sizes = {tensor.shape[-modes] for _, tensor, modes, of in inputs if of == side}
+        sizes = sizes or {*getattr(pattern, "shape", ())[-2:][mode : mode + 1]}
+        if len(sizes) != 1:
+            raise ShapeError(f"map_entries: inputs must say one number of {side}, found {[*sizes] or 'none'}")
+        agreed += sizes
     return agreed[0], agreed[1]
 
 
 def _body(
     function: Callable[..., Tensor],
     of_products: Names,
-    vectors: Vectors,
+    sides: Mapping[str, Side],
     softmax: bool,
     table: str | None,
     stored: bool,
@@ -190,13 +193,12 @@ def _body(
         raise KeywordError("map_entries: a sparse result is the function's own, without softmax and values")
     if softmax and table is None:
         raise KeywordError("map_entries: softmax takes values; without them, take stc.softmax of a sparse result")
-    sides = tuple([side for side, of_side in vectors.items() for _ in of_side])
-    kept_names = (*of_products, *(name for of_side in vectors.values() for name in of_side))
+    kept_names = (*of_products, *sides)
 
     def made() -> Body:
         check_takes(function, "map_entries", 0, kept_names)
         products = {f"s{n}": (f"l{n}", f"r{n}") for n in range(len(of_products))}
-        by_side = {f"v{n}": side for n, side in enumerate(sides)}
+        by_side = {f"v{n}": side for n, side in enumerate(sides.values())}
         names = dict(zip([*products, *by_side], kept_names, strict=True))
 
         def mapped(**inputs: Tensor) -> Tensor:
@@ -204,14 +206,17 @@ def _body(
 
         return Body(products, by_side, mapped, softmax, table, stored)
 
-    return _bodies.once((told_apart(function), kept_names, sides, softmax, table, stored), made)
+    key = told_apart(function), of_products, tuple(sides.items()), softmax, table, stored
+    return _bodies.once(key, made)
 
 
 def _broadcast(leads: Sequence[Ints]) -> Ints:
     """Return the sizes that sizes in front of rows and columns broadcast to; `torch.broadcast_shapes` is slow."""
     if len({*leads}) == 1:
-        return leads[0]
+        return tuple(leads[0])
     try:
         return tuple(torch.broadcast_shapes(*leads))
     except RuntimeError:
-        raise ShapeError(f"map_entries: sizes in front do not broadcast: {', '.join(map(str, leads))}") from None
+        raise ShapeError(
+            f"map_entries: sizes in front do not broadcast: {', '.join(str(tuple(lead)) for lead in leads)}"
+        ) from None

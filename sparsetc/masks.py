@@ -9,7 +9,7 @@ pairs whether some or all of them meet, so a kernel's tiles are found without lo
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,6 +20,8 @@ from torch.nn import functional
 
 from sparsetc.errors import FormatError, ShapeError
 from sparsetc.support import cached_property
+from sparsetc.support.checks import found_shape
+from sparsetc.tensor.coords import checked_size, offset_of
 from sparsetc.tensor.pattern import lasting, registered
 
 __all__ = [
@@ -118,8 +120,8 @@ class Mask:
 
     def dense(self, queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Return the mask of all pairs, (queries, keys) bool; as many keys as queries unless they are given."""
-        i = torch.arange(queries, device=device)
-        j = i if keys is None else torch.arange(keys, device=device)
+        i = torch.arange(checked_size(queries, "the number of queries"), device=device)
+        j = i if keys is None else torch.arange(checked_size(keys, "the number of keys"), device=device)
         return self.at(i[:, None], j[None, :]).expand(len(i), len(j)).contiguous()
 
 
@@ -134,7 +136,7 @@ def causal(offset: int = 0) -> Mask:
         tensor([[1.0000, 0.0000],
                 [0.5000, 0.5000]])
     """
-    return _band(-offset, FAR)
+    return _band(-offset_of(offset), FAR)
 
 
 def sliding_window(before: int, after: int | None = None) -> Mask:
@@ -149,9 +151,9 @@ def sliding_window(before: int, after: int | None = None) -> Mask:
                 [1, 1, 0],
                 [0, 1, 1]], dtype=torch.int32)
     """
-    after = before if after is None else after
-    if not all(isinstance(n, int) and n >= 0 for n in (before, after)):
-        raise ShapeError(f"a sliding window takes distances of 0 or more, found {before} and {after}")
+    before, after = (
+        checked_size(n, "a distance of a sliding window") for n in (before, before if after is None else after)
+    )
     return _band(-after, before)
 
 
@@ -185,6 +187,7 @@ def prefix(length: int) -> Mask:
                 [1, 1, 0],
                 [1, 1, 1]], dtype=torch.int32)
     """
+    length = checked_size(length, "the number of first keys")
     return Mask(
         ("prefix", length),
         lambda i, j: (j < length).expand(torch.broadcast_shapes(i.shape, j.shape)),
@@ -217,8 +220,7 @@ def dilated(step: int) -> Mask:
                 [0, 1, 0],
                 [1, 0, 1]], dtype=torch.int32)
     """
-    if step < 1:
-        raise ShapeError(f"a dilated mask takes a step of 1 or more, found {step}")
+    step = checked_size(step, "the step of a dilated mask", 1)
 
     def full(r: Rectangle) -> Tensor:
         alone = (r[0] == r[1]) & (r[2] == r[3]) & ((r[0] - r[2]) % step == 0)
@@ -265,7 +267,9 @@ def documents(offsets: Tensor | Sequence[int], keys: Tensor | Sequence[int] | No
 
 def _numbering(offsets: Tensor | Sequence[int]) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
     """Return where documents begin, and the function that gives a position's document."""
-    numbers = tuple([int(n) for n in (offsets.tolist() if isinstance(offsets, Tensor) else offsets)])
+    given: Any = offsets.tolist() if isinstance(offsets, Tensor) else offsets
+    listed = given if isinstance(given, Iterable) else [given]
+    numbers = tuple([checked_size(n, "an offset of a document") for n in listed])
     if numbers[:1] != (0,) or list(numbers) != sorted(numbers):
         raise ShapeError(f"documents takes offsets that begin at 0 and do not fall, found {numbers!r:.80}")
 
@@ -280,12 +284,18 @@ def _numbering(offsets: Tensor | Sequence[int]) -> tuple[tuple[int, ...], Callab
 def dense_mask(meets: Tensor) -> Mask:
     """Return the mask of a boolean tensor (queries, keys), either size 1 for all positions; it equals no other.
 
+    Raises:
+        ShapeError: another tensor, or none.
+
     Examples:
         >>> padding = torch.tensor([[True, True, False]])
         >>> stc.masks.dense_mask(padding).dense(2, 3).int()
         tensor([[1, 1, 0],
                 [1, 1, 0]], dtype=torch.int32)
     """
+    boolean = isinstance(meets, Tensor) and meets.dtype == torch.bool and meets.layout == torch.strided
+    if not boolean or meets.ndim != 2:
+        raise ShapeError(f"dense_mask takes a dense boolean tensor (queries, keys), found {found_shape(meets)}")
     some = full = meets
     for mode, size in enumerate(meets.shape):
         if size > 1:

@@ -30,6 +30,7 @@ from sparsetc.maps.task import Kernels, Task, flattened, lead_of, result_shape
 from sparsetc.maps.torch_walk import LOWEST, mixed, multiplied_by
 from sparsetc.options import Options, Settings, in_force, of_call
 from sparsetc.support import Ints, Lru
+from sparsetc.support.checks import found_shape
 from sparsetc.support.entry import entry_point, exporting, log, traced_by_modes, without_autocast
 from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.groups import added, gathered, groups_of
@@ -207,7 +208,7 @@ def _in_steps(
     for name, side in body.vectors.items():
         values[name] = inputs[name]
         if side != "entries":
-            values[name] = _at_entries(inputs[name], pattern, _place(body, name, pattern, inputs[name].shape[-1]))
+            values[name] = _at_entries(body, name, inputs[name], pattern)
         if name in body.positions:
             values[name] = values[name].long()
     mapped, whole = body.mapped(values), (pattern.nnz, heads // pairs.patterns)
@@ -215,8 +216,9 @@ def _in_steps(
         n in (1, m) for n, m in zip(mapped.shape[::-1], whole[::-1], strict=False)
     )
     if not fits:
-        returned = tuple(mapped.shape) if isinstance(mapped, Tensor) else type(mapped).__name__
-        raise ShapeError(f"the function must return a tensor of its arguments' shape {whole}, found {returned}")
+        raise ShapeError(
+            f"the function must return a tensor of its arguments' shape {whole}, found {found_shape(mapped)}"
+        )
     weights = mapped.expand(whole)
     log_of_rows = log_sums(weights, pattern, (*range(pattern.order - 1),)) if with_lse else None
     if body.softmax:
@@ -257,20 +259,14 @@ def _by_head(tensor: Tensor, pairs: Pairs) -> Tensor:
     return (tensor.transpose(0, 1) if pairs.fastest else tensor).flatten(0, 1)
 
 
-def _place(body: Body, name: str, pattern: Pattern, size: int) -> Tensor:
-    """Return (nnz,) the place of each entry's number in a vector."""
+def _at_entries(body: Body, name: str, vector: Tensor, pattern: Pattern) -> Tensor:
+    """Return (nnz, heads of a pattern) of numbers of a vector, of which an entry has one."""
     row, column = pattern.coords[-2:]
-    if name not in body.places:
-        return row if body.vectors[name] == "rows" else column
-    at = {one: entry.double() for one, entry in (("i", row), ("j", column))}
-    return body.places[name].of(at).long().remainder_(size)
-
-
-def _at_entries(vector: Tensor, pattern: Pattern, place: Tensor) -> Tensor:
-    """Return (nnz, heads of a pattern) of numbers by place, of which an entry has one."""
+    place, size = row if body.vectors[name] == "rows" else column, vector.shape[-1]
+    if name in body.places:
+        place = body.places[name].of({"i": row.double(), "j": column.double()}).long().remainder_(size)
     if pattern.order == 2:
         return gathered(vector.T, place)
-    size = vector.shape[-1]
     return gathered(vector.transpose(1, 2).flatten(0, 1), pattern.coords[0] * size + place)
 
 

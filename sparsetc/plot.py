@@ -212,8 +212,11 @@ def blocking(curve: BlockingCurve, *, ax: Any = None) -> Any:
     """Draw density over height of the blocks of a `BlockingCurve`, a point a similarity.
 
     Raises:
+        DtypeError: no such curve.
         ImportError: matplotlib is not installed.
     """
+    if not hasattr(curve, "points"):
+        raise DtypeError(f"blocking draws what `stc.plans.blocking_curve` returns, found {type(curve).__name__}")
     (one,) = _axes(ax, 1, (6, 4))
     one.set(xlabel="mean height of blocks", ylabel="density in blocks")
     one.set_title(f"blockings by similarity τ, strips of {curve.width} columns")

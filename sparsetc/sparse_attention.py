@@ -23,6 +23,7 @@ from sparsetc import masks
 from sparsetc.contraction.library import _constant as constant
 from sparsetc.contraction.library import _setting as setting
 from sparsetc.contraction.library import _transforms as transforms
+from sparsetc.contraction.library import constants
 from sparsetc.contraction.request import promoted
 from sparsetc.errors import DeviceError, DtypeError, ShapeError
 from sparsetc.maps.body import Body, Side
@@ -33,6 +34,7 @@ from sparsetc.maps.trace import Untraced, check_takes, told_apart
 from sparsetc.options import Settings, latest, of_call
 from sparsetc.pairwise import computed, key_of, of_entries
 from sparsetc.support import Ints, Lru
+from sparsetc.support.checks import checked_number, checked_share
 from sparsetc.support.entry import entry_point, exporting, traced_by_modes
 from sparsetc.tensor.dtypes import INTEGERS, accumulator
 from sparsetc.tensor.pattern import Pattern, transforming
@@ -163,15 +165,13 @@ def attention(
         raise DtypeError(
             f"attention takes q, k and v of one floating point dtype, found {dtype}, {k.dtype} and {v.dtype}"
         )
-    if not 0 <= dropout_p <= 1:
-        raise ShapeError(f"attention: dropout_p is a share, from 0 to 1, found {dropout_p}")
     if scale is None:
         scale = max(q.shape[-1], 1) ** -0.5
-    numbers = float(scale), float(dropout_p)
+    numbers = checked_number(scale, "attention: scale"), checked_share(dropout_p, "attention: dropout_p")
     results: Any = None
     if is_dynamo_compiling():
         settings = dict(latest.traced) | dict(settings)  # type: ignore[assignment]
-        results = _node(q, k, v, pattern, numbers, bias, is_causal, settings)
+        results = _node(q, k, v, pattern, constant(numbers), bias, is_causal, settings)
     if results is None:
         results = _opaque(q, k, v, pattern, numbers, bias, is_causal, return_lse, settings)
     if offsets is not None:
@@ -242,15 +242,15 @@ def _node(
     """Return attention as a node of a graph; None where it cannot be one, and the graph breaks."""
     known = _number(pattern)
     breaks = transforms(True) or exporting()  # which traces by modes, unless it is strict
-    if breaks or known is None or not (bias is None or isinstance(bias, Tensor)):
+    named = constants(settings)
+    if breaks or known is None or named is None or not (bias is None or isinstance(bias, Tensor)):
         return None
     heads = [operator.index(n) for n in q.shape[:-2]]
     rows = q.shape[-2]
     columns = k.shape[-2]
     fewer = [operator.index(n) for n in k.shape[:-2]]
-    constants = tuple([(name, constant(value)) for name, value in settings.items()])
     sizes = (*heads, operator.index(rows), operator.index(columns)), None if bias is None else bias.shape[-1]
-    key = _key(known, sizes, heads == fewer, q.device, numbers, is_causal, constants, operator.index(latest.number))
+    key = _key(known, sizes, heads == fewer, q.device, numbers, is_causal, named, operator.index(latest.number))
     if not key:
         return None
     tensors = [q, k, v]

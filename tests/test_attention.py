@@ -753,6 +753,16 @@ def test_a_graph_of_a_transform_of_attention() -> None:
     torch.testing.assert_close(torch.compile(slope, backend="eager")(q), slope(q))
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_a_graph_of_any_sizes_is_one(scale: float | None) -> None:
+    q, mask = torch.rand(2, 40, 8), stc.masks.causal()
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q: stc.attention(q, q, q, mask, scale=scale), backend="eager", dynamic=True, fullgraph=True
+    )
+    torch.testing.assert_close(compiled(q), stc.attention(q, q, q, mask, scale=scale))
+
+
 def test_attention_is_exported_for_any_length() -> None:
     sizes = {2: torch.export.Dim("rows", min=2)}
     q = torch.rand(1, 2, 9, 4)
@@ -883,6 +893,9 @@ def test_what_attention_refuses() -> None:
             stc.attention(*bad, pattern)
     with pytest.raises(stc.ShapeError, match="must be \\(10, 12\\)"):
         stc.attention(q, k, v, torch.eye(4).to_sparse())
+    for named in ({"scale": "x"}, {"scale": torch.ones(2)}, {"scale": 1j}, {"dropout_p": "x"}):
+        with pytest.raises(stc.DtypeError, match=f"attention: {next(iter(named))} must be a number"):
+            stc.attention(q, k, v, pattern, **named)  # type: ignore[call-overload]
     table = torch.randn(10, 12, dtype=F64)
     with pytest.raises(stc.ShapeError, match=r"bias must be .* found \(10, 12\); a table .* score \+ table\[i, j\]"):
         stc.attention(q, k, v, pattern, bias=table)

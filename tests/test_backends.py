@@ -60,7 +60,7 @@ def test_a_plan_is_suited_to_each_fact_alone() -> None:
 
     assert kept() == (True, 8, ("B",))
     assert kept(narrow=False) == (False, 8, ("B",))
-    assert kept(whole=True) == (True, 1, ("B",))
+    assert kept(at_once=True) == (True, 1, ("B",))
     assert kept(tensor_cores=False) == (True, 8, ())
 
 

@@ -244,6 +244,10 @@ MATRIX, WIDE = stc.SparseTensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2)), torch.one
             lambda: stc.explain("ij,jr->ir", MATRIX, WIDE, foo=9),
             "explain takes no foo; arguments are symbolic, output, drop_zeros",
         ),
+        (
+            lambda: stc.explain("ij,jr->ir", MATRIX, WIDE, reduce="mean"),
+            "explain takes no reduce; einsum and spmm take reduce=, which has no plan; arguments",
+        ),
         (lambda: stc.options(memory=9).__enter__(), "there is no option memory (did you mean memory_limit?); options"),
     ],
 )

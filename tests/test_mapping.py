@@ -120,6 +120,13 @@ def test_what_map_entries_refuses() -> None:
         ({"products": {"s": (a, a)}, "entries": {"e": a[:2, 0]}}, stc.ShapeError, "each of 3 entries"),
         ({"products": {"s": (a, a)}, "softmax": True}, stc.KeywordError, "softmax takes values"),
         ({"products": {"s": (a, a)}, "values": a, "output": "sparse"}, stc.KeywordError, "sparse result"),
+        ({"rows": a}, stc.KeywordError, "takes rows= as a dictionary of names, found tensor"),
+        ({"entries": [a]}, stc.KeywordError, "takes entries= as a dictionary"),
+        ({"products": 5}, stc.KeywordError, "takes products= as a dictionary of names, found 5"),
+        ({"rows": {5: a[:, 0]}}, stc.KeywordError, "takes names, each once; found 5"),
+        ({"rows": {"r": a.sum()}}, stc.ShapeError, "a mode of rows, columns or entries"),
+        ({"products": {"s": (a[0], a[0])}}, stc.ShapeError, r"takes tables \(\*heads, rows, size\)"),
+        ({"products": {"s": (a, a)}, "values": a[0]}, stc.ShapeError, "takes tables"),
     ]
     for named, kind, text in refused:
         with pytest.raises(kind, match=text):

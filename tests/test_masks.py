@@ -100,6 +100,18 @@ def test_what_masks_refuse() -> None:
         lambda: masks.documents([1, 2]),
         lambda: masks.documents([0, 3, 2]),
         lambda: masks.documents([]),
+        lambda: masks.documents([0, 1.5]),  # type: ignore[list-item]
+        lambda: masks.documents(None),  # type: ignore[arg-type]
+        lambda: masks.prefix("x"),  # type: ignore[arg-type]
+        lambda: masks.prefix(-1),
+        lambda: masks.global_tokens(None),  # type: ignore[arg-type]
+        lambda: masks.dilated(2.5),  # type: ignore[arg-type]
+        lambda: masks.causal("x"),  # type: ignore[arg-type]
+        lambda: masks.causal().dense("x"),  # type: ignore[arg-type]
+        lambda: masks.causal().dense(2, -1),
+        lambda: masks.dense_mask(torch.ones(2, 2, 2, dtype=torch.bool)),
+        lambda: masks.dense_mask(torch.ones(2, 2)),
+        lambda: masks.dense_mask([[True]]),  # type: ignore[arg-type]
     ):
         with pytest.raises(stc.ShapeError):
             call()

@@ -181,6 +181,8 @@ def test_long_and_many_columns() -> None:
 def test_pictures_of_other_things() -> None:
     with pytest.raises(stc.DtypeError, match="spy draws a sparse tensor, found list"):
         stc.plot.spy([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(stc.DtypeError, match=r"blocking draws what .* found SparseTensor"):
+        stc.plot.blocking(stc.eye(3))  # type: ignore[arg-type]
     x = stc.SparseTensor([[0, 1], [299, 0]], torch.ones(2), (2, 300))
     (image,) = stc.plot.spy(x).images
     assert image.get_array().shape == (2, 150)  # cells of two columns, as 256 are drawn at most

@@ -46,7 +46,7 @@ def unprinted(program: TileProgram) -> str:
     view = program.view
     if program.covers:
         return "products of whole tensors are torch's"
-    if view.pairs or view.values.halves or not program.whole:
+    if view.pairs or view.values.halves or not program.at_once:
         return "pairs of tiles, and values in halves, have no native loops"
     if not all(type(axis) in (Run, Fibers, Each) and axis.lanes <= 1 for axis in view.loops):
         return "loops of several lanes, and over a tile's side, are not native"

@@ -30,8 +30,8 @@ from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound, Einsum, written
 from sparsetc.ir.plan import AUTO, DENSE, ONE_PASS, STEPS, Plan, requested
 from sparsetc.options import Options
+from sparsetc.planner.candidate import Choice
 from sparsetc.planner.paths import Search, State, checked_order
-from sparsetc.planner.pricing import Choice
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import PLANS, by_nonzeros, choose
 from sparsetc.planner.workload import choose_together
@@ -139,7 +139,7 @@ def _steps_or_pass(request: Request, wanted: Plan) -> Choice | None:
     (x,) = request.sparse
     device, pattern = x.device, x.pattern
     backend = settings.effective_backend(device)
-    if not backend.whole and not asked and x.dense_order:
+    if not backend.at_once and not asked and x.dense_order:
         return None
     if settings.has_loops(device):
         backend = NUMBA
@@ -176,7 +176,7 @@ def _seconds_of_pass(request: Request, taken: Sequence[tuple[str, ...]], after: 
     dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]
     form = request.form if after is None else "sparse" if after.sparse else "dense"
     settings = replace(request.settings, plan=ONE_PASS)
-    return sum(choose(ONE_PASS, problem_of(Request(bound, [x, *dense], settings, form))).seconds)
+    return choose(ONE_PASS, problem_of(Request(bound, [x, *dense], settings, form))).total
 
 
 def _fault(request: Request, asked: bool) -> str:
@@ -209,8 +209,8 @@ def _as_dense(request: Request, choice: Choice) -> Choice | None:
     operands = [*request.operands]
     operands[e.sparse[0]] = SparseTensor._make(empty, request.like.expand(0))
     problem = replace(request, operands=operands, form="dense").problem
-    seconds = min([sum(own.seconds or ()) for own in PLANS[DENSE.name].estimates(problem)], default=inf)
-    most = sum(choice.seconds)
+    seconds = min([own.total for own in PLANS[DENSE.name].estimates(problem)], default=inf)
+    most = choice.total
     if seconds >= most:
         return None
     reason = f"{1e6 * seconds:.1f} us expected, {1e6 * most:.1f} of its entries as they are stored"

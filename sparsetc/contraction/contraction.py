@@ -44,6 +44,7 @@ from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.plan import ONE_PASS, requested
 from sparsetc.options import Options
 from sparsetc.planner.registry import by_nonzeros
+from sparsetc.support import cached_property
 from sparsetc.tensor.dtypes import captured
 from sparsetc.tensor.pattern import Labels, Pattern, check_labels, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -66,7 +67,6 @@ class Contraction:
         sums: of integers that may pass 64 bits: how many terms each has, and a guard of operands; None where none can.
         equation: the einsum as written.
         bare: the patterns of the sparse operands, with nothing kept.
-        _others: the contraction without steps or rewrites ("full"), and in floats, once each was asked for.
         _inner: the pattern of each sparse operand of the innermost einsum, or which one of a call's it is.
         _pattern: the pattern of a sparse result, or which one of a call's it is; None of a dense one.
         _pushes: what is done to the innermost einsum's result.
@@ -100,7 +100,6 @@ class Contraction:
         patterns = [x.pattern for x in sparse]
         self.bare = [pattern.bare() for pattern in patterns]
         self.compiled_for = tuple((weakref.ref(x._pattern), x._values.shape) for x in sparse)
-        self._others = dict[str, Contraction]()
         self._ways, self._sought = list[Way](), KINDS
         self.innermost = innermost
         ones = [p for p, x in zip(bound.einsum.sparse, sparse, strict=True) if x.pattern.ones]
@@ -143,7 +142,7 @@ class Contraction:
         with in_force_on(self.settings, self.device):
             plan = self.innermost.plan
             reports = tuple(self.innermost.reports())
-            profile = of_backend(self.innermost.backend)
+            profile = of_backend(self.innermost.backend, self.device)
             return Explanation(
                 self.equation,
                 plan.name,
@@ -220,8 +219,7 @@ class Contraction:
         """Run the innermost einsum and the rewrites around it, of operands as the einsum was compiled for."""
         pull = self.pull
         if self._holds is not None and not self._holds(dense):
-            changes: dict[str, Any] = {} if self.rewrites else {"plan": ONE_PASS, "path": None}
-            return self.instead("full", **changes).result(patterns, values, dense, None if packed else packed)
+            return self.in_full.result(patterns, values, dense, None if packed else packed)
         operands = values, dense
         if self.rewrites:
             beside = bool(packed) and self.innermost.guard is None and not followed([*values, *dense])
@@ -240,18 +238,26 @@ class Contraction:
                 self._ways += [way] if way else []
         return result
 
-    def instead(self, why: str, dtype: torch.dtype | None = None, **changes: object) -> Contraction:
-        """Return this contraction compiled for another dtype or other settings; it is made once for each `why`."""
-        other = self._others.get(why)
-        if other is None:
-            like = torch.zeros((), dtype=dtype or self.dtype, device=self.device)
-            with lasting():
-                shapes = (shape for _, shape in self.compiled_for)
-                sparse = [SparseTensor._make(p, like.expand(s)) for p, s in zip(self.bare, shapes, strict=True)]
-                settings = replace(self.settings, **changes)  # type: ignore[arg-type]
-                other = Contraction.compile(self.bound, stand_ins(self.bound, sparse), settings, self.form)
-            self._others[why] = other
-        return other
+    @cached_property
+    def in_full(self) -> Contraction:
+        """The contraction without the rewrites, or the steps, that do not serve all dense operands."""
+        return self.by(self.dtype) if self.rewrites else self.by(self.dtype, plan=ONE_PASS, path=None)
+
+    @cached_property
+    def in_floats(self) -> Contraction:
+        """The contraction of integers in float64, which tells if sums fit in 64 bits."""
+        # The plan's name alone says if values lie by nonzeros; its parts are for the strides of these operands.
+        wanted = requested(self.settings.plan)
+        return self.by(torch.float64, plan=wanted.name if by_nonzeros(wanted) else "auto")
+
+    def by(self, dtype: torch.dtype, **changes: Any) -> Contraction:
+        """Compile the einsum for another dtype or other settings; none of its operands is one slice repeated."""
+        like = torch.zeros((), dtype=dtype, device=self.device)
+        with lasting():
+            shapes = (shape for _, shape in self.compiled_for)
+            sparse = [SparseTensor._make(p, like.expand(s)) for p, s in zip(self.bare, shapes, strict=True)]
+            settings = replace(self.settings, **changes)
+            return Contraction.compile(self.bound, stand_ins(self.bound, sparse), settings, self.form)
 
     def evaluate(
         self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None, checked: bool = False
@@ -276,11 +282,7 @@ class Contraction:
         if self.sums is not None and not transforming() and not captured(result):
             (terms, fit), dense = self.sums, dense_of_call(self.bound, dense, self.dtype, self.device)
             if not fit.admits([*values, *dense], [*values, *dense]):
-                # The plan's name alone says if values lie by nonzeros; its parts are for the strides of these operands.
-                wanted = requested(self.settings.plan)
-                plan = wanted.name if by_nonzeros(wanted) else "auto"
-                product = self.instead("in floats", torch.float64, plan=plan).result
-                check_sums(partial(product, patterns), terms, result, (values, dense), self.equation)
+                check_sums(partial(self.in_floats.result, patterns), terms, result, (values, dense), self.equation)
         return result
 
 

@@ -5,8 +5,9 @@ In: an equation and tensors. Out: the result, differentiable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from math import prod
 
 import torch
 from torch import Tensor
@@ -14,15 +15,16 @@ from torch.autograd import forward_ad
 
 from sparsetc.contraction.autograd import Multilinear, Tensors, apply
 from sparsetc.runtime.calls import integer_einsum
+from sparsetc.support import Ints
 from sparsetc.support.entry import matmul_precision, summed_wide, without_autocast
-from sparsetc.tensor.pattern import transforming
+from sparsetc.tensor.pattern import followed, transforming
 
 
 def einsum(equation: str, *operands: Tensor, precision: str = "highest") -> Tensor:
     """The result of `torch.einsum`, 16-bit floats summed in float32 and rounded once; integers stay in 64 bits."""
     # Torch's own rules serve forward mode and transforms, in the precision in force when they are asked, and a single
     # operand, which the result may be a view of.
-    if transforming() or forward_ad._current_level >= 0 or len(operands) == 1:
+    if not followed(operands) or transforming() or forward_ad._current_level >= 0 or len(operands) == 1:
         return _contracted(equation, precision, operands)
     by_torch = Multilinear(partial(_contracted, equation, precision), partial(_gradients, equation, precision))
     return apply(by_torch, operands)
@@ -60,30 +62,45 @@ core, 10 shapes of TTM chains)."""
 
 
 def _product(equation: str, operands: Tensors) -> Tensor:
-    """Compute `torch.einsum`; some products of two operands faster, without copying them.
+    """Compute `torch.einsum`, some products of two operands faster."""
+    return _function_of(equation, *[o.shape for o in operands])(*operands)
+
+
+@lru_cache(maxsize=1024)
+def _function_of(equation: str, *shapes: Ints) -> Callable[..., Tensor]:
+    """Return the function that computes an einsum of operands of these shapes, without copying them where it can.
 
     What sums nothing is multiplied element by element, where torch would take matrices of width 1. A matrix is
     multiplied into a mode that lies within the other operand as many small matrices, into its last mode as one.
     """
-    outer = _outer(equation)
-    if outer is not None:
-        lying, at = outer
-        aligned = [o.permute(order)[places] for o, (order, places) in zip(operands, lying, strict=True)]
-        # `torch.broadcast_shapes` takes up to 240 us for it (torch 2.13).
-        sizes = [m if n == 1 else n for m, n in zip(aligned[0].shape, aligned[1].shape, strict=True)]
-        wide = [o.expand(*o.shape[:at], *sizes[at:]).flatten(at) if at < len(sizes) else o for o in aligned]
-        return torch.mul(*wide).view(sizes)
-    small = int(len(operands) == 2 and operands[0].numel() > operands[1].numel())
-    within = _within(equation, small)
-    if within is not None:
-        behind, turned, order = within
+    pair = _pair(equation)
+    if pair is None:
+        return partial(torch.einsum, equation)
+    terms, output, summed = pair
+    if not summed:
+        return _outer(terms, output, shapes)
+    small = int(prod(shapes[0]) > prod(shapes[1]))
+    matrix, letters = terms[small], terms[1 - small]
+    shared = set(matrix) & set(letters)
+    if len(matrix) != 2 or len(shared) != 1 or shared != summed:
+        return partial(torch.einsum, equation)
+    (mode,) = shared
+    turned, behind = matrix[1] != mode, letters.index(mode) + 1
+    left = shapes[small][int(turned)]
+    before, after = shapes[1 - small][: behind - 1], shapes[1 - small][behind:]
+    result = letters.replace(mode, matrix.replace(mode, ""))
+    order = [result.index(c) for c in output]
+    flat, whole = (*before, shapes[1 - small][behind - 1], prod(after)), (*before, left, *after)
+
+    def run(*operands: Tensor) -> Tensor:
         table, tensor = operands[small], operands[1 - small]
-        if behind == tensor.ndim and (behind == 2 or tensor.is_contiguous()):
+        if not after and (behind == 2 or tensor.is_contiguous()):
             return torch.matmul(tensor, table if turned else table.t()).permute(order)
-        if tensor.shape[behind:].numel() >= WIDE:
-            result = torch.matmul(table.t() if turned else table, tensor.flatten(behind))
-            return result.unflatten(-1, tensor.shape[behind:]).permute(order)
-    return torch.einsum(equation, *operands)
+        if flat[-1] >= WIDE:
+            return torch.matmul(table.t() if turned else table, tensor.reshape(flat)).view(whole).permute(order)
+        return torch.einsum(equation, *operands)
+
+    return run
 
 
 @lru_cache(maxsize=1024)
@@ -96,41 +113,25 @@ def _pair(equation: str) -> tuple[list[str], str, set[str]] | None:
     return terms, output, {*terms[0], *terms[1]}.difference(output)
 
 
-@lru_cache(maxsize=1024)
-def _outer(equation: str) -> tuple[list[tuple[list[int], tuple[slice | None, ...]]], int] | None:
-    """Return how two operands lie in the output of an einsum that sums nothing; None of other einsums.
+def _outer(terms: Sequence[str], output: str, shapes: Sequence[Ints]) -> Callable[..., Tensor]:
+    """Return the function that multiplies two operands into an output that has all of their letters.
 
-    Returns:
-        For each operand the order of its modes in the output, and an index with a mode of size 1 for each that it
-        lacks; and from which mode on both are written out before, since torch is slow where short ones repeat.
+    From the last mode on that one of them lacks, both are written out before: torch is slow where short ones repeat.
     """
-    pair = _pair(equation)
-    if pair is None or pair[2]:
-        return None
-    terms, output, _ = pair
-    lying, lacked = list[tuple[list[int], tuple[slice | None, ...]]](), list[int]()
-    for term in terms:
+    lacked = [next((n for n, c in enumerate(output) if c not in term), len(output)) for term in terms]
+    at, lying = min(len(output), max(lacked) + 1), []
+    whole = [1] * len(output)
+    for term, shape in zip(terms, shapes, strict=True):
+        own = [shape[term.index(c)] if c in term else 1 for c in output]
         order = [term.index(c) for c in output if c in term]
-        lying.append((order, tuple([slice(None) if c in term else None for c in output])))
-        lacked.append(next((n for n, c in enumerate(output) if c not in term), len(output)))
-    return lying, min(len(output), max(lacked) + 1)
+        lying.append((order, tuple([slice(None) if c in term else None for c in output]), own[:at]))
+        whole = [m if n == 1 else n for m, n in zip(whole, own, strict=True)]
 
+    def run(*operands: Tensor) -> Tensor:
+        aligned = [
+            (o.permute(order)[places], before) for o, (order, places, before) in zip(operands, lying, strict=True)
+        ]
+        wide = [o.expand(*before, *whole[at:]).flatten(at) if at < len(whole) else o for o, before in aligned]
+        return torch.mul(*wide).view(whole)
 
-@lru_cache(maxsize=1024)
-def _within(equation: str, small: int) -> tuple[int, bool, list[int]] | None:
-    """Return how a matrix, the operand of this number, is multiplied into a mode of the other; None if it cannot be.
-
-    Returns:
-        The modes up to that one, whether the matrix is transposed, and the order of the result's modes.
-    """
-    pair = _pair(equation)
-    if pair is None:
-        return None
-    terms, output, summed = pair
-    matrix, letters = terms[small], terms[1 - small]
-    shared = set(matrix) & set(letters)
-    if len(matrix) != 2 or len(shared) != 1 or shared != summed:
-        return None
-    (mode,) = shared
-    result = letters.replace(mode, matrix.replace(mode, ""))
-    return letters.index(mode) + 1, matrix[1] != mode, [result.index(c) for c in output]
+    return run

@@ -234,7 +234,7 @@ def _pushed(push: Change, *_: object) -> tuple[None, Change]:
 
 def _in_shape(shape: Ints, values: Tensor) -> Tensor:
     """The values of a result in blocks; where no entries are left, the other einsum's may be one number, 0."""
-    return (values.reshape(-1)[:0] if 0 in shape else values).reshape(shape)
+    return (values.flatten()[:0] if 0 in shape else values).reshape(shape)
 
 
 # -- entries with dense modes -----------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ COLUMNS = 1024
 def parts(r: Request) -> Rewrite | None:
     """Cut long blocks, along the letters they sum, into parts, each an entry of its own; tables are unchanged."""
     e, sizes = r.bound.einsum, r.bound.by_index
-    if len(e.sparse) > 1 or len(e.dense) != 2 or r.settings.effective_backend(r.sparse[0].device).whole:
+    if len(e.sparse) > 1 or len(e.dense) != 2 or r.settings.effective_backend(r.sparse[0].device).at_once:
         return None
     (x,), (position,) = r.sparse, e.sparse
     coordinates = e.inputs[position]

@@ -41,11 +41,9 @@ class Guard:
     A change that leaves no trace in torch's count of versions (through ``.data``, or an ndarray) is not noticed.
     """
 
-    def __init__(self, test: Callable[[Tensors], bool], instead: str = "", **changes: object) -> None:
-        """Take a test of tables; the name of what the caller runs where it does not hold, and its settings."""
+    def __init__(self, test: Callable[[Tensors], bool]) -> None:
+        """Take a test of tables."""
         self.test = test
-        self.instead = instead
-        self.changes = changes
         self._known: tuple[tuple[weakref.ref[Tensor], tuple[object, ...]], ...] = ()
         self._held = True
 
@@ -160,7 +158,9 @@ def looked_at(innermost: Any, tensors: Tensors) -> bool:
     watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
     if watched or getattr(innermost, "trials", None) is not None or followed(tensors):
         return False
-    return all(type(t) in PLAIN and not captured(t) for t in tensors)
+    # A tensor of a transform that has ended, such as vjp's pullback reads, has no storage to look at.
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return all(type(t) in PLAIN and not captured(t) and not wrapped(t) for t in tensors)
 
 
 def same_kind(tensors: Tensors) -> Callable[..., bool]:
@@ -182,7 +182,7 @@ def way_of(innermost: Any, pull: Pull, pushes: list[Any], values: Sequence[Any],
     sources = pull.sources(len(tensors))
     if sources is None or executable.copies > 1:
         return None
-    tables = innermost.tables(pull(values, dense, bool(pull.values))[1], contiguous=not innermost.covers)
+    tables = innermost.tables(pull(values, dense, bool(pull.values))[1])
     rows = result = executable.empty(torch.device("meta"))
     try:
         for change in (innermost.of_rows, *pushes):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,15 @@ from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import DtypeError, EquationError, PlanError, ShapeError
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct
 from sparsetc.ir.plan import Plan
+from sparsetc.ir.program import TileProgram
 from sparsetc.planner.registry import plan_of_derived
 from sparsetc.planner.report import SymbolicCost
-from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import Ints, among, later, required
+from sparsetc.support.checks import found_shape
 from sparsetc.support.entry import entry_point, traced_by_modes
 from sparsetc.tensor.convert import laid_out
 from sparsetc.tensor.dtypes import dtype_name
-from sparsetc.tensor.kept_values import gradient_taken
+from sparsetc.tensor.kept_values import gradient_taken, kept_with
 from sparsetc.tensor.pattern import Pattern, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -52,7 +54,7 @@ PRODUCTS = 16
 """Most kernels that a `LinearOperator` keeps: of the map and its adjoint, for each number of vectors."""
 
 
-class Kernel(Inspectable):
+class Kernel:
     """A compiled einsum; call it with the dense operands, in the equation's order.
 
     A kernel of one sparse operand holds its packed values. At a call it packs them again if torch's version count says
@@ -75,7 +77,6 @@ class Kernel(Inspectable):
         self.contraction = contraction
         self.operands = tuple(operands)
         self.drop_zeros = drop_zeros
-        self.inner = (contraction.innermost,)
         self._patterns = tuple(o._pattern for o in operands)
         self._values = tuple(o._values for o in operands)
         self._packed: Values | None = None
@@ -107,10 +108,11 @@ class Kernel(Inspectable):
                     break
         return self._packed
 
-    def whole(self) -> Tensor | None:
+    def whole(self) -> tuple[Tensor, Callable[[], Tensor | None]] | None:
         """Return the sparse operand as the dense tensor that torch multiplies as it does any; None if it does not.
 
-        It is differentiable, and kept while values stay as they are, if these do not learn.
+        It is differentiable. The function returns it for the next call: kept while values stay as they are, and None
+        once they changed; or made again of values that learn.
         """
         innermost, precision = self.contraction.innermost, self.contraction.settings.precision
         if (
@@ -122,13 +124,20 @@ class Kernel(Inspectable):
             return None
         if innermost.dtype is torch.float32 and precision != torch.get_float32_matmul_precision():
             return None
-        (values,) = self._values
+        operand, (values,) = self.operand, self._values
         if torch.is_grad_enabled() and values.requires_grad:
-            whole = laid_out(self.operand, again=True)
-            whole.register_hook(lambda _: gradient_taken(values))
-            return whole
+
+            def learned() -> Tensor:
+                whole = laid_out(operand, again=True)
+                whole.register_hook(lambda _: gradient_taken(values))
+                return whole
+
+            return learned(), learned
         packed: Any = self._packed_now()
-        return packed and packed[0].view(self.operand.shape)  # type: ignore[no-any-return]
+        if packed is None:
+            return None
+        whole, kept = packed[0].view(operand.shape), kept_with(values)
+        return whole, lambda: whole if kept is not None and kept_with(values) is kept else None
 
     def _on_arrays(self) -> Callable[[Any], Any] | None:
         """Return the kernel with its current values as `Contraction.on_arrays` gives it; None if it is more."""
@@ -273,8 +282,7 @@ class Kernel(Inspectable):
         for position, own, new in zip(self.contraction.bound.einsum.sparse, self._values, given, strict=True):
             what = "values" if len(given) == 1 else f"values of operand {position + 1}"
             if not isinstance(new, Tensor) or new.shape != own.shape:
-                what_it_is = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
-                raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {what_it_is}")
+                raise ShapeError(f"{what} must have shape {tuple(own.shape)}, found {found_shape(new)}")
             if new.dtype != own.dtype or new.device != own.device:
                 raise DtypeError(f"{what} must be {own.dtype} on {own.device}, found {new.dtype} on {new.device}")
         return given
@@ -326,6 +334,26 @@ class Kernel(Inspectable):
     def nnz(self) -> int:
         """The nonzeros of the only sparse operand; with several, the entries or elements of the result."""
         return self.operands[0].nnz if len(self.operands) == 1 else self.contraction.result_size
+
+    @property
+    def backend(self) -> str:
+        """The backend that programs are generated for: ``triton``, ``torch`` or ``numba``."""
+        return self.contraction.innermost.backend  # type: ignore[no-any-return]
+
+    @property
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of all parts; torch's own products have none."""
+        return tuple(program for one in self.contraction.innermost.generated for program in one.programs)
+
+    @property
+    def source(self) -> str:
+        """The generated source of all programs, one after the other."""
+        return "\n\n".join(one.source for one in self.contraction.innermost.generated)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the first generated program; None where all are torch's own products."""
+        return next((one.path for one in self.contraction.innermost.generated), None)
 
     def ptx(self, target: str = "sm_90") -> str:
         """The assembly for a named target (``sm_80``, ``sm_90``, ``sm_100``, ``gfx942``, …); needs no GPU."""
@@ -383,7 +411,7 @@ class Kernel(Inspectable):
         return self.explain()._repr_html_()  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        where = self.path.name if len(self.operands) == 1 else f"{self.nnz:,} nonzeros"
+        where = self.path.name if self.path and len(self.operands) == 1 else f"{self.nnz:,} nonzeros"
         return f'Kernel("{self.equation}", plan {self.plan.name}, {self.backend}, {where})'
 
 

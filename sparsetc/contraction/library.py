@@ -328,14 +328,14 @@ def traced_einsum(
         _transforms(is_dynamo_compiling())
         or drop_zeros
         or not all(isinstance(o, SparseTensor | Tensor) for o in operands)
+        or (named := constants(settings)) is None
     ):
         return opaque(args, output, drop_zeros, settings)
     promoted_operands = promoted(operands)
     sparse = [o for o in promoted_operands if isinstance(o, SparseTensor)]
     dense = [o for o in promoted_operands if not isinstance(o, SparseTensor)]
     kinds = tuple([_kind(o) for o in promoted_operands])
-    # The number is read for the guard that it makes: what options say is a constant of the graph.
-    named = tuple([(name, _constant(value)) for name, value in settings.items()])
+    # The number of the options is read for the guard that it makes: what they say is a constant of the graph.
     exports = exporting()
     form_and_key = _compiled(text, kinds, output, named, operator.index(latest.number), exports)
     if not form_and_key:
@@ -377,12 +377,25 @@ _transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (*RECORDS.values(), Tree)}
 
 
+CONSTANT = str, int, float, tuple, list, type(None), *FIELDS
+"""Kinds of settings that Dynamo can have as constants; a path of the file system and numpy's numbers it cannot."""
+
+
+def constants(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
+    """Settings as constants of a graph; None where one cannot be, and the graph is to break before it."""
+    if not all(isinstance(value, CONSTANT) for value in settings.values()):
+        return None
+    return tuple([(name, _constant(value)) for name, value in settings.items()])
+
+
 def _constant(setting: Any) -> Any:
-    """A setting as Dynamo can have it as a constant: a plan as its class and fields."""
-    if isinstance(setting, tuple):
+    """A setting as Dynamo can have it as a constant: a plan as its class and fields, and a list as a tuple."""
+    if isinstance(setting, tuple | list):
         return tuple([_constant(one) for one in setting])
     if type(setting) is int:  # a symbol of the graph, where it was another number when the call was traced before
         return operator.index(setting)
+    if type(setting) is float:  # so may this be
+        return float.fromhex(setting.hex())
     names = FIELDS.get(type(setting))
     return setting if names is None else (type(setting), *[_constant(getattr(setting, name)) for name in names])
 

@@ -7,8 +7,7 @@ took.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,29 +24,27 @@ from sparsetc.ir.nest.values import EXACT, INFINITE
 from sparsetc.ir.plan import Plan, requested
 from sparsetc.join.join import Join, Roles, prepared
 from sparsetc.join.order import pattern_of
-from sparsetc.planner.pricing import Choice, ranked
+from sparsetc.planner.candidate import Choice, ranked
 from sparsetc.planner.registry import chosen
 from sparsetc.products import WAYS
 from sparsetc.products.hybrid import HybridPath
 from sparsetc.products.problem import JoinProblem, paired
 from sparsetc.products.scalar import EINSUMS, TaskSums
-from sparsetc.runtime.executable import Inspectable
 from sparsetc.support import cached_property
 from sparsetc.support.entry import without_autocast
 from sparsetc.tensor.coords import picked
-from sparsetc.tensor.dtypes import accumulator, fitted, in_order, resolved, summed_dtype
+from sparsetc.tensor.dtypes import fitted, in_order, resolved, summed_dtype
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
-class Pair(Inspectable):
+class Pair:
     """A contraction of two sparse operands and nothing else.
 
     Attributes:
         nnz: entries of the result.
+        summed: the dtype of sums.
     """
-
-    _timed: Callable[[], Tensor]
 
     def __init__(self, request: Request) -> None:
         """Join the operands and choose a path; `find_pattern` is to follow, once the choice is final.
@@ -64,7 +61,7 @@ class Pair(Inspectable):
         self.dtype, self.device = request.like.dtype, request.like.device
         self.result_dtype = self.dtype
         self.sparse = request.is_sparse(expanded=True)
-        self._like = torch.zeros((), dtype=summed_dtype(self.dtype), device=self.device)
+        self.summed = summed_dtype(self.dtype)
         e = bound.einsum
         sizes = bound.by_index
         self.equation = str(bound.einsum)
@@ -79,14 +76,13 @@ class Pair(Inspectable):
             prepared(y_letters, y.coords, sizes, roles.y, y.is_coalesced),
             roles,
         )
-        dtype = self._like.dtype
-        backend = settings.effective_backend(self.device, dtype)
+        backend = settings.effective_backend(self.device, self.summed)
         self.backend = backend.name
         self.problem = JoinProblem(
             join=self.join,
             einsum=e,
             wanted=paired(requested(settings.plan).of_step(0, 1), e.indices),
-            dtype=dtype,
+            dtype=self.summed,
             backend=backend,
             settings=settings,
             device=self.device,
@@ -117,25 +113,6 @@ class Pair(Inspectable):
         make = WAYS[choice.plan.name]
         self.choice: Choice = choice
         self.numeric = self.task_sums if make is TaskSums else make(self.problem, choice.plan)
-        self.inner = (self.numeric,)
-
-    def under(self, plan: Plan, cache: object, operands: Sequence[Tensor]) -> Pair:
-        """The contraction by another path, to be timed on the values of both operands."""
-        other = copy(self)
-        other.take(Choice(plan))
-        with without_autocast(self.device):
-            other.numeric.places()
-        other._timed = partial(other.product, "z", *operands)
-        return other
-
-    def __call__(self) -> Tensor:
-        """Compute the product of the values that the contraction is timed on."""
-        return self._timed()
-
-    @property
-    def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
-        """The dtype and the shapes of the values of both operands, as `under` takes them."""
-        return accumulator(self._like.dtype), [(self.join.x.n,), (self.join.y.n,)]
 
     @cached_property
     def task_sums(self) -> TaskSums:
@@ -146,7 +123,7 @@ class Pair(Inspectable):
     def plan(self) -> Plan:
         """The plan that was chosen, with how much of both operands each part has."""
         sizes = self.numeric.sizes
-        width = self._like.dtype.itemsize
+        width = self.summed.itemsize
         parts = []
         read = [of_operand for n in range(0, len(sizes), 2) for of_operand in self.problem.given(sizes[n : n + 2])]
         for part, (nnz, nbytes) in zip(self.choice.plan.parts, read, strict=True):
@@ -159,12 +136,12 @@ class Pair(Inspectable):
 
     def result(self, patterns: Patterns, values: Tensors, *_: Any) -> Tensor:
         """The result's values in lexicographic order of its coordinates, or a dense result; differentiable."""
-        left, right = (v.to(self._like.dtype) for v in values)
+        left, right = (v.to(self.summed) for v in values)
         x, y = (right, left) if self.problem.swapped else (left, right)
         m, deterministic = self.join, self.settings.deterministic
         result = apply(self.product_of("z"), (m.x.values(x, deterministic), m.y.values(y, deterministic)))
         result = picked(result, self._order)
-        result = fitted(result.to(self._like.dtype), self.dtype, f'the result of "{self.bound.einsum.text}"')
+        result = fitted(result.to(self.summed), self.dtype, f'the result of "{self.bound.einsum.text}"')
         if not self.bound.einsum.output:
             return result.sum(dtype=result.dtype)  # of one entry, or none
         return result if self.sparse else SparseTensor._make(self._pattern, result).to_dense(self.settings.memory_limit)
@@ -216,24 +193,29 @@ class Pair(Inspectable):
             return None
         return path.run(x, y, halves if verdict == EXACT else None)
 
+    @property
+    def generated(self) -> Sequence[Any]:
+        """The generated programs that it runs."""
+        return self.numeric.generated
+
     def ptx(self, target: str) -> str:
         """The assembly of the kernels of every plan but ``"dense"``."""
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
-        return super().ptx(target)
+        return self.numeric.ptx(target)
 
     def reports(self) -> list[StepReport]:
         """Return the report of the contraction, for an explanation."""
         m, plan = self.join, self.plan
         candidates = ranked([c for method in WAYS.values() for c in method.estimates(self.problem)])
-        terms = next((zip(c.terms, c.seconds or (), strict=False) for c in candidates if c.name == plan.name), ())
+        terms = next((zip(c.terms, c.seconds, strict=False) for c in candidates if c.name == plan.name), ())
         split = HybridPath.split(self.problem) if plan.name == HybridPath.name else None
         filled = [nnz for nnz, _ in self.numeric.sizes[::2]]  # nonzeros of x, of each branch
         report = PairReport(
             equation=self.equation,
             plan=plan.name,
             reason=plan.reason,
-            path=str(self.path),
+            path=str(self.generated[0].path),
             considered=in_microseconds((c.name, c.total) for c in candidates),
             expected=tuple((name, 1e6 * seconds) for name, seconds in terms if seconds),
             roles=str(m.roles),

@@ -4,10 +4,10 @@ In: a `Bound` einsum and its operands, an order of contractions or none. Out: `P
 link of two sparse operands is a `Pair`; one of a sparse operand and dense ones is a `Step` like any other; dense
 operands are torch's. A sparse operand that is a link alone is made dense, and all links behind it are torch's.
 
-With one sparse operand `contraction/compile.py` finds the order. With several `sparse_order` does: it contracts a dense
-operand into a sparse one, or applies it to a product of sparse ones, whichever is expected to make fewer tasks. A path
-is `expanded` where dense modes become coordinates, in intermediate results too. Where it is not, operands with dense
-modes, or in blocks, are contracted as they are, two at a time; dense operands join the last two.
+With one sparse operand `contraction/compile.py` finds the order. With several `order_by_tasks` does: it contracts a
+dense operand into a sparse one, or applies it to a product of sparse ones, whichever is expected to make fewer tasks. A
+path is `expanded` where dense modes become coordinates, in intermediate results too. Where it is not, operands with
+dense modes, or in blocks, are contracted as they are, two at a time; dense operands join the last two.
 
 Every intermediate result that keeps coordinates of a sparse operand is sparse, and its pattern is known once the path
 is compiled, so a call computes values only.
@@ -35,8 +35,7 @@ from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import Bound, Einsum, distinct, written
 from sparsetc.ir.plan import AUTO, ONE_PASS, SIDE, STEPS, Plan, requested
 from sparsetc.join.join import JoinOperand, prepared
-from sparsetc.planner.paths import Order, sparse_order
-from sparsetc.runtime.executable import Inspectable
+from sparsetc.planner.paths import Order, order_by_tasks
 from sparsetc.support import Ints, Names, among, cached_property, outside
 from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator, add_rows, fitted, summed_dtype
@@ -81,10 +80,10 @@ def _contracted(
     values = [operands[n] for n in e.sparse]
     tables = [operands[n] for n in e.dense]
     result = made.result(patterns if own is None else own, values, tables, packed, given, checked=True)
-    return result.reshape(-1) if flat and made.sparse else result
+    return result.flatten() if flat and made.sparse else result
 
 
-class Path(Inspectable):
+class Path:
     """A contraction of several operands, a few at a time.
 
     Attributes:
@@ -171,7 +170,7 @@ class Path(Inspectable):
         operands = [terms[n][1] for n in ordered]
         entries = [o._values.numel() if isinstance(o, SparseTensor) else o.numel() for o in operands]
         kept = {*e.output, *(c for n in others for c in terms[n][0])}
-        path = sparse_order([terms[n][0] for n in ordered], kept, self.bound.by_index, entries)
+        path = order_by_tasks([terms[n][0] for n in ordered], kept, self.bound.by_index, entries)
         order = list[Ints]()
         left = list(ordered)
         every = list(range(len(terms)))
@@ -279,7 +278,7 @@ class Path(Inspectable):
         """The result's values on its pattern, or a dense result; differentiable."""
         terms: list[Any] = [None] * len(self.bound.einsum.inputs)
         for p, entries in zip(self.bound.einsum.sparse, values, strict=True):
-            terms[p] = entries.reshape(-1) if self._expanded else entries
+            terms[p] = entries.flatten() if self._expanded else entries
         for p, shape, operand in zip(self.bound.einsum.dense, self.bound.dense_shapes, dense, strict=True):
             full = operand if operand.shape == shape else operand.expand(shape)
             dropped = self._dropped.get(p)
@@ -310,6 +309,15 @@ class Path(Inspectable):
         return tuple(step for one in self.inner for step in getattr(one, "steps", (one,))) or (self,)
 
     # -- what a user may look at ------------------------------------------------------------------------------------
+    @property
+    def generated(self) -> Sequence[Any]:
+        """The generated programs of all links, in order; torch's own products have none."""
+        return [programs for one in self.inner for programs in one.generated]
+
+    def ptx(self, target: str) -> str:
+        """The assembly of all kernels for a named target; needs no GPU."""
+        return "\n".join(one.ptx(target) for one in self.inner)
+
     @cached_property
     def backend(self) -> str:
         """The backend of the first link with programs; torch's if none has any."""

@@ -8,7 +8,7 @@ the row each nonzero adds to; operands as tensors of one dtype and device, or an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
 from typing import Any, TypeVar
@@ -150,7 +150,7 @@ class Request:
         pattern, settings = x.pattern, self.settings
         self.check_memory(rows * self.output.width, self.bound.einsum.text or self.bound)
         counts = Counts(pattern.coords, pattern.shape, pattern.counts, pattern.cache)
-        return Problem.of(self.bound, rows, sparse, x, counts, settings)
+        return replace(Problem.of(self.bound, rows, sparse, x, counts, settings), adding=self.chunk)
 
     @property
     def as_it_is(self) -> list[Take]:

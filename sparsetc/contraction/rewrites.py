@@ -131,7 +131,7 @@ def coordinates(r: Request) -> Rewrite | None:
 
 
 def _taking_part(entries: Tensor | None, values: Tensor) -> Tensor:
-    return picked(values.reshape(-1), entries)
+    return picked(values.flatten(), entries)
 
 
 def products(r: Request) -> Rewrite | None:
@@ -164,7 +164,7 @@ def _worth(r: Request, rows: int, summed: int) -> float:
     rules = profile_of(like.device, r.settings, r.settings.effective_backend(like.device).name).rules
     least, by_rows = rules["sampled_blocks"][unit]
     worth = next(worth for least_rows, worth in reversed(by_rows) if least_rows <= rows)
-    return float(worth * summed / (summed + least))
+    return float(worth * summed / max(1, summed + least))  # of no elements nothing is summed
 
 
 def _multiplied(equation: str, shapes: Sequence[Ints], precision: str, *operands: Tensor) -> Tensor:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,19 +26,19 @@ from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
 from sparsetc.contraction.contraction import Contraction, compiled
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
-from sparsetc.contraction.prepare import Preparation, in_force_on
+from sparsetc.contraction.prepare import in_force_on, prepare, tables_of, verify_axes
 from sparsetc.contraction.request import Patterns, Request, Tensors, arranged, repeated_dims, stand_ins
 from sparsetc.device.profile import gpu, has_halves
 from sparsetc.errors import EquationError, PlanError
 from sparsetc.explain import StepReport
 from sparsetc.ir.equation.einsum import UPSTREAM, Bound, Einsum, gradient
-from sparsetc.ir.plan import Plan, without_halves
+from sparsetc.ir.plan import without_halves
+from sparsetc.ir.program.tile import TileProgram
 from sparsetc.options import Options, with_settings
-from sparsetc.planner.pricing import Choice
+from sparsetc.planner.candidate import Choice
 from sparsetc.planner.registry import choose, plan_of_derived
 from sparsetc.planner.report import SymbolicCost, report, statistics_of, symbolic_cost
-from sparsetc.runtime.executable import Inspectable
-from sparsetc.support import Cache, cached_property, outside
+from sparsetc.support import cached_property, outside
 from sparsetc.support.entry import warn_once, without_autocast
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import accumulator, captured, fitted, in_order, resolved, summed_dtype
@@ -49,27 +47,30 @@ from sparsetc.tensor.pattern import Pattern, followed, lasting, transforming
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 _numbers = itertools.count()
-OTHERS = 16
-"""Most steps and contractions that one step keeps in its place: with other settings, and of batches of each size."""
 
 
-class Step(Preparation, Inspectable):
+class Step:
     """A contraction of one sparse operand: ``x,b,c->output``, compiled for the pattern of x.
 
     Its gradients, tangents and batches are contractions of the same pattern.
 
     Attributes:
+        bound: the einsum, as rewrites leave it.
+        written: the einsum before rewrites; schedules may name letters of it that rewrites removed.
+        operand: the sparse operand, with no values and nothing kept.
+        output: where the results go: rows of a dense tensor, or nonzeros of a pattern.
+        problem: the einsum as the planner sees it.
         number: no other step in this process has it; gradients are kept under it.
         empty: whether no nonzeros take part.
         result_dtype: the dtype of what `result` gives.
         turned: of the class: the count of calls, of all steps, in which a candidate had its turn.
         trials: `rows` by candidates that take turns in calls; None once the plan is decided.
-        guard: what says which operands the step takes; None where it takes all.
+        guard: what says which operands the step takes, and `instead` takes others; None where it takes all.
+        in_halves: whether values or dense operands are multiplied in halves of 16 bits.
         covers: whether programs store all of the result and read operands in any order.
         is_product: whether packed values are the dense tensor, which torch multiplies once.
         only_programs: whether a call runs programs and nothing else, unless the guard refuses an infinity.
         ordered: whether sums are made in one order, without programs of several threads, as `deterministic` asks.
-        _others: steps with other settings, and contractions of batches, by what they are for.
         _empty: whether there is nothing to sum.
         _pattern: the pattern of a sparse result, None of a dense one; `_order` brings rows to its order.
         _as_rows: whether rows are the result as they lie.
@@ -77,7 +78,6 @@ class Step(Preparation, Inspectable):
     """
 
     turned = 0
-    _timed: Callable[[], Tensor]
 
     def __init__(self, request: Request, choice: Choice | None = None) -> None:
         """Plan, pack and generate.
@@ -85,16 +85,22 @@ class Step(Preparation, Inspectable):
         Args:
             request: an einsum as `rewrites_of` leaves it.
             choice: of the plan, where it was chosen together with those of other einsums.
+
+        Raises:
+            OutOfMemoryError: the result would pass the memory limit.
         """
-        super().__init__(request)
-        settings = self.settings
+        settings = self.settings = request.settings
+        self.bound = request.bound
+        self.written = request.written or request.bound.einsum
+        self.operand = request.sparse[0]._bare()
+        self.dtype, self.device = self.operand.dtype, self.operand.device
+        self.output, self.problem = request.output, request.problem
         self.number = next(_numbers)
         self.equation = self.bound.einsum.text
         self.form = request.form
         self.result_dtype = summed_dtype(self.dtype) if self.written.plain_sum else self.dtype
         self.empty = not self.operand.nnz
         self.ordered = settings.deterministic and not self.problem.backend.atomics
-        self._others = Cache(OTHERS)
         self._pattern, self._order = arranged(self.output)
         output = self.output
         self._as_rows = output.permutation is None and (output.sparse or len(output.kept_shape) == 1)
@@ -107,20 +113,25 @@ class Step(Preparation, Inspectable):
 
     def take(self, choice: Choice) -> None:
         """Pack and generate by a choice, and run so from here on."""
-        plan, self.filled, self.parts, self.executable, self.arrays = self.prepare(choice.plan)
-        self.plan = replace(plan, reason=choice.plan.reason)
-        self.choice, self.inner = choice, (self.executable.programs,)
+        verify_axes(choice.plan, self.bound.einsum, self.written)
+        prepared = prepare(choice.plan, self.problem, self.output, self.settings.cache_dir)
+        plan, self.filled, self.parts, self.executable, self.arrays = prepared
+        self.plan, self.choice = replace(plan, reason=choice.plan.reason), choice
+        self.generated = [self.executable.programs]
         runs = self.executable.programs.backend
         native = runs.loops
         self.backend = (runs if native else self.problem.backend).name
         if self.problem.only_native and not native:
             why = next(filter(None, map(unprinted, self.programs)), "numba cannot be imported")
             self.plan = replace(self.plan, reason=f"{self.plan.reason}; as torch programs: {why}")
-        self.__dict__.pop("_ones", None)
+        for derived in ("_ones", "instead"):
+            self.__dict__.pop(derived, None)
         self._value_keys = [
             (p.packed.token, stored_dtype(p.program, self.dtype, self.problem.backend), p.program.view.values.halves)
             for p in self.parts
         ]
+        read = [o for p in self.programs for o in p.operands]
+        self.in_halves = any(o.split or o.halves for o in read) or any(halves for *_, halves in self._value_keys)
         self.guard = self._guard()
         self.covers = self.programs[0].covers
         as_given = {key[1:] for key in self._value_keys} == {(self.dtype, False)}
@@ -131,27 +142,13 @@ class Step(Preparation, Inspectable):
         self._empty = 0 in sizes
         types = {self.dtype, self.executable.dtype, *(t for _, t, _ in self._value_keys)}
         self.only_programs = types == {self.result_dtype} and not (
-            self._empty or self.arrays.second or self.ordered or (self.guard and self.guard.instead != "coo")
+            self._empty or self.arrays.second or self.ordered or self.in_halves
         )
 
-    def under(self, plan: Plan, cache: Cache, operands: Sequence[Tensor]) -> Step:
-        """The step by another plan, to be timed on operands; what is packed for it is kept in a cache of its own."""
-        other, counts = copy(self), self.problem.counts
-        other.problem = replace(self.problem, counts=counts.cached_in(cache))
-        other._others, other.trials = Cache(OTHERS), None
-        other.take(Choice(plan))
-        values, *dense = operands
-        other._timed = partial(other.rows, values, dense, other.packed_values(values), dense)
-        return other
-
-    def __call__(self) -> Tensor:
-        """Compute the result of the operands that the step is timed on."""
-        return self._timed()
-
     @property
-    def operands_of_timing(self) -> tuple[torch.dtype, list[tuple[int, ...]]]:
-        """The dtype and the shapes of values and dense operands as `under` takes them."""
-        return self.dtype, [(self.operand.nnz,), *self.bound.dense_shapes]
+    def programs(self) -> tuple[TileProgram, ...]:
+        """The tile programs of its parts."""
+        return self.executable.programs.programs
 
     def pattern_on(self, patterns: Patterns) -> Pattern | None:
         """The pattern of a sparse result: the operand's own where all of its modes are kept; None of a dense one."""
@@ -164,13 +161,24 @@ class Step(Preparation, Inspectable):
         which come first where there are any, and dense operands that halves are exact enough for. What they do not take
         is run by nonzeros alone, or by the same plan in dots of float32.
         """
-        operands, plan = range(len(self.programs[0].operands)), without_halves(self.plan)
-        split = [any(p.operands[n].split or p.operands[n].halves for p in self.programs) for n in operands]
-        if not any([*split, *(halves for *_, halves in self._value_keys)]):
+        if not self.in_halves:
             floats = self.dtype.is_floating_point or self.dtype.is_complex
-            reads_zeros = floats and any(p.reads_zeros for p in self.parts)
-            return Guard(finite, "coo", plan="coo") if reads_zeros else None
-        return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split), "floats", plan=plan)
+            return Guard(finite) if floats and any(p.reads_zeros for p in self.parts) else None
+        of_parts = zip(*(p.operands for p in self.programs), strict=True)
+        split = [any(o.split or o.halves for o in operands) for operands in of_parts]
+        return Guard(lambda read: fit_for_halves(read, [True] * (len(read) - len(split)) + split))
+
+    @cached_property
+    def instead(self) -> Step:
+        """The step that takes what the guard refuses: the same plan in dots of float32, or nonzeros alone."""
+        return self.by(plan=without_halves(self.plan) if self.in_halves else "coo")
+
+    def by(self, **changes: object) -> Step:
+        """Make the step of the same einsum with other settings."""
+        with lasting():
+            settings = with_settings(self.settings, changes)
+            operands = stand_ins(self.bound, [self.operand])
+            return Step(Request(self.bound, operands, settings, self.form, written=self.written))
 
     # -- values -------------------------------------------------------------------------------------------------------
     def packed(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values | None:
@@ -195,8 +203,10 @@ class Step(Preparation, Inspectable):
         if missing := [n for n, stored in enumerate(packed) if stored is None]:
             if captured(values):
                 return self.packed_values(flat(values))
-            for n, stored in zip(missing, self.packed_values(flat(values), missing), strict=True):
-                packed[n] = kept.put(self._value_keys[n], stored)
+            with lasting():
+                stored = self.packed_values(flat(values), missing)
+            for n, one in zip(missing, stored, strict=True):
+                packed[n] = kept.put(self._value_keys[n], one)
         return packed
 
     def packed_values(self, values: Tensor | None, parts: Sequence[int] | None = None) -> Values:
@@ -224,12 +234,16 @@ class Step(Preparation, Inspectable):
         with lasting():
             return self.packed_values(torch.ones(self.operand.nnz, dtype=self.dtype, device=self.device))
 
+    def tables(self, dense: Tensors) -> list[Tensor]:
+        """The dense operands as programs read them."""
+        return tables_of(dense, self.problem, contiguous=not self.covers)
+
     # -- calls --------------------------------------------------------------------------------------------------------
     def of_rows(self, rows: Tensor) -> Tensor:
         """A dense result, or a sparse one's values, of (rows, *dense sizes)."""
         if self._pattern is None:
             return self.output.shaped(rows)
-        return rows if self._order is None else rows.reshape(-1).index_select(0, self._order)
+        return rows if self._order is None else rows.flatten().index_select(0, self._order)
 
     def rows(
         self, values: Tensor | None, dense: Tensors, packed: Values | None = None, given: Tensors | None = None
@@ -255,7 +269,7 @@ class Step(Preparation, Inspectable):
         """
         run = self.executable
         more = self.guard or self._empty or self.trials is not None or not self._as_rows
-        if more or run.dtype != self.dtype or [o for _, o, _ in self.orders] != [None]:
+        if more or run.dtype != self.dtype or [order for _, order, _ in self.problem.readings] != [None]:
             return None
         return run.on_arrays(self.arrays, packed)
 
@@ -265,28 +279,17 @@ class Step(Preparation, Inspectable):
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
-        tables = self.tables(dense, contiguous=not self.covers)
+        tables = self.tables(dense)
         if self.problem.backend.widens and run.dtype != self.dtype:
             tables = [t.to(run.dtype) for t in tables]
         if self.guard is not None:
-            looked = [values] if values is not None and self.guard.instead == "floats" else []  # 1s are exact
+            looked = [values] if values is not None and self.in_halves else []  # 1s are exact
             if not self.guard.admits([*looked, *(given or dense)], [*looked, *tables]):
-                return self.instead(self.guard.instead, self.guard.changes).rows(values, dense)
+                return self.instead.rows(values, dense)
         result = run.run(self.arrays, self.packed_values(values) if packed is None else packed, tables)
         if result.dtype == self.result_dtype:
             return result
         return fitted(result, self.result_dtype, f'the result of "{self.equation}"')
-
-    def instead(self, why: str, changes: dict[str, object]) -> Step:
-        """The step of the same einsum with other settings, to take in place of this one; made when first asked for."""
-
-        def make() -> Step:
-            with lasting():
-                settings = with_settings(self.settings, changes)
-                operands = stand_ins(self.bound, [self.operand])
-                return Step(Request(self.bound, operands, settings, self.form, written=self.written))
-
-        return self._others.once(why, make)  # type: ignore[no-any-return]
 
     # -- calls that autograd follows ----------------------------------------------------------------------------------
     @cached_property
@@ -322,23 +325,6 @@ class Step(Preparation, Inspectable):
     def around(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> StepFunction:
         """Return the contraction round this step as one function for autograd, its rewrites included."""
         return StepFunction(self, pattern, values is None, packed, given, whole)
-
-    def batched(self, size: int, which: Sequence[bool]) -> Contraction:
-        """Return the contraction with one more mode, the batch, in the result and in the dense operands marked.
-
-        It is their first mode, and that behind the kept modes of the result.
-        """
-
-        def make() -> Contraction:
-            e, letter = self.bound.einsum, self.spare("a batch")
-            batched = iter(which)
-            inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
-            einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
-            bound = Bound.of(einsum, {**self.bound.by_index, letter: size})
-            with lasting():
-                return Contraction.compile(bound, stand_ins(bound, [self.operand]), self.derived, self.form)
-
-        return self._others.once(("batch", size, *which), make)  # type: ignore[no-any-return]
 
     def spare(self, what: str) -> str:
         """A letter that the einsum has not."""
@@ -385,16 +371,16 @@ class Step(Preparation, Inspectable):
 
         Where the generated torch programs run, this is that of the Triton kernels which a GPU would run instead.
         """
-        generated_programs = self.executable.programs
-        if self.guard and self.guard.instead == "floats" and not has_halves(gpu(target)[0]):
-            return self.instead(self.guard.instead, self.guard.changes).ptx(target)
-        if generated_programs.backend.gpu:
-            return generated_programs.assembly(target, self.arrays.parts, self.executable.dtype)
+        (generated,) = self.generated
+        if self.in_halves and not has_halves(gpu(target)[0]):
+            return self.instead.ptx(target)
+        if generated.backend.gpu:
+            return generated.assembly(target, self.arrays.parts, self.executable.dtype)
         if self.problem.backend.gpu:
             raise PlanError(f"plan {self.plan.name!r} runs torch's own kernels, which have no PTX; others have")
         if self.dtype.is_complex:
             raise PlanError("complex einsums run the generated torch programs, which have no PTX")
-        return self.instead("triton", {"backend": "triton"}).ptx(target)
+        return self.by(backend="triton").ptx(target)
 
     def cost(self) -> SymbolicCost:
         """Return the cost of a call, as expressions."""
@@ -415,7 +401,7 @@ class Step(Preparation, Inspectable):
                     [p.packed for p in self.parts],
                     self.filled,
                     self.problem,
-                    str(self.path),
+                    str(self.generated[0].path),
                 )
             ]
 
@@ -465,9 +451,28 @@ class StepFunction(Multilinear):
             return super().batched(tensors, dims, size)
         dense_dims = dims if self.ones else dims[1:]
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
-        batched = self.step.batched(size, [d is not None for d in dense_dims])
+        batched = self._batched(size, [d is not None for d in dense_dims])
         rows, *width = self.step.executable.shape
         return batched.result([self.pattern], [values], moved).reshape(rows, size, *width), 1
+
+    def _batched(self, size: int, which: Sequence[bool]) -> Contraction:
+        """Return the contraction with one more mode, the batch, in the result and in the dense operands marked.
+
+        It is their first mode, and that behind the kept modes of the result.
+        """
+        step, pattern = self.step, self.pattern
+
+        def make() -> Contraction:
+            e, letter = step.bound.einsum, step.spare("a batch")
+            batched = iter(which)
+            inputs = tuple(t if p in e.sparse or not next(batched) else (letter, *t) for p, t in enumerate(e.inputs))
+            einsum = Einsum(inputs, (*e.kept, letter, *e.free), e.sparse, e.text)
+            bound = Bound.of(einsum, {**step.bound.by_index, letter: size})
+            with lasting():
+                x = SparseTensor._make(pattern, step.operand._values)
+                return Contraction.compile(bound, stand_ins(bound, [x]), step.derived, step.form)
+
+        return pattern.cache.once(("batch", step.number, size, *which), make)  # type: ignore[no-any-return]
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
@@ -492,7 +497,7 @@ class StepFunction(Multilinear):
         weights = None if values is None or sampled else conjugate(picked(values, order))
         others = outside(sources, e.sparse)
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
-        if weights is None and (not step.problem.backend.whole or len(sizes) > 1):
+        if weights is None and (not step.problem.backend.at_once or len(sizes) > 1):
             pattern = pattern.of_ones
         key = "gradient", self.around and self.around.key, step.number, operand, *map(repeated_dims, operands)
         contraction: Contraction | None = pattern.cache.get(key)

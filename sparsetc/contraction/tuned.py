@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -31,14 +32,16 @@ from sparsetc.errors import OutOfMemoryError, SparsetcError
 from sparsetc.explain import device_name
 from sparsetc.ir.plan import AUTO, ONE_PASS, Plan, requested
 from sparsetc.packing.partition import storage_keys
-from sparsetc.planner.pricing import Candidate, Choice, describe, price, ranked
+from sparsetc.planner.candidate import Candidate, Choice, ranked
+from sparsetc.planner.pricing import describe, price
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS
 from sparsetc.products import WAYS
 from sparsetc.support import Cache
 from sparsetc.support.checks import check_memory, state_of
-from sparsetc.support.entry import bar, log_since, warn_once
+from sparsetc.support.entry import bar, log_since, warn_once, without_autocast
 from sparsetc.tensor.checksum import bits
+from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.pattern import lasting
 from sparsetc.tuning.record import DAMAGED, Known, digest, facts_of
 from sparsetc.tuning.search import Search, Trial, shortlist
@@ -51,8 +54,18 @@ CLOSE = 1.1
 """Candidates within this factor of the fastest go on to be timed in calls."""
 
 
-Run = Any
-"""A `Step` or a `Pair` by a candidate's plan, which is called to be timed."""
+@dataclass(frozen=True)
+class Run:
+    """A `Step` or a `Pair` by a candidate's plan, and what computes its result of the operands that it is timed on."""
+
+    made: Any
+    call: Callable[[], Tensor]
+
+    def __call__(self) -> Tensor:
+        """Compute the result."""
+        return self.call()
+
+
 leader: ContextVar[tuple[bool, dict[str, Plan]] | None] = ContextVar("sparsetc_leader", default=None)
 """Plan decisions shared by processes that compile for shares of a tensor: True where this one decides, and its plans by
 equation."""
@@ -98,7 +111,7 @@ def _considered(made: Step | Pair, name: str) -> list[Candidate]:
     else:
         unpriced = Candidate(made.choice.plan, name=made.choice.plan.name)
         first = next((c for c in candidates if c.plan == unpriced.plan), unpriced)
-    return [first, *(c for c in candidates if c.total is not None and c.plan != first.plan)]
+    return [first, *(c for c in candidates if c.seconds and c.plan != first.plan)]
 
 
 def _facts(made: Step | Pair) -> dict[str, Any]:
@@ -129,7 +142,11 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
         made: by any plan.
         seconds: that the search may take.
     """
-    random, (dtype, shapes) = torch.Generator(made.device).manual_seed(0), made.operands_of_timing
+    random, dtype = torch.Generator(made.device).manual_seed(0), made.dtype
+    if isinstance(made, Step):
+        shapes = [(made.problem.nnz,), *made.bound.dense_shapes]
+    else:
+        dtype, shapes = accumulator(made.summed), [(made.join.x.n,), (made.join.y.n,)]
     nbytes = 2 * sum(map(prod, shapes)) * dtype.itemsize
     check_memory("operands for timing candidates (tune=)", nbytes, made.device, made.settings.memory_limit)
     operands = [torch.empty(shape, dtype=dtype, device=made.device) for shape in shapes]
@@ -138,8 +155,23 @@ def search_of(made: Step | Pair, seconds: float) -> Search[Run]:
             (torch.view_as_real(one) if dtype.is_complex else one).uniform_(0.5, 1.5, generator=random)
         else:
             one.random_(0, 2, generator=random)
-    make = partial(made.under, cache=Cache(KEPT), operands=operands)
+    make = partial(_by, made, Cache(KEPT), operands)
     return Search(make, made.device, made.settings.effective_precision(), seconds)
+
+
+def _by(made: Step | Pair, cache: Cache, operands: Sequence[Tensor], plan: Plan) -> Run:
+    """Return a step or a pair by another plan, to be timed on operands; what is packed for it is kept in a cache."""
+    other = copy(made)
+    if not isinstance(other, Step):
+        other.take(Choice(plan))
+        with without_autocast(other.device):
+            other.numeric.places()
+        return Run(other, partial(other.product, "z", *operands))
+    other.problem = replace(other.problem, counts=other.problem.counts.cached_in(cache))
+    other.trials = None
+    other.take(Choice(plan))
+    values, *dense = operands
+    return Run(other, partial(other.rows, values, dense, other.packed_values(values), dense))
 
 
 def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, alone: bool) -> dict[str, Run]:
@@ -181,11 +213,11 @@ def _decide(made: Step | Pair, known: Known, candidates: Sequence[Candidate], ru
     run = runs.get(best.name)
     if run and isinstance(made, Step):
         for key in storage_keys(plan, made.problem.kept):  # others of the pattern may take what is packed
-            if (packed := run.problem.counts.cache.get(key)) is not None:
+            if (packed := run.made.problem.counts.cache.get(key)) is not None:
                 made.problem.counts.cache.put(key, packed)
     with suppress(*DAMAGED, RuntimeError):  # a damaged line, which leaves all as it was
-        choice = Choice(plan, made.choice.considered, best.expected, best.seconds or (), tuple(measured))
-        made.take(choice)
+        considered = made.choice.considered
+        made.take(Choice(plan, best.expected, best.name, best.seconds, considered=considered, measured=tuple(measured)))
 
 
 def _changed(problem: Problem, base: Candidate, plan: Plan) -> Candidate:
@@ -229,7 +261,7 @@ def in_turns(
         """The result of a call by the candidate whose turn it is, or the first."""
         nonlocal calls
         number = calls % len(trials) if calls < ROUNDS * len(trials) else 0
-        trial = trials[number].run
+        trial = trials[number].run.made
         packed = trial.packed_values(None) if values is None else trial.packed(values)
         if trial.device.type == "cuda":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -17,7 +17,7 @@ from sparsetc.contraction.request import check_operand
 from sparsetc.errors import DecompositionError, DeviceError, DtypeError, FormatError, KeywordError, ShapeError
 from sparsetc.support import Ints, outside
 from sparsetc.tensor import tables
-from sparsetc.tensor.coords import mode_of
+from sparsetc.tensor.coords import checked_size, mode_of
 from sparsetc.tensor.dtypes import INTEGERS
 from sparsetc.tensor.inputs import as_dense, check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -114,14 +114,8 @@ def check_extent(largest: float, square: float, dtype: torch.dtype) -> None:
 
 
 def number(value: Any, least: int, what: str) -> int:
-    """An integer that is large enough."""
-    try:
-        whole = index(value)
-    except TypeError:
-        whole = least - 1
-    if isinstance(value, bool) or whole < least:
-        raise DecompositionError(f"{what} must be an integer from {least} on, found {value!r:.80}")
-    return whole
+    """Return an integer that is large enough."""
+    return checked_size(value, what, least, DecompositionError)
 
 
 def level(value: Any, what: str) -> float:

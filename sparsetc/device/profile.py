@@ -41,6 +41,10 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
 """GPUs as Triton's compiler takes them: the machine, the architecture, threads of a warp."""
 
 
+HOST = torch.device("cpu")
+"""Where operands are if nothing else is said."""
+
+
 def machine_of(device: torch.device) -> str:
     """Return Triton's name for the machine of a device's programs: ``hip`` where torch is AMD's, ``cuda``, or ``cpu``.
 
@@ -87,8 +91,8 @@ class DeviceProfile:
         constants: of the cost model's formulas, fitted to whole kernels.
         rules: what schedules and formats go by: sizes of tiles and items, bounds, shares, and tables of them.
         calibrated: day on which `calibrate` measured; empty for a profile of the package.
-        loops: where native loops are priced beside torch's programs, for each of the two the seconds that a CPU takes
-            for what `Cost.loops` counts; else empty.
+        loops: where programs are priced by what `Cost.loops` counts, the seconds of each: of native loops and of torch
+            programs on a CPU, of these alone on a GPU; else empty.
 
     Examples:
         >>> from sparsetc.device.profile import default_gpu
@@ -151,7 +155,7 @@ class DeviceProfile:
         """Return a line about the device, and how many numbers were measured."""
         count = f"{len(self.measured)} of {len(self.sources)} numbers measured"
         if self.calibrated:
-            others = "others assumed" if self.loops else f"others an {default_gpu().name}'s"
+            others = "others assumed" if "native" in self.loops else f"others an {default_gpu().name}'s"
             return f"{self.name} (calibrated {self.calibrated}: {count}, {others})"
         return f"{self.name} (default: {count})"
 
@@ -366,14 +370,17 @@ def _profile(document: Any, name: str, usual: DeviceProfile) -> DeviceProfile:
     return calibrated(name, day, values | sizes, by)
 
 
-def of_backend(backend: str) -> DeviceProfile:
-    """Return the profile that generated programs of a backend are priced by: all but Triton's run on CPU cores.
+def of_backend(backend: str, device: torch.device = HOST) -> DeviceProfile:
+    """Return the profile that generated programs of a backend are priced by, for operands on a device.
 
-    Triton's are priced by that of the current CUDA device; the default GPU's without one, or without a record.
+    Programs that are made for a GPU, or run on one, are priced by that of the current CUDA device; by the default GPU's
+    without one, or without a record. Torch programs there take the seconds of the default GPU's loops.
     """
-    if not BACKENDS[backend].gpu:
-        return cpu_with_loops() if BACKENDS[backend].loops else cpu()
-    return of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+    made_for = BACKENDS[backend]
+    if device.type != "cuda" and not made_for.gpu:
+        return cpu_with_loops() if made_for.loops else cpu()
+    gpu = of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+    return gpu if made_for.gpu else _with_loops(gpu, _document("nvidia-h200")["loops"])
 
 
 def of_gpu(name: str) -> DeviceProfile:
@@ -392,9 +399,6 @@ def _of_package(gpu: str) -> DeviceProfile | None:
 
 
 def profile_of(device: torch.device, settings: Options, backend: str = "torch") -> DeviceProfile:
-    """Return the profile of the device that operands are on, recorded where the settings say.
-
-    Operands on a CPU, of which Triton programs are made, are priced as on the GPU that these are for.
-    """
+    """Return the profile of `of_backend` for the device that operands are on, recorded where the settings say."""
     with in_force(settings), on_gpu(device):
-        return of_backend("triton" if device.type == "cuda" else backend)
+        return of_backend(backend, device)

@@ -257,7 +257,7 @@ class DenseProduct(TileProgram):
             body=tuple(body),
             schedule=schedule,
             rows=rows,
-            whole=True,
+            at_once=True,
             sparse=(stored_of(view, e.sparse_indices),),
         )
 

@@ -33,6 +33,7 @@ from sparsetc.planner import (
     Method,
     Problem,
     add_plans,
+    cheapest,
     costs,
     deepened,
     items_of,
@@ -112,9 +113,8 @@ def by_rows_and_more(problem: Problem, best: Best) -> Iterator[Candidate]:
         yield _runs(problem, (), schedule_of(problem, blocks=False), 0)
     if problem.halves and problem.ones and problem.precision == DOTS["highest"]:
         in_halves = replace(problem, precisions=(F16X3,))
-        if (
-            len(problem.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes
-        ):  # one dot of two tables
+        # Where it is one dot of two tables.
+        if len(problem.einsum.dense) == 2 and schedule_of(in_halves, blocks=False).slowest_axes:
             yield coo(in_halves)
     for mode in problem.rest if problem.rules["long_run"] and len(problem.rest) > 1 else ():
         runs = problem.counts.distinct((*problem.kept, mode))
@@ -138,7 +138,7 @@ def _in_panels(problem: Problem, whole: Candidate) -> Iterator[Candidate]:
         storage = replace(part.storage, params=((f"{PANEL}{problem.letters.index(letter)}", columns),))
         again = tuple([(c, min(problem.nnz, panels * changes)) for c, changes in expected.runs])
         inside = single("coo", storage, part.schedule, replace(expected, runs=again, misses=((letter, ()),)))
-        before, after = [natively(price(own, problem), problem).total or 0.0 for own in (whole, inside)]
+        before, after = [natively(price(own, problem), problem).total for own in (whole, inside)]
         if problem.profile.constants["least_gain"] * after < before:
             yield inside
 
@@ -160,7 +160,7 @@ def coo(problem: Problem, also: Ints = ()) -> Candidate:
         for spread, most in _spreads(problem, schedule, n, rows if shared else n, longest)
         if (not most if shared else most) or (most < longest and not problem.ordered)
     ]
-    return min(candidates, key=lambda own: price(own, problem).total or 0.0) if candidates[1:] else candidates[0]
+    return cheapest(candidates, problem)
 
 
 def _runs(problem: Problem, shared: Ints, schedule: Schedule, most: int) -> Candidate:

@@ -27,21 +27,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
+from typing import Any
 
 import torch
 
 from sparsetc.errors import FormatError, PlanError
-from sparsetc.formats.by_torch import DenseProduct, ProductCost, in_order, products
+from sparsetc.formats.by_torch import DenseProduct, in_order, products
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target
 from sparsetc.ir.nest import ITEM, Computed, Lookup, Nest, Position, parsed, runs
 from sparsetc.ir.plan import DOTS, F16X3, ROUNDED, Part, Plan, Schedule, Storage
 from sparsetc.ir.program import Operand, Product, Statistics, Tile, named_operands
-from sparsetc.packing.base import FORMATS, Packed, index_dtype, placed
-from sparsetc.planner import Best, Candidate, Method, Problem, add_plans, describe, register_format, seconds_of
+from sparsetc.packing.base import Packed, index_dtype, placed
+from sparsetc.planner import Best, Candidate, Method, Problem, add_plans, describe, price, register_format
 from sparsetc.support import Ints, Names, row_major
 from sparsetc.tensor.dtypes import accumulator
 
@@ -156,46 +157,24 @@ def _considered(problem: Problem, best: Best) -> Iterator[Candidate]:
 
 def dense(problem: Problem) -> Candidate:
     """Return the priced candidate of dense products by torch. Raise `PlanError` with the reason if there is none."""
+    refused = f'plan "dense" does not apply to "{problem.equation}"'
     if fault := _fault(problem):
-        raise _refusal(problem, fault)
-    return _sampled(problem) if problem.sparse_output else _whole(problem)
-
-
-def _sampled(problem: Problem) -> Candidate:
-    """A product of two dense matrices, read at the operand's nonzeros; torch rounds no float32 to bfloat16."""
-    precision = {DOTS["highest"]: "ieee", ROUNDED: DOTS["high"]}.get(problem.precision, problem.precision)
-    storage, nnz = Storage(leaf=tuple(range(problem.order))), problem.nnz
-    part = Part("positions", storage, Schedule(dot=True, precision=precision), nnz)
-    product_bytes = accumulator(problem.dtype).itemsize * prod(problem.shape)
-    if product_bytes > problem.memory // 2:  # a library's product may take as much beside it
-        raise _refusal(
-            problem, f"the product takes {product_bytes:,} bytes, more than half of the limit, {problem.memory:,}"
-        )
-    return _priced(problem, part, Statistics(1, 1, nnz, nnz, problem.itemsize))
-
-
-def _whole(problem: Problem) -> Candidate:
-    """The dense tensor times dense operands."""
+        raise PlanError(f"{refused}: {fault}")
     # Torch multiplies float32 as exactly as tf32x3 does only without tf32.
-    part, cost = _of_precision(problem, "ieee" if problem.precision == DOTS["highest"] else problem.precision)
-    if problem.precision == ROUNDED and not cost.matrices:  # torch.einsum takes float32, in tf32 at most
-        part, cost = _of_precision(problem, DOTS["high"])
-    nbytes = (problem.itemsize + PACKING) * prod(problem.shape) + problem.itemsize * cost.formed
+    candidate = _candidate(problem, "ieee" if problem.precision == DOTS["highest"] else problem.precision)
+    cost: Any = candidate.costs[0]
+    if problem.precision == ROUNDED and (problem.sparse_output or not cost.matrices):  # only a product of matrices is
+        candidate = _candidate(problem, DOTS["high"])
+    positions = prod(problem.shape)
+    if problem.sparse_output:
+        what = "the product, and as much as a library may take beside it,"
+        nbytes = 2 * accumulator(problem.dtype).itemsize * positions
+    else:
+        what = f"the dense tensor, with what packs it{' and what is made on the way' if cost.formed else ''},"
+        nbytes = (problem.itemsize + PACKING) * positions + problem.itemsize * cost.formed
     if nbytes > problem.memory:
-        on_the_way = " and what is made on the way" if cost.formed else ""
-        fault = f"the dense tensor, with what packs it{on_the_way}, takes {nbytes:,} bytes, the limit is"
-        raise _refusal(problem, f"{fault} {problem.memory:,}")
-    return _priced(problem, part, Statistics(1, 1, max(1, prod(problem.shape)), problem.nnz, problem.itemsize))
-
-
-def _priced(problem: Problem, part: Part, expected: Statistics) -> Candidate:
-    plan, cost = Plan("dense", (part,)), _cost(problem, part)
-    seconds = seconds_of(plan, [cost], (expected,), problem.profile)
-    return Candidate(plan, (expected,), describe(plan, problem), seconds)
-
-
-def _refusal(problem: Problem, fault: str) -> PlanError:
-    return PlanError(f'plan "dense" does not apply to "{problem.equation}": {fault}')
+        raise PlanError(f"{refused}: {what} takes {nbytes:,} bytes, the limit is {problem.memory:,}")
+    return candidate
 
 
 def _fault(problem: Problem) -> str:
@@ -212,29 +191,25 @@ def _fault(problem: Problem) -> str:
     return ""
 
 
-def _of_precision(problem: Problem, precision: str) -> tuple[Part, ProductCost]:
-    """Return the part and its cost; positions of modes that the result keeps, in its order, are before the others.
+def _candidate(problem: Problem, precision: str) -> Candidate:
+    """Return the priced candidate; positions of modes that the result keeps, in its order, are before the others.
 
     They are behind them where that is the tensor's own order, in which one copy of a matrix serves both its products.
     """
-    output, order = problem.einsum.output, tuple(range(problem.order))
-    kept = sorted(problem.kept, key=lambda mode: output.index(problem.letters[mode]))
-    sequence = order if (*problem.rest, *kept) == order else (*kept, *problem.rest)
-    storage = Storage(leaf=order, sequence=sequence)
-    part = Part("dense", storage, Schedule(dot=problem.products, precision=precision), problem.nnz)
-    return part, _cost(problem, part)
-
-
-def _cost(problem: Problem, part: Part) -> ProductCost:
-    return _cost_of(problem.bound, replace(part, nnz=0), problem.rows, problem.sparse_output, problem.ones)
-
-
-@lru_cache
-def _cost_of(bound: Bound, part: Part, rows: int, sparse: bool, ones: bool) -> ProductCost:
-    """Return the cost of a part, which is the same for every tensor of these sizes."""
-    target = Target(sparse=sparse, in_operand_order=True, rows=rows, whole=True, ones=ones)
-    program = FORMATS[part.format].lower(bound, part, target, 0)  # type: ignore[attr-defined]
-    return ProductCost(program)  # type: ignore[no-any-return]
+    order, nnz = tuple(range(problem.order)), problem.nnz
+    if problem.sparse_output:
+        part = Part("positions", Storage(leaf=order), Schedule(precision=precision), nnz)
+        stored = nnz
+    else:
+        output = problem.einsum.output
+        kept = sorted(problem.kept, key=lambda mode: output.index(problem.letters[mode]))
+        sequence = order if (*problem.rest, *kept) == order else (*kept, *problem.rest)
+        schedule = Schedule(dot=problem.products, precision=precision)
+        part = Part("dense", Storage(leaf=order, sequence=sequence), schedule, nnz)
+        stored = max(1, prod(problem.shape))
+    plan = Plan("dense", (part,))
+    expected = Statistics(1, 1, stored, nnz, problem.itemsize)
+    return price(Candidate(plan, (expected,), describe(plan, problem)), problem)
 
 
 add_plans(Method("dense", _considered, dense))

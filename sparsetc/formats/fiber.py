@@ -296,7 +296,7 @@ def _for_rows(problem: Problem, schedule: Schedule) -> Schedule:
     and 2,175 (`rows_stored.json`). Where a lane reads several operands, rows are of 5 nonzeros or more, or programs are
     few, 4 warps won by up to 2 (H100, 33,317 rows of 2.2 nonzeros, 16 columns: 17.5 us with 2 warps, 12.8 with 4).
     """
-    if problem.backend.whole:
+    if problem.backend.at_once:
         return schedule
     steps = 1 << max(1, -(-problem.nnz // max(1, problem.counts.distinct(problem.kept))) - 1).bit_length()
     e = problem.einsum

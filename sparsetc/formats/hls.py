@@ -2,59 +2,28 @@
 
 In: a `Problem`, and the population from which a tile is dense, or none to take what the cost model finds best. Out: a
 `Candidate` of two parts or three, which share one launch where that pays.
-
-``dense_tile`` and ``bitmap_tile`` cut the tensor into tiles, of which those with nonzeros are stored (HLS-D; HLSTO).
-
-        item_ptr   [ 0        3     7 …     tiles of each work item, all of one row of output blocks
-        item_word  [ ib0    | ib1 | …       block coordinates the tiles of an item share
-        tile_word  [ jk jk jk | …           block coordinates of each tile's other modes
-    dense_tile, every position of a tile:
-        values     [ tile 0 | tile 1 | …    the positions of each tile in the order of their sequence, 0 where empty
-    bitmap_tile, a bit for every position (section V-A):
-        value_ptr  [ 0 n0 n0+n1 …           first value of each tile
-        bits       [ tile 0 | tile 1 | …    a bit a position in the order of their sequence, in words
-        values     [ n0 | n1 | …            the nonzeros of each tile, in that order
-
-Sides are `storage.param("side_m")`, else as long as the mode and a volume of 4,096 positions allow, 16 at most. A zero
-position of a dense tile is multiplied like any other: an infinity or NaN of a dense operand therefore reaches every row
-of its tiles. A word holds the positions that one column of a dot contracts, 32 at most, so that a value's place is the
-count of the bits before its word, and in its word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
-from itertools import chain, pairwise
+from dataclasses import replace
+from functools import cache, lru_cache
+from itertools import pairwise
 from math import inf, prod
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetc.device.profile import DeviceProfile, by_precision
-from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import best_leaf, fiber
 from sparsetc.ir.lower.default_tree import MOST_SUMS, TileGroups, groups_of
-from sparsetc.ir.nest import Bitmap, Nest, Whole, tiles, tiles_along
-from sparsetc.ir.plan import Part, Plan, Schedule, Storage, check_threshold
+from sparsetc.ir.nest import tiles_along
+from sparsetc.ir.plan import Part, Plan, Schedule, check_threshold
 from sparsetc.ir.program import MIN_DOT, Statistics, named_operands
-from sparsetc.packing import words
-from sparsetc.packing.base import (
-    VOLUME,
-    Packed,
-    index_dtype,
-    items_of,
-    pointers,
-    refuse_duplicates,
-    sides_named,
-    sides_of,
-    tile_populations,
-)
-from sparsetc.packing.partition import register_partition
+from sparsetc.packing.base import VOLUME, sides_of
 from sparsetc.planner import (
     Best,
     Candidate,
@@ -65,112 +34,14 @@ from sparsetc.planner import (
     cheapest,
     dot_may_form,
     fit,
+    in_blocks,
     least_seconds,
     of_whole_axes,
     padded_axes,
-    price,
     rates_of,
-    register_format,
     tiles_of,
 )
-from sparsetc.support import Ints, Names, outside, volume
-from sparsetc.tensor.coords import linear_key, narrowed, starts_of_runs
-
-
-@register_format
-@dataclass(eq=False)
-class TileFormat:
-    """Tiles of which every position is stored; or a bit of each, and the nonzeros, sorted by position."""
-
-    name: str = "dense_tile"
-    bitmap: bool = False
-    even: ClassVar[bool] = True
-
-    def parameters(self, order: int) -> Names:
-        """The side of a tile along each mode."""
-        return sides_named(order)
-
-    @lru_cache  # noqa: B019 (of two formats, which stay)
-    def view(self, shape: Ints, storage: Storage) -> Nest:
-        """Return ranges of tiles that share the item modes' block coordinates.
-
-        Positions are stored in the storage's own sequence; where it has none, the last mode of the tiles' own runs
-        fastest, then those of the item. A word of bits lies within what a column of a dot contracts.
-        """
-        sides, rest = sides_of(shape, storage.params), (*storage.lane, *storage.leaf)
-        grid = tiles_along(shape, sides)
-        item = words.fields(storage.item, grid, "item_word")
-        tile = words.fields(rest, grid, "tile_word")
-        sequence = storage.sequence or (*rest[:-1], *storage.item, *rest[-1:])
-        last = storage.contracted if storage.sequence else len(rest[-1:])
-        deep = prod([sides[m] for m in sequence[len(sequence) - last :]])
-        word = next((bits for bits in (32, 16) if deep % bits == 0), 8)
-        if self.bitmap:
-            return tiles(item, tile, Bitmap(sides, sequence, storage.contracted, word))
-        return tiles(item, tile, Whole(sides, sequence, storage.contracted))
-
-    def pack(self, coords: Tensor, shape: Ints, storage: Storage) -> Packed:
-        """Sort tiles by (item, other) modes; cut the tiles of a row at `max_item_nnz` positions.
-
-        Raises:
-            FormatError: two nonzeros have the same place.
-        """
-        order, view = (*storage.item, *storage.lane, *storage.leaf), self.view(shape, storage)
-        volume = view.values.volume
-        nnz, blocks = coords.shape[1], words.Nonzeros(coords, view.stored_shape(shape), sides=view.values.sides)
-        rows = chain((blocks[m] for m in order), (_places(coords, view) for _ in "p"))
-        key, spread = linear_key(rows, [*[blocks.shape[m] for m in order], volume])
-        key = narrowed(key, spread)
-        key, by_tile = torch.sort(key, stable=True)
-        if bool((key[1:] == key[:-1]).any()):
-            refuse_duplicates()
-        place = key % volume
-        starts = starts_of_runs([key.sub_(place)])
-        del key
-        tile, first = torch.cumsum(starts, 0).sub_(1), by_tile[starts]
-        tiles = first.numel()
-
-        of_items, split = items_of(blocks.at(first).starts(storage.item), storage, view)
-        first_of_items = first.index_select(0, of_items)
-        arrays = {
-            "item_ptr": pointers(of_items, tiles, tiles),
-            **words.encode(blocks.at(first_of_items), view.levels[0]),
-            **words.encode(blocks.at(first), view.levels[1]),
-        }
-        if view.values.bitmap:
-            value_ptr = torch.zeros(tiles + 1, dtype=torch.long, device=coords.device)
-            value_ptr[1:] = torch.cumsum(torch.bincount(tile, minlength=tiles), 0)
-            arrays["value_ptr"] = value_ptr.to(index_dtype(nnz))
-            arrays["bits"] = words.packed_bits(tile, place, tiles, volume, view.values.word).flatten()
-            positions = by_tile
-        else:
-            positions = torch.full((tiles * volume,), -1, dtype=torch.long, device=coords.device)
-            positions[tile.mul_(volume).add_(place)] = by_tile
-        return Packed(
-            self.name,
-            storage,
-            shape,
-            nnz,
-            view,
-            arrays,
-            positions,
-            stored=positions.numel(),
-            items=of_items.numel(),
-            representatives=(first_of_items, first),
-            split_rows=split,
-            padded=positions.numel() != nnz,
-        )
-
-
-def _places(coords: Tensor, view: Nest) -> Tensor:
-    """(nnz,) the place of each nonzero in its tile."""
-    place = torch.zeros_like(coords[0])
-    for row, side, stride in zip(coords, view.values.sides, view.values.strides, strict=True):
-        place += (row % side).mul_(stride)
-    return place
-
-
-register_format(partial(TileFormat, "bitmap_tile", bitmap=True))
+from sparsetc.support import outside, volume
 
 
 def stored_whole(problem: Problem, threshold: int, histogram: Tensor) -> int:
@@ -235,13 +106,13 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
         wide = max(prod(side[c] for o in operands if o.name in names for c in o.rows) for names in groups.sampled)
         most = max(MIN_DOT, min(rules["sampled_ranks"], rules["matrix"] // wide))
         blocks = fit({c: max(MIN_DOT, min(n, most)) for c, n in padded.items()}, list(padded), most)
-        return Schedule(rules["sampled_warps"], tuple(blocks.items()), True, problem.precision, stages=2)
+        return in_blocks(problem, blocks, rules["sampled_warps"], stages=2)
     if not groups.first:  # the positions of one letter, by all dense axes, are what a program multiplies and keeps
         positions = volume(side, (*groups.columns, *groups.second))
         width = 4 if problem.floating and problem.itemsize <= 4 else 8
         limit = max(1, rules["elementwise_bytes"] // (positions * width))
         blocks = fit({c: min(n, rules["ranks"]) for c, n in padded.items()}, list(padded), limit)
-        return Schedule(1, tuple(blocks.items()), False, problem.precision, stages=2)
+        return in_blocks(problem, blocks, 1, dot=False, stages=2)
     sides = []  # the dense axes of what each dot contracts with, in their order, and the positions that it contracts
     for letters in filter(None, (groups.first, groups.second)):
         axes = dict.fromkeys(a for o in operands if set(o.rows) & set(letters) for a in o.axes)
@@ -259,7 +130,7 @@ def _schedule(problem: Problem, groups: TileGroups, fused: bool) -> Schedule:
     matrix = by_precision(rules["fused_matrix"], problem.precision) if fused else rules["matrix"]
     columns = max(MIN_DOT, min(64 if fused else 128, matrix // prod(blocks.values())))
     warps = 4 if ranks >= 64 and problem.precision != "tf32" else 2
-    return Schedule(1 if fused else warps, tuple(blocks.items()), True, problem.precision, stages=2, columns=columns)
+    return in_blocks(problem, blocks, 1 if fused else warps, stages=2, columns=columns)
 
 
 def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], padded: dict[str, int]) -> Schedule:
@@ -276,7 +147,7 @@ def _chained(problem: Problem, sides: Sequence[tuple[dict[str, None], int]], pad
         blocks |= fit({c: blocks[c] for c in axes}, list(axes), most_rows, [axes])
     blocks = fit(blocks, list(padded), matrix, [axes for axes, _ in sides])
     positions = max(1, matrix // prod(blocks.values()))
-    return Schedule(warps, tuple(blocks.items()), problem.floating, problem.precision, stages=2, columns=positions)
+    return in_blocks(problem, blocks, warps, dot=problem.floating, stages=2, columns=positions)
 
 
 def _most_elements(problem: Problem, warps: int) -> int:
@@ -347,7 +218,7 @@ def by_tiles(problem: Problem, threshold: int | None = None) -> Candidate:
         held = {"dense_tile": dense} if dense[0] or not bitmaps[0] else {}
         held |= {"bitmap_tile": bitmaps} if bitmaps[0] else {}
         splits += [_split(problem, least, whole, held, leftovers, schedule_of) for leftovers in rest]
-    return splits[0] if len(splits) == 1 else cheapest(splits, problem, price)
+    return cheapest(splits, problem)
 
 
 def _split(
@@ -376,23 +247,6 @@ def _split(
     if rest.plan.name == "fiber":  # they are not fewer, but shorter
         left = replace(left, fibers=min(left.nnz, rest.expected[0].fibers))
     return Candidate(plan, (*expected, left))
-
-
-@register_partition("threshold")
-def by_threshold(coords: Tensor, shape: Ints, *, threshold: int, whole: int = 0, **sides: int) -> list[Tensor | None]:
-    """[nonzeros of tiles that hold at least `threshold`, the others]; tiles of the default sides, or of `side_m`.
-
-    With `whole`, tiles of at least so many come first, apart from those of at least `threshold`.
-    """
-    unknown = set(sides) - {f"side_{mode}" for mode in range(len(shape))}
-    if unknown:
-        raise PlanError(
-            f"partition 'threshold' takes threshold=, whole= and a side_m= for each mode m, found {min(unknown)!r}"
-        )
-    held = tile_populations(coords, shape, sides_of(shape, tuple(sides.items())))
-    bounds = (*((whole,) if whole else ()), threshold)
-    part = torch.stack([held < least for least in bounds]).sum(0)
-    return [torch.nonzero(part == n).flatten() for n in range(len(bounds) + 1)]
 
 
 def plan_hls(threshold: int | None = None) -> Plan:

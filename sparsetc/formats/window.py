@@ -1,46 +1,28 @@
-"""``window`` and ``vbr``: groups of output rows in dense tiles over the columns that they have (1-SA, section 3).
+"""``window`` and ``1-sa``: tiles over the columns of groups of rows, and other rows as runs (1-SA).
 
-        rows       [ 7 12 40 . | 3 5 9 11 | …      the rows of each group, wherever they lie; . is no row
-        item_ptr   [ 0       2          5 | …      the tiles of each work item, all of one group
-        window     columns [ 2 3 9 30 | 31 60 . . | …   the next columns that any row of the group has, compacted
-        vbr        tile_word [ 0 4 | 1 2 3 | …          strips of consecutive columns, from a multiple of the width on
-        values     [ tile 0 | tile 1 | …           height x width a tile, 0 where there is no nonzero
-
-A row of the dense operand is gathered once for all rows of a group. Parameters of the storage are ``height`` and
-``width`` of a tile; ``tau``, by which rows are grouped by similarity, in percent, 0 for neighbouring rows as they are;
-and ``strip``, the columns of a strip that patterns are compared by.
-
-Rows are fibers of the storage's item modes, and columns those of its lane modes; each mode has a list of its own, as
-``rows_1`` of mode 1. Strips are of the last lane mode, and a tile of strips has one coordinate of each other lane mode.
-A zero position is multiplied like any other.
-
-The plans ``window`` and ``1-sa`` store windows so, of neighbouring rows and of rows by similarity, and other rows as
-runs: shapes of tiles, similarities, and divisions between windows and runs are chosen by their prices.
+In: a `Problem`, and the options that a request names. Out: a `Candidate` of windows, of neighbouring rows or of rows by
+similarity, and of other rows as runs. Shapes of tiles, similarities, and divisions between windows and runs are chosen
+by their prices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import chain
 from math import inf
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sparsetc.device.profile import DeviceProfile
-from sparsetc.errors import FormatError, PlanError
+from sparsetc.errors import PlanError
 from sparsetc.formats.coo import coo
 from sparsetc.formats.fiber import rows, short_rows
-from sparsetc.ir.nest import Listed, Nest, Whole, tiles, tiles_along
+from sparsetc.formats.tiles import populations, tiles_over
 from sparsetc.ir.plan import DOTS, F16X3, Part, Plan, Schedule, Storage, check_threshold
 from sparsetc.ir.program import MIN_DOT, Statistics, named_operands
-from sparsetc.packing import words
-from sparsetc.packing.base import Packed, cut_runs, index_dtype, items_of, placed, pointers
-from sparsetc.packing.partition import register_partition
 from sparsetc.planner import (
     Best,
     Candidate,
@@ -50,233 +32,16 @@ from sparsetc.planner import (
     add_plans,
     cheapest,
     costs,
-    different,
     fit,
-    in_order,
+    in_blocks,
     least_seconds,
     of_whole_axes,
     padded_axes,
     programs_of,
     rates_of,
-    register_format,
     windows_of,
 )
-from sparsetc.similarity.groups import Groups, group_rows
-from sparsetc.support import Cache, Ints, Names, outside
 from sparsetc.support.checks import check_memory
-from sparsetc.tensor.coords import linear_key, narrow_runs, of_modes, ranked, starts_of_runs
-
-PARAMETERS = ("height", "width", "tau", "strip")
-"""Parameters of a storage of windows, and of the partition that divides by them."""
-
-
-def sizes_of(storage: Storage) -> tuple[int, int, int, int]:
-    """Return height, width, tau and strip of a storage of windows, whose item modes are rows and lane modes columns.
-
-    Raises:
-        FormatError: the storage is none of windows.
-    """
-    if not storage.item or not storage.lane or storage.leaf:
-        raise FormatError(f"windows have item modes, and all others at the lane; found {storage}")
-    params = dict(storage.params)
-    height, width = params.get("height", 0), params.get("width", 0)
-    if min(height, width) < 1:
-        raise FormatError(f"windows need a height and a width of 1 or more; found {params}")
-    tau, strip = params.get("tau", 0), params.get("strip", width)
-    if not 0 <= tau <= 100 or strip < 1:
-        raise FormatError(f"tau is in percent, and a strip has 1 column or more; found {params}")
-    return height, width, tau, strip
-
-
-def ranked_rows(coords: Tensor, shape: Ints, storage: Storage, cache: Cache | None = None) -> tuple[Tensor, int]:
-    """Return the place of each nonzero's row, (nnz,), and how many rows have nonzeros; a cache keeps the groups.
-
-    Rows are in the order of their coordinates, or group by group. What whole windows leave of the groups comes after
-    them, so that no window but those has rows of several groups.
-    """
-    (row, count), (height, _, tau, strip) = _ranks(coords, shape, storage.item), sizes_of(storage)
-    if not tau:
-        return row, count
-
-    def similar() -> Groups:
-        columns, width = coords[storage.lane[-1]], shape[storage.lane[-1]]
-        if len(storage.lane) > 1:
-            columns, width = _ranks(coords, shape, storage.lane)
-        return group_rows(row.long(), columns.long(), count, width, width=strip, tau=tau / 100)
-
-    # The groups depend on these beside coordinates and shape, whatever the tiles.
-    key = ("similar", storage.item, storage.lane, strip, tau)
-    order, size = similar() if cache is None else cache.once(key, similar)
-    group = torch.repeat_interleave(size)
-    place = torch.arange(count, device=group.device) - (size.cumsum(0) - size)[group]
-    left = place >= (size - size % height)[group]
-    order = order[torch.sort(left, stable=True).indices]
-    places = torch.arange(count, dtype=row.dtype, device=order.device)
-    rank = torch.empty_like(places).scatter_(0, order, places)
-    return rank.index_select(0, row), count
-
-
-def _ranks(coords: Tensor, shape: Ints, modes: Ints) -> tuple[Tensor, int]:
-    """Return (nnz,) the number of each nonzero's fiber of these modes, and the number of fibers."""
-    return ranked(*linear_key(*of_modes(coords, shape, modes), coords[0]))
-
-
-@register_format
-@dataclass(eq=False)
-class Window:
-    """Tiles over the columns that any row of a group has.
-
-    Attributes:
-        compacted: whether a tile has the next columns, or a strip of consecutive ones (1-SA): variable block rows.
-    """
-
-    name: str = "window"
-    compacted: bool = True
-
-    def parameters(self, order: int) -> Names:
-        """The sides of a tile, and how rows are grouped."""
-        return PARAMETERS
-
-    def view(self, shape: Ints, storage: Storage) -> Nest:
-        """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
-        height, width, *_ = sizes_of(storage)
-        rows = storage.item
-        columns = storage.lane
-        sides = tuple([{rows[0]: height, columns[-1]: width}.get(m, 1) for m in range(len(shape))])
-        if self.compacted:
-            lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", columns, width)
-        else:
-            lane = words.fields(columns, tiles_along(shape, sides), "tile_word")
-        sequence = (*rows[1:], *columns[:-1], rows[0], columns[-1])
-        return tiles(_listed("rows", rows, height), lane, Whole(sides, sequence))
-
-    def pack(self, coords: Tensor, shape: Ints, storage: Storage, cache: Cache | None = None) -> Packed:
-        """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
-        height, width, *_ = sizes_of(storage)
-        view = self.view(shape, storage)
-        nnz = coords.shape[1]
-        rank, rows = ranked_rows(coords, shape, storage, cache)
-        tile, along, group, first = tiled(coords, shape, storage, rank // height, self.compacted)
-        place = tile.long().mul_(height).add_(rank % height).mul_(width).add_(along)
-        positions = placed(place, first.numel() * view.values.volume)
-        del place
-        of_items, split = items_of(starts_of_runs([group]), storage, view)
-        arrays = {"item_ptr": pointers(of_items, first.numel(), first.numel())}
-        for array, mode in _arrays("rows", storage.item):  # the last window is filled up
-            lists = _filled(-(-rows // height) * height, rank, coords[mode], shape[mode])
-            arrays[array] = lists.view(-1, height).index_select(0, group.index_select(0, of_items)).flatten()
-        if self.compacted:
-            at = tile.long().mul_(width).add_(along)
-            for array, mode in _arrays("columns", storage.lane):
-                arrays[array] = _filled(first.numel() * width, at, coords[mode], shape[mode])
-        else:
-            arrays |= words.encode(words.Nonzeros(coords, shape, first, view.values.sides), view.levels[1])
-        return Packed(
-            self.name,
-            storage,
-            shape,
-            nnz,
-            view,
-            arrays,
-            positions,
-            stored=positions.numel(),
-            items=of_items.numel(),
-            representatives=(first.index_select(0, of_items), first),
-            split_rows=split,
-            padded=positions.numel() != nnz,
-        )
-
-
-register_format(partial(Window, "vbr", compacted=False))
-
-
-def _filled(size: int, places: Tensor, coordinates: Tensor, none: int) -> Tensor:
-    """Return (size,) coordinates at their places, and `none` elsewhere."""
-    kind = index_dtype(none)
-    lists = torch.full((size,), none, dtype=kind, device=coordinates.device)
-    return lists.scatter_(0, places.long(), coordinates.to(kind))
-
-
-def _arrays(name: str, modes: Ints) -> list[tuple[str, int]]:
-    """The arrays of coordinates of each mode, and the mode."""
-    return [(f"{name}_{number}" if number else name, mode) for number, mode in enumerate(modes)]
-
-
-def _listed(name: str, modes: Ints, side: int) -> tuple[Listed, ...]:
-    """Return the coordinates listed along one side; the rows' first mode or the columns' last carries the others."""
-    carrier = modes[0] if name == "rows" else modes[-1]
-    return tuple(
-        Listed(mode, array, side, None if mode == carrier else carrier) for array, mode in _arrays(name, modes)
-    )
-
-
-def tiled(
-    coords: Tensor, shape: Ints, storage: Storage, group: Tensor, compacted: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Number the tiles of each group: of its next columns, or of the strips that it touches.
-
-    Returns:
-        (nnz,) the tile of each nonzero, and (nnz,) its place along the tile's columns; (tiles,) the group of each tile,
-        in order, and (tiles,) a nonzero of it.
-    """
-    (*outer, last), (_, width, *_) = storage.lane, sizes_of(storage)
-    columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // width for _ in "c"))
-    sizes = [max(1, coords.shape[1]), *[shape[m] for m in storage.lane]]
-    # The different columns of each group, or its strips, and the first nonzero of each.
-    number, first = narrow_runs(chain((group.long() for _ in "g"), columns), sizes, coords[0])
-    if not compacted:
-        return number, coords[last] % width, group.index_select(0, first), first
-    start, length, _ = cut_runs(starts_of_runs([group.index_select(0, first)]), width)
-    tiles = torch.arange(start.numel(), dtype=start.dtype, device=start.device)
-    tile = torch.repeat_interleave(tiles, length).index_select(0, number)
-    first = first.index_select(0, start)
-    return tile, number - start.index_select(0, tile), group.index_select(0, first), first
-
-
-def populations(coords: Tensor, shape: Ints, storage: Storage, cache: Cache | None) -> tuple[Tensor, Tensor, Tensor]:
-    """(nnz,) the window of each nonzero; (windows,) how many nonzeros, and how many columns, each window has."""
-    group = ranked_rows(coords, shape, storage, cache)[0] // storage.param("height")
-    columns, spread = linear_key(*of_modes(coords, shape, storage.lane))
-    nonzeros = torch.bincount(group)
-    return group, nonzeros, different(group, columns, spread, nonzeros.numel())
-
-
-@register_partition("row_similarity", whole_rows=True)
-def by_row_similarity(
-    coords: Tensor, shape: Ints, kept: Ints, *, threshold: int, cache: Cache | None = None, **params: int
-) -> list[Tensor | None]:
-    """[nonzeros of the groups of rows whose tiles hold at least `threshold` on average, the others].
-
-    Args:
-        coords: (order, nnz).
-        shape: sizes of the modes.
-        kept: modes that the output keeps, whose fibers are the rows.
-        threshold: nonzeros a tile.
-        cache: where groups of rows are kept, and found.
-        params: ``height``, ``width``, ``tau`` and ``strip``, as the storage of windows has them; where there is no
-            ``tau``, neighbouring rows are a group.
-
-    Raises:
-        PlanError: an option of another name, or an output that keeps no mode, or all.
-    """
-    if unknown := set(params) - set(PARAMETERS):
-        raise PlanError(f"windows have a height, a width, tau and a strip, found {min(unknown)!r}")
-    others = outside(range(len(shape)), kept)
-    if not kept or not others:
-        raise PlanError("rows are fibers of the modes that the output keeps, columns those of the others: found none")
-    storage = Storage(item=kept, lane=others, params=tuple(params.items()))
-    group, nonzeros, columns = populations(coords, shape, storage, cache)
-    filled = (nonzeros // tiles_of(columns, storage) >= threshold)[group]
-    return [torch.nonzero(filled).flatten(), torch.nonzero(~filled).flatten()]
-
-
-def tiles_of(columns: Tensor, storage: Storage) -> Tensor:
-    """Return (windows,) the number of tiles for this many columns."""
-    width = storage.param("width")
-    return (columns + (width - 1)) // width
-
-
-# -- plans ------------------------------------------------------------------------------------------------------------
 
 
 def value_bytes(problem: Problem, candidate: Candidate) -> int:
@@ -308,7 +73,7 @@ def considered(name: str, problem: Problem, best: Best) -> Iterator[Candidate]:
             counted = tau > 0 or best.seconds == inf
             usable = [c for c in splits(problem, name, part) if value_bytes(problem, c) <= most]
             if candidates := [c for c in usable if c.expected[0].stored <= rules["most_stored"] * c.expected[0].nnz]:
-                yield cheapest(candidates, problem, in_order)
+                yield cheapest(candidates, problem)
 
 
 def _bounds(problem: Problem, tau: int, best: Best) -> Iterator[tuple[float, Part]]:
@@ -386,7 +151,7 @@ def splits(problem: Problem, name: str, part: Part, threshold: int | None = None
     # Whatever the width of a tile, a window has these columns.
     grouping = tuple([(name, size) for name, size in part.storage.params if name != "width"])
     nonzeros, columns = counts.once(("windows", replace(part.storage, params=grouping)), count)
-    tiles = tiles_of(columns, part.storage)
+    tiles = tiles_over(columns, part.storage)
     volume = part.storage.param("height") * part.storage.param("width")
     tried = dict.fromkeys(volume * fill // 100 for fill in problem.rules["fills"]) if threshold is None else [threshold]
     for least in tried:
@@ -455,7 +220,8 @@ def _beside_runs(problem: Problem, name: str, windows: Part, expected: Statistic
     options = (("threshold", least), *windows.storage.params)
     parts = (windows, replace(rest.plan.parts[0], label="the other rows"))
     left = rest.expected[0].scaled((problem.nnz - expected.nnz) / problem.nnz)
-    return Candidate(Plan(name, parts, False, "row_similarity", options), (expected, left))
+    plan = Plan(name, parts, fused=False, partition="row_similarity", options=options)
+    return Candidate(plan, (expected, left))
 
 
 def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Schedule:
@@ -464,7 +230,7 @@ def _schedule(problem: Problem, columns: int, warps: int, precision: str) -> Sch
         return whole_axes
     padded = padded_axes(problem)
     blocks = fit({c: max(MIN_DOT, min(n, columns)) for c, n in padded.items()}, list(padded), columns)
-    return Schedule(warps, tuple(blocks.items()), True, precision)
+    return in_blocks(problem, blocks, warps, precision=precision)
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -482,7 +248,7 @@ def _requested(name: str, problem: Problem, **named: Any) -> Candidate:
     most, least = problem.memory, min(value_bytes(problem, split) for split in candidates)
     instead = "leave more rows to runs by a higher threshold"
     check_memory(f'tiles of plan "{name}"', least, problem.counts.coords.device, most, instead)
-    return cheapest([split for split in candidates if value_bytes(problem, split) <= most], problem, in_order)
+    return cheapest([split for split in candidates if value_bytes(problem, split) <= most], problem)
 
 
 def plan_window(

@@ -220,8 +220,8 @@ class WalkKernel:
 
     def source_for(self, machine: str) -> Printer:
         """Return the text for a machine."""
-        settings: Any = {"precision": portable(self.layout.precision, machine), "ptx": machine == "cuda"}
-        return printed(self.walk, replace(self.layout, **settings), self.name)
+        layout = replace(self.layout, precision=portable(self.layout.precision, machine), ptx=machine == "cuda")
+        return printed(self.walk, layout, self.name)
 
     def options_for(self, machine: str) -> dict[str, int]:
         """Return what Triton is told of a launch; its compiler for AMD fails at the maximum of one row by one warp."""

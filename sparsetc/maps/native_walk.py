@@ -128,7 +128,7 @@ class NativeText(Lines):
                 self.put(f"{name}_sum = 0.0")
                 continue
             self.put(f"{name}_at = head * {name}_head + row * {name}_row")
-            self.put_zeros(size, name, f"store({name}, {name}_at + {{n}}, {{zero}})")
+            self.put_pieces(size, f"store({name}, {name}_at + {{n}}, {{zero}})", name)
         grouped = self.far_head == "reader"
         with self.block(f"for member in range({self.layout.group}):" if grouped else ""):
             if grouped:
@@ -143,19 +143,16 @@ class NativeText(Lines):
             if not size:
                 self.put(f"store({name}, head * {name}_head + row, {name}_sum)")
 
-    def each_piece(self, size: int, text: str) -> list[tuple[int, str]]:
-        """Return a text for each vector of a row, with its length."""
-        cut = pieces(size)
-        each = [(piece.length, piece.first, "" if piece.length == 1 else str(piece.length)) for piece in cut]
-        return [(length, text.format(n=first, load=f"load{kind}")) for length, first, kind in each]
-
-    def put_pieces(self, size: int, text: str) -> None:
-        self.put(*(line for _, line in self.each_piece(size, text)))
-
-    def put_zeros(self, size: int, array: str, text: str) -> None:
+    def each_piece(self, size: int, text: str, array: str = "") -> list[tuple[int, str]]:
+        """Return a text for each vector of a row, with its length; zeros are of the type of an array."""
+        each = []
         for piece in pieces(size):
             zero = "number(0)" if piece.length == 1 else f"{piece.called('zeros')}({array})"
-            self.put(text.format(n=piece.first, zero=zero))
+            each.append((piece.length, text.format(n=piece.first, load=piece.called("load"), zero=zero)))
+        return each
+
+    def put_pieces(self, size: int, text: str, array: str = "") -> None:
+        self.put(*(line for _, line in self.each_piece(size, text, array)))
 
     @staticmethod
     def added_up(texts: Sequence[tuple[int, str]]) -> str:
@@ -182,7 +179,7 @@ class NativeText(Lines):
         most = TURN if self.in_turns else LONG
         with self.block(f"for first in range(start, stop, {most}):" if self.rows or self.in_turns else ""):
             for name, size in self.rows.items():
-                self.put_zeros(size, name, f"{name}_sum_{{n}} = {{zero}}")
+                self.put_pieces(size, f"{name}_sum_{{n}} = {{zero}}", name)
             ends = f"first, min(first + {most}, stop)" if self.rows or self.in_turns else "start, stop"
             loop = f"for n in range({ends}):"
             if self.in_turns:

@@ -12,13 +12,12 @@ Long windows are cut into several work items, whose partial sums are combined.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sparsetc.support import Lru, cached_property
+from sparsetc.support import cached_property
 from sparsetc.tensor.pattern import Pattern
 
 FIELDS = 6
@@ -61,7 +60,6 @@ class RowTiles:
     part_base: Tensor | None = None
     order: Tensor | None = None
     patterns: int = 1
-    _items: Lru[int, tuple[Tensor, Tensor, int]] = field(default_factory=lambda: Lru(8), init=False)
 
     @property
     def windows(self) -> int:
@@ -109,9 +107,6 @@ class RowTiles:
             (items, FIELDS) int32; (windows that were cut, 3) int32, each with its first slot and the one after its
             last; the number of slots.
         """
-        return self._items.once(most, partial(self._cut, most))
-
-    def _cut(self, most: int) -> tuple[Tensor, Tensor, int]:
         full, part = self._counts
         total, device = full + part, full.device
         pieces = torch.ones_like(total)

@@ -38,21 +38,18 @@ INNER = ("own", "other", "shared")
 def described(task: Task) -> str:
     """Return a task as JSON; empty if kernels lack an operation, a mask is a table, or the plan is an object."""
     body, pairs, options, name = task
-    products, tables = [*body.products], [*body.tables]
+    tables = [*body.tables]
     names = [*body.products, *body.vectors]
     given = pairs.given
     if body.untraced or body.places:
         return ""
     try:
-        inner = {
-            products.index(of): [_text(function, INNER), body.shared.index(shared)]
-            for of, (function, shared) in body.inner.items()
-        }
+        inner = {of: [_text(function, INNER), body.shared.index(row)] for of, (function, row) in body.inner.items()}
         about = {
             "products": [[tables.index(table) for table in pair] for pair in body.products.values()],
             "vectors": [*body.vectors.values()],
             "map": _text(lambda *inputs: body.mapped(dict(zip(names, inputs, strict=True))), names),
-            "inner": [inner.get(n) for n in range(len(products))],
+            "inner": [inner.get(name) for name in body.products],
             "softmax": body.softmax,
             "table": None if body.table is None else tables.index(body.table),
             "stored": body.stored,

@@ -28,7 +28,7 @@ from sparsetc.support import cached_property
 SCORE = "s"
 POSITIONS: dict[str, Side] = {"b": "rows", "h": "rows", "i": "rows", "j": "columns"}
 """Numbers of a batch, head, query and key, in the order in which a function takes them; and their sides."""
-EXACT = 1 << 24
+FLOAT_INTEGERS = 1 << 24
 """Whole numbers below are exact in float32."""
 LONGEST = 1 << 20
 """Queries, keys or heads up to which whole numbers made of their numbers are exact in kernels."""
@@ -140,7 +140,7 @@ class Score(Reader):
         if integer and name == "mul" and len(refs) > 1:
             raise Untraced("products of positions may be too large for float32")
         most = [*(self.most.get(one, 0) for one in refs), *map(abs, constants if integer else ())] or [0]
-        if kind not in FLOATS and max(most) > EXACT:
+        if kind not in FLOATS and max(most) > FLOAT_INTEGERS:
             raise Untraced("whole numbers may be too large for float32")
         alpha: Any = node.kwargs.get("alpha", 1)
         if integer:  # of a remainder and of a quotient the divisor comes last
@@ -153,7 +153,7 @@ class Score(Reader):
         constants += [alpha] if alpha != 1 else []
         if integer and name == "where":
             refs = refs[1:]
-        exact = name in WHOLE and all(abs(one) < EXACT for one in constants)
+        exact = name in WHOLE and all(abs(one) < FLOAT_INTEGERS for one in constants)
         if integer:
             exact &= not constants and all(one in self.integers for one in refs)
             self.integers.add(result)
@@ -187,7 +187,7 @@ class Score(Reader):
         for one in reversed(before):
             ref, kind = self.values.get(one), one.meta["val"].dtype
             integer = isinstance(ref, Ref) and kind not in (*FLOATS, torch.bool) and ref not in self.integers
-            if integer and set() < self.reads[one] <= both and self.most.get(ref, EXACT) < EXACT:
+            if integer and set() < self.reads[one] <= both and self.most.get(ref, FLOAT_INTEGERS) < FLOAT_INTEGERS:
                 wholes.append((one, ref))
         for cut in (*combinations(wholes, 1), *combinations(wholes, 2)):
             nodes, refs = zip(*cut, strict=True)
@@ -198,7 +198,7 @@ class Score(Reader):
                     depends = other.meta.get("position") in both or not otherwise.isdisjoint(other.all_input_nodes)
                     otherwise |= {other} if depends else set()
             width = 2 * max(self.most[one] for one in columns) + 1 if columns else 1  # columns are of both signs
-            if node in otherwise or self.most[ref] * width + width >= EXACT:
+            if node in otherwise or self.most[ref] * width + width >= FLOAT_INTEGERS:
                 continue
             for column in columns:
                 ref = self.builder.add("add", self.builder.add("mul", ref, width), column)

@@ -37,7 +37,7 @@ Gradients = tuple[list[Kernel], list[tuple[str, str]]]
 
 NOTHING = -1e29
 """Bound below which the logarithm of a row's sum lies if the row has no pairs."""
-EXACT = 64
+SMALL_ROW = 64
 """Largest row size for running scattered float32 entries row by row at "highest", which makes three dots of one; bodies
 without products run so too (GAT of 4 x 32, R-MAT graphs, H100, `benchmarks/results/maps.json`: windows that gather took
 1.2 and 1.1 times as long in float32, 1.5 and 1.1 in float16, and backward, which has a product, .6)."""
@@ -66,7 +66,7 @@ class Task(NamedTuple):
     def backend(self) -> Backend:
         """Triton; or on a CPU torch, or numba for loops where tiles are no use."""
         backend = self.options.effective_backend(self.pairs.device)
-        loops = backend.whole and self.options.has_loops(self.pairs.device)
+        loops = backend.at_once and self.options.has_loops(self.pairs.device)
         return NUMBA if loops else backend
 
     def kernels(self, tensors: Tensors) -> Kernels:
@@ -150,7 +150,7 @@ class Kernels:
         first, *_ = named.values()
         sizes, dtype = [named[table].shape[-1] for table in body.tables] or [1], first.dtype
         width = min(pairs.width, NARROW if numbered else SQUARE)  # entries are counted in words of 32 bits
-        exact = dtype == torch.float32 and self.precision == "highest" and max(sizes) <= EXACT
+        exact = dtype == torch.float32 and self.precision == "highest" and max(sizes) <= SMALL_ROW
         layouts = []
         for number in range(3):
             without_dots = exact or not (number or body.products)

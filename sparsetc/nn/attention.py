@@ -14,11 +14,13 @@ from typing_extensions import Unpack
 from sparsetc.errors import ShapeError
 from sparsetc.maps.body import Body, Side
 from sparsetc.maps.pairs import Pairs
-from sparsetc.nn.graphs import adjacency_of, with_loops
+from sparsetc.nn.graphs import adjacency_of, check_sizes, with_loops
 from sparsetc.options import Settings, checked_settings
 from sparsetc.pairwise import traceable
+from sparsetc.support.checks import checked_number, checked_share, found_shape
 from sparsetc.tensor.dtypes import accumulator
 from sparsetc.tensor.groups import gathered
+from sparsetc.tensor.inputs import as_tensor
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -64,11 +66,10 @@ class GATConv(nn.Module):
         **settings: Unpack[Settings],
     ) -> None:
         super().__init__()
-        if not 0 <= dropout <= 1:
-            raise ShapeError(f"dropout is a share, from 0 to 1, found {dropout!r:.80}")
+        check_sizes(self, in_channels=in_channels, out_channels=out_channels, heads=heads, edge_dim=edge_dim or 0)
         self.in_channels = in_channels
-        self.negative_slope = negative_slope
-        self.dropout = dropout
+        self.negative_slope = checked_number(negative_slope, "negative_slope")
+        self.dropout = checked_share(dropout, "dropout")
         self.add_self_loops = add_self_loops
         self.edge_dim = edge_dim
         self.settings = checked_settings(settings)
@@ -197,7 +198,7 @@ def _by_head(x: Tensor, *scores: Tensor) -> Sequence[Tensor]:
     """
     wide = accumulator(x.dtype)
     rows = torch.stack(scores).mT.diag_embed(dim1=1, dim2=2).view(-1, x.shape[1])
-    return (rows.to(wide) @ x.to(wide).T).view(len(scores), -1, len(x)).unbind()
+    return functional.linear(rows.to(wide), x.to(wide)).split(len(scores[0]))
 
 
 def _of_edges(graph: SparseTensor, features: Tensor | None, width: int | None, name: str) -> Tensor | None:
@@ -206,7 +207,7 @@ def _of_edges(graph: SparseTensor, features: Tensor | None, width: int | None, n
         raise ShapeError(f"{name} reads features of edges if it is made with edge_dim=, the number of features")
     if width is None:
         return None
-    features = graph.values if features is None else features
+    features = graph.values if features is None else as_tensor(features, f"{name}: edge_attr")
     if features.ndim == 1:
         features = features[:, None]
     if features.shape != (graph.nnz, width):
@@ -237,15 +238,15 @@ def _of_graph(
 ) -> tuple[SparseTensor, Tensor, Tensor]:
     """Return a graph, coalesced, and features of sources and of targets, whose sizes fit."""
     adjacency = adjacency_of(adjacency, name)
-    sources, targets = (x, x) if isinstance(x, Tensor) else x
+    nodes: Any = x if isinstance(x, Sequence) else (x, x)
     rows, columns = adjacency.shape[:2]
-    if sources.shape != (columns, width) or targets.shape != (rows, width):
+    if [getattr(one, "shape", ()) for one in nodes] != [(columns, width), (rows, width)]:
         raise ShapeError(
             f"{name} of an adjacency of {rows} targets and {columns} sources takes features ({columns}, {width}) "
             f"of sources and ({rows}, {width}) of targets, as a pair unless they are the same nodes; found "
-            f"{tuple(sources.shape)} and {tuple(targets.shape)}"
+            f"{' and '.join(map(found_shape, nodes))}"
         )
-    return adjacency, sources, targets
+    return adjacency, *nodes
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from sparsetc.api import einsum
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.options import Settings, checked_settings
+from sparsetc.support.checks import found_shape
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.coerce import graph_matrix
@@ -39,6 +40,7 @@ class GraphConv(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True, **settings: Unpack[Settings]) -> None:
         super().__init__()
+        check_sizes(self, in_channels=in_channels, out_channels=out_channels)
         self.linear, self.settings = nn.Linear(in_channels, out_channels, bias=False), checked_settings(settings)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
 
@@ -47,10 +49,19 @@ class GraphConv(nn.Module):
         if not isinstance(adjacency, SparseTensor):
             graph = graph_matrix(SparseTensor, adjacency, into_rows=True)
             adjacency = adjacency if graph is None else graph
-        narrow = self.linear.in_features <= self.linear.out_features  # neighbours are added up at the smaller width
+        width = self.linear.in_features
+        if getattr(x, "shape", ())[1:] != (width,):
+            raise ShapeError(f"GraphConv takes features (sources, {width}), found {found_shape(x)}")
+        narrow = width <= self.linear.out_features  # neighbours are added up at the smaller width
         out = einsum("ij,jr->ir", adjacency, x if narrow else self.linear(x), output="dense", **self.settings)
         out = self.linear(out) if narrow else out
         return out if self.bias is None else out + self.bias
+
+
+def check_sizes(layer: nn.Module, **sizes: object) -> None:
+    """Raise `ShapeError` unless these arguments of a layer are numbers of features or heads."""
+    for name, size in sizes.items():
+        crd.checked_size(size, f"{type(layer).__name__}: {name}")
 
 
 def adjacency_of(given: Any, name: str) -> SparseTensor:

@@ -14,12 +14,12 @@ from typing_extensions import Unpack
 from sparsetc.api import compile, einsum
 from sparsetc.contraction.guard import same_kind
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.errors import CoordinateError, KeywordError, ShapeError
+from sparsetc.errors import CoordinateError, DtypeError, KeywordError, ShapeError
 from sparsetc.options import Settings, checked_settings, current
+from sparsetc.support.checks import found_shape
 from sparsetc.support.entry import traced_by_modes
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.blocks import checked
-from sparsetc.tensor.kept_values import kept_with
 from sparsetc.tensor.pattern import Pattern
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -46,7 +46,8 @@ class SparseLinear(nn.Module):
         coords: (2, nnz) buffer: the positions of nonzeros, or of blocks; int32, or int64 for sizes beyond it.
 
     Raises:
-        ShapeError: the weight is not a matrix.
+        ShapeError: the weight is not a matrix, or the bias is not of its outputs.
+        DtypeError: integers.
 
     Examples:
         >>> linear = torch.nn.Linear(4, 3)
@@ -65,12 +66,16 @@ class SparseLinear(nn.Module):
             raise ShapeError(f"SparseLinear takes a sparse matrix (outputs, inputs), found {weight!r:.200}")
         sparse = (sparse.expand_dense() if sparse.dense_order else sparse).coalesce()
         self.out_features, self.in_features = sparse.shape
+        if not (sparse.dtype.is_floating_point or sparse.dtype.is_complex):
+            raise DtypeError(f"SparseLinear takes floating point or complex weights, found {sparse.dtype}")
+        if bias is not None and getattr(bias, "shape", ()) != (self.out_features,):
+            raise ShapeError(f"SparseLinear takes a bias ({self.out_features},), found {found_shape(bias)}")
         self.settings = checked_settings(settings)
         self.register_buffer("coords", crd.narrowed(sparse.coords.clone(), max(sparse.shape)))
         self.values = nn.Parameter(sparse.values.detach().clone())
         self._place()
         self._kernels: dict[Any, Kernel] = {}
-        self._product: tuple[Any, ...] | None = None
+        self._products: dict[bool, tuple[Any, ...]] = {}
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
     @classmethod
@@ -135,18 +140,21 @@ class SparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply (*, in_features) activations to (*, out_features)."""
-        if x.shape[-1:] != (self.in_features,):
-            raise ShapeError(f"SparseLinear takes (*, {self.in_features}) activations, found {tuple(x.shape)}")
         bias = self.bias
-        whole = self._held(x)
+        added = isinstance(x, Tensor) and (bias is None or bias.dtype is x.dtype)
+        traced = torch.compiler.is_compiling() or traced_by_modes()
+        whole = self._held(x) if added and not traced else None
         if whole is None:
-            kernel = self._kernel(x)
-            whole = None if kernel is None else kernel.whole()
-            if whole is not None and not whole.requires_grad:
+            dense = isinstance(x, Tensor) and x.layout is torch.strided
+            if not dense or x.shape[-1:] != (self.in_features,):
+                shape = f"(*, {self.in_features})"
+                raise ShapeError(f"SparseLinear takes dense {shape} activations, found {found_shape(x)}")
+            kernel = None if traced else self._kernel(x)
+            if added and kernel is not None and (found := kernel.whole()) is not None:
+                whole, again = found
                 values: Any = self.values
-                settings = current(), torch.get_float32_matmul_precision()
-                self._product = same_kind([x, values]), kept_with(values), *settings, whole
-        if whole is not None and (bias is None or bias.dtype is x.dtype):
+                self._products[torch.is_grad_enabled()] = same_kind([x, values]), values, _modes(), again
+        if whole is not None:
             return nn.functional.linear(x, whole, bias)
         product: Any
         if kernel is None:
@@ -157,15 +165,14 @@ class SparseLinear(nn.Module):
         return product if bias is None else product + bias  # type: ignore[no-any-return]
 
     def _held(self, x: Tensor) -> Tensor | None:
-        """Return the dense tensor that the call before multiplied, if this call's would be the same."""
-        if self._product is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or traced_by_modes():
+        """Return the dense tensor of the weight as the call before found it, if this call would find the same."""
+        held = self._products.get(torch.is_grad_enabled())
+        if held is None:
             return None
-        same, kept, options, precision, whole = self._product
-        values: Any = self._parameters.get("values")
-        agree = same(x, values) and forward_ad._current_level < 0 and self._buffers.get("coords") is self._places
-        if not agree or current() is not options or torch.get_float32_matmul_precision() != precision:
-            return None
-        return whole if kept is not None and kept_with(values) is kept else None
+        same, values, modes, again = held
+        there = self._parameters.get("values") is values and self._buffers.get("coords") is self._places
+        agree = there and same(x, values) and modes == _modes()
+        return again() if agree else None
 
     def _flat(self, x: Tensor) -> Tensor:
         return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), self.in_features)
@@ -173,9 +180,8 @@ class SparseLinear(nn.Module):
     def _kernel(self, x: Tensor) -> Kernel | None:
         """Return the kernel that is held for activations of this shape; None where a call looks for one."""
         values = self.values
-        # What a graph traces, autocast converts, or a transform puts in a parameter's place is no kernel's.
-        held = type(values) is nn.Parameter and x.dtype is values.dtype and self._places is self.coords
-        if not held or torch.compiler.is_compiling() or traced_by_modes():
+        # What autocast converts, or a transform puts in a parameter's place, is no kernel's.
+        if type(values) is not nn.Parameter or x.dtype is not values.dtype or self._places is not self.coords:
             return None
         key = x.shape, x.dtype, x.device, x.layout, current(), torch.get_float32_matmul_precision()
         kernel = self._kernels.get(key)
@@ -188,7 +194,7 @@ class SparseLinear(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave kernels behind, which are compiled again where the layer is loaded."""
-        return {**self.__dict__, "_kernels": {}, "_product": None}
+        return {**self.__dict__, "_kernels": {}, "_products": {}}
 
     def extra_repr(self) -> str:
         """Return sizes, number of nonzeros and bias for printing."""
@@ -214,6 +220,11 @@ class SparseLinear(nn.Module):
                 self.values.data = self.values.new_empty(shape)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
         self._place()
+
+
+def _modes() -> tuple[Any, ...]:
+    """Return the settings of a product that torch's guards of tensors do not compare."""
+    return forward_ad._current_level, current(), torch.get_float32_matmul_precision()
 
 
 def sparsify(

@@ -15,6 +15,8 @@ from sparsetc.api import OPERATIONS, sharded_of
 from sparsetc.contraction.request import Result, as_operand, check_operand
 from sparsetc.errors import EquationError, ShapeError
 from sparsetc.support import outside
+from sparsetc.support.checks import found_shape
+from sparsetc.tensor.coords import mode_of
 from sparsetc.tensor.inputs import check_plain, not_sparse
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
@@ -71,18 +73,12 @@ def _call(name: str) -> str:
 
 def mode_at(x: SparseTensor, mode: Any, name: str) -> int:
     try:
-        place = index(mode)
+        index(mode)
     except TypeError:
-        raise ShapeError(f"{name}: a mode is an integer, found {type(mode).__name__}; call {_call(name)}") from None
-    return place_of(place, x.shape, name, "x")
-
-
-def place_of(mode: int, shape: tuple[int, ...], name: str, what: str) -> int:
-    order = len(shape)
-    if not -order <= mode < order:
-        message = f"{name}: mode {mode} is not a mode of {what}, whose shape is {tuple(shape)}"
-        raise ShapeError(f"{message}; expected {-order}..{order - 1}")
-    return mode % order
+        raise ShapeError(
+            f"{name}: a mode must be an integer, found {type(mode).__name__}; call {_call(name)}"
+        ) from None
+    return mode_of(x.order, mode, name)
 
 
 def one_a_mode(x: SparseTensor, given: Sequence[Result | None], mode: int, name: str, what: str) -> dict[int, Result]:
@@ -112,7 +108,3 @@ def checked_table(given: Any, x: SparseTensor, shape: tuple[int | str, ...], wha
         raise ShapeError(f"{what} must have shape {expected}, found {found_shape(table)}")
     check_operand(table, what, x.dtype, x.device)
     return table  # type: ignore[no-any-return]
-
-
-def found_shape(operand: Any) -> str:
-    return f"shape {tuple(operand.shape)}" if isinstance(operand, Result) else type(operand).__name__

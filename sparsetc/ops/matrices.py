@@ -6,7 +6,6 @@ To a contraction another tensor may be added (``alpha Z + beta input``: BCB-SpTC
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any, overload
 
 import torch
@@ -16,12 +15,13 @@ from typing_extensions import Unpack
 from sparsetc.api import einsum, register_op
 from sparsetc.contraction.request import Result, as_operand, check_operand, narrowed
 from sparsetc.errors import DistributedError, DtypeError, EquationError, ShapeError
-from sparsetc.ops.arguments import checked_table, equation, found_shape, letters_of, matrix_of, place_of, sparse_of
+from sparsetc.ops.arguments import checked_table, equation, letters_of, matrix_of, sparse_of
 from sparsetc.options import Auto, ToDense, ToSparse
 from sparsetc.support import Ints
-from sparsetc.support.checks import check_memory
+from sparsetc.support.checks import check_memory, found_shape
 from sparsetc.tensor.blocks import without_blocks
 from sparsetc.tensor.dtypes import exactly, multiplied, summed_dtype
+from sparsetc.tensor.functions import paired_modes
 from sparsetc.tensor.sparse_tensor import SparseTensor
 
 
@@ -159,13 +159,7 @@ def contract(
         raise ShapeError(f"contract: y must be a dense torch tensor, or sparse, found {type(second).__name__}")
     check_operand(second, "contract: y", sparse.dtype, sparse.device)
     order = len(second.shape)
-    left, right = _pairs(modes, sparse.shape, second.shape)
-    for m, n in zip(left, right, strict=True):
-        if sparse.shape[m] != second.shape[n]:
-            raise ShapeError(
-                f"contract: mode {m} of x has size {sparse.shape[m]}, mode {n} of y has size {second.shape[n]}: "
-                "modes that are summed together have one size"
-            )
+    left, right = paired_modes(modes, sparse.shape, second.shape, "contract")
     check_scalars(sparse.dtype, alpha=alpha, beta=beta)
     if beta != 0 and input is None:
         raise EquationError(f"contract: beta is {beta}, and there is no input for it to be times")
@@ -187,29 +181,6 @@ def contract(
     what = f"{alpha} times the result" + (f" and {beta} times input" if beta else "")
     result = narrowed(accumulated(contraction, input, alpha, beta), sparse.dtype, what)
     return result.drop() if drop_zeros and isinstance(result, SparseTensor) else result
-
-
-def _pairs(modes: Any, left: tuple[int, ...], right: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return the modes of x and of y that are summed in pairs, counted from the first."""
-    if isinstance(modes, int):
-        if not 0 <= modes <= min(len(left), len(right)):
-            raise ShapeError(
-                f"contract: {modes} modes cannot be summed; x has order {len(left)}, y has {len(right)} dimensions"
-            )
-        return list(range(len(left) - modes, len(left))), list(range(modes))
-    try:
-        sides = [[side] if isinstance(side, int) else [index(m) for m in side] for side in modes]
-    except TypeError:
-        sides = []
-    if len(sides) != 2 or len(sides[0]) != len(sides[1]):
-        raise EquationError(f"contract: modes must be a number, or as many modes of x as of y, found {modes!r:.80}")
-    both = []
-    for side, shape, name in zip(sides, (left, right), "xy", strict=True):
-        places = [place_of(m, shape, "contract", name) for m in side]
-        if len(set(places)) != len(places):
-            raise EquationError(f"contract: a mode of {name} is named twice in {side}")
-        both.append(places)
-    return both[0], both[1]
 
 
 def check_accumulation(out: Any, shape: Ints, dtype: torch.dtype, device: torch.device) -> None:

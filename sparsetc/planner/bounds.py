@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import inf
 from typing import Any
 
@@ -20,7 +19,8 @@ from torch import Tensor
 from sparsetc.ir.plan import Part, Plan
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import VOLUME, sides_of
-from sparsetc.planner.pricing import Best, Candidate, in_order, rounded
+from sparsetc.planner.candidate import Best, Candidate
+from sparsetc.planner.pricing import in_order, rounded
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import Ints
 from sparsetc.tensor import coords as crd
@@ -63,12 +63,15 @@ def rates_of(problem: Problem, parts: Iterable[tuple[Part, Statistics]]) -> tupl
         (3, ways) seconds: of a plan of a single tile, with what it launches and writes; of each tile more; and of each
         tile more that one work item has. Then the part of each way.
     """
-    seconds = cache(lambda candidate: in_order(candidate, problem).total or 0.0)
+
+    def seconds(candidate: Candidate) -> float:
+        return in_order(candidate, problem).total
+
     rates = []
     owner = []
     for number, (part, sizes) in enumerate(parts):
         many = Candidate(Plan("", (part,)), (replace(sizes, fibers=MANY, stored=MANY * sizes.stored),))
-        for way in dict.fromkeys((many, rounded(many, problem, seconds))):
+        for way in dict.fromkeys((many, rounded(many, problem))):
             first = seconds(replace(way, expected=(sizes,)))
             turn = seconds(replace(way, expected=(replace(sizes, chain=MANY),))) - first
             rates.append((first, max(0.0, seconds(way) - first) / MANY, turn / MANY))

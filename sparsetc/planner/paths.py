@@ -11,7 +11,7 @@ faster (`path_apart`). Nonzeros of an intermediate result are distinct coordinat
 taken to lie anywhere they would be up to 500 times too many.
 
 Of several sparse operands, whose products nobody has counted, nonzeros are taken to lie anywhere with equal
-probability (`sparse_order`).
+probability (`order_by_tasks`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
 from math import exp, inf, log, log1p
-from typing import Any
+from typing import Any, TypeVar
 
 from sparsetc.errors import PlanError
 from sparsetc.ir.equation.einsum import Bound
 from sparsetc.support import Ints, Names, among, outside
 
+T = TypeVar("T")
 Order = tuple[Ints, ...]
 """A path in opt_einsum's form: the positions of the operands of each contraction in the list of those left, to whose
 end its result is put. A sparse operand alone is made dense."""
@@ -336,24 +337,32 @@ class Search:
 
     def _order(self, steps: Steps) -> Order:
         """The contractions of these steps."""
-        left: list[Ints] = [(p,) for p in range(len(self.bound.einsum.inputs))]
-        order = list[Ints]()
         sparse: Ints = (self.position,)
-
-        def contract(taken: Sequence[Ints], result: Ints) -> None:
-            order.append(tuple(sorted(map(left.index, taken))))
-            left[:] = [*outside(left, taken), result]
-
+        contractions = list[tuple[Sequence[Ints], Ints]]()
+        rest: Order = ()
         for s, (kind, taken, _) in steps:
-            result = tuple(sorted(itertools.chain(*taken, () if kind == "product" else sparse)))
             if kind == "dense":
-                if s.sparse:
-                    contract([sparse], sparse)
-                order += self._rest(s)[0]
-            else:
-                contract(taken if kind == "product" else [*taken, sparse], result)
-                sparse = sparse if kind == "product" else result
-        return tuple(order)
+                contractions += [([sparse], sparse)] * bool(s.sparse)
+                rest = self._rest(s)[0]
+                break
+            taken = taken if kind == "product" else (*taken, sparse)
+            contractions.append((taken, tuple(sorted(itertools.chain(*taken)))))
+            if kind == "pass":
+                sparse = contractions[-1][1]
+        return (*_numbered([(p,) for p in range(len(self.bound.einsum.inputs))], contractions), *rest)
+
+
+def _numbered(operands: Sequence[T], contractions: Iterable[tuple[Sequence[T], T]]) -> Iterator[Ints]:
+    """Yield the positions of what each contraction takes in the list of operands left, to whose end its result is put.
+
+    Args:
+        operands: all of them.
+        contractions: what each takes, and its result.
+    """
+    left = [*operands]
+    for taken, result in contractions:
+        yield tuple(sorted(map(left.index, taken)))
+        left = [*outside(left, taken), result]
 
 
 def checked_order(order: Sequence[Sequence[int]], operands: int) -> Order:
@@ -381,7 +390,7 @@ Tree = Any
 """The number of an operand, or a pair of trees that are contracted with one another."""
 
 
-def sparse_order(
+def order_by_tasks(
     inputs: Sequence[Iterable[str]], output: Iterable[str], sizes: dict[str, int], nonzeros: Sequence[int]
 ) -> list[Ints]:
     """Return the order of pairwise contractions with the fewest expected tasks; each result is appended to the list.
@@ -435,14 +444,11 @@ def sparse_order(
     while len(trees) > 1:
         pair = min(combinations(trees, 2), key=tasks)
         trees = [*outside(trees, pair), pair]
-    left, path = [*range(len(letters))], list[Ints]()
 
-    def contract(tree: Tree) -> None:
+    def contractions(tree: Tree) -> Iterator[tuple[Tree, Tree]]:
         if not isinstance(tree, int):
-            contract(tree[0])
-            contract(tree[1])
-            path.append(tuple(sorted(map(left.index, tree))))
-            left[:] = [*outside(left, tree), tree]
+            yield from contractions(tree[0])
+            yield from contractions(tree[1])
+            yield tree, tree
 
-    contract(trees[0])
-    return path
+    return [*_numbered(range(len(letters)), contractions(trees[0]))]

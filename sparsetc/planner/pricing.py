@@ -1,18 +1,16 @@
-"""Candidates, the plans considered for an einsum, with their expected cost; and the choice among them.
+"""Prices of candidates: the seconds that a plan is expected to take, and options of a plan that may lower them.
 
 In: a `Candidate` and its `Problem`. Out: seconds of one call, by part, from the tile programs that its parts would be
-lowered to, before anything is packed; whether a row has one owner, which the kernel asks for here too; and a `Choice`
-of several. A candidate is priced as
-the backend and the dtype would run it, then with options that may gain: the order of the grid, copies of the output,
-and dense operands that are rounded to bfloat16 once a call.
+lowered to, before anything is packed; and whether a row has one owner, which the kernel asks for here too. A candidate
+is priced as the backend and the dtype would run it, then with options that may gain: the order of the grid, copies of
+the output, native loops, and dense operands that are rounded to bfloat16 once a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
-from math import inf
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,125 +18,23 @@ import torch
 from sparsetc.codegen.numba import copied, unprinted
 from sparsetc.device.profile import DeviceProfile, by_precision
 from sparsetc.errors import PlanError
-from sparsetc.ir.equation.einsum import Bound
 from sparsetc.ir.lower import Target, drafted
 from sparsetc.ir.nest.axes import ITEM, LANE, LEAF
 from sparsetc.ir.nest.nest import Nest
-from sparsetc.ir.plan import F16, ROUNDED, Part, Plan, Schedule, Storage, in_bf16
+from sparsetc.ir.plan import F16, ROUNDED, Plan, Schedule, Storage, in_bf16
 from sparsetc.ir.program.cost import Cost, cost_of
 from sparsetc.ir.program.operands import named_operands
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.base import FORMATS, Packed, get_format
 from sparsetc.packing.partition import PARTITIONS
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Problem
-from sparsetc.support import cached_property
+from sparsetc.support import Names
 from sparsetc.tensor.dtypes import dtype_name
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A plan with the expected sizes of its parts and, once priced, its expected time.
-
-    Attributes:
-        expected: what packing each part is expected to give.
-        name: the plan, for a reader: its name, and what tells it from others of that name.
-        seconds: seconds of each part, launches included, or of each of `terms`; None where the plan does not fit, or
-            has no kernel.
-        apart: how many times the fastest plan's seconds this one's must be for the cost model to tell the two apart, if
-            by that alone; 0 where it always does.
-        costs: costs of the parts' programs, once they are priced.
-        terms: what takes the seconds of a join, by name; empty where they are of parts.
-    """
-
-    plan: Plan
-    expected: tuple[Statistics, ...] = ()
-    name: str = ""
-    seconds: tuple[float, ...] | None = None
-    apart: float = 0.0
-    costs: tuple[Cost, ...] = field(default=(), compare=False, repr=False)
-    terms: tuple[str, ...] = ()
-
-    @cached_property
-    def total(self) -> float | None:
-        """Seconds of a call."""
-        return None if self.seconds is None else sum(self.seconds)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A plan as it is run, and what it and the others were expected to take.
-
-    Attributes:
-        considered: (plan, seconds), the cheapest first; None for one that does not fit. Empty for a plan that the
-            caller gave.
-        expected: what packing each part was expected to give, where parts were packed after the choice.
-        seconds: seconds of the plan's parts: together what `considered` says of it.
-        measured: (plan, seconds) of those that were timed, the fastest first.
-        dismissed: (kind of plan, seconds) of those that were not counted, and would have taken as long at least.
-    """
-
-    plan: Plan
-    considered: tuple[tuple[str, float | None], ...] = ()
-    expected: tuple[Statistics, ...] = ()
-    seconds: tuple[float, ...] = ()
-    measured: tuple[tuple[str, float], ...] = ()
-    dismissed: tuple[tuple[str, float], ...] = ()
-
-    def __repr__(self) -> str:
-        expected = f"{1e6 * sum(self.seconds):.1f} us expected, " if self.seconds else ""
-        return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
-
-
-@dataclass
-class Best:
-    """The seconds that candidates have to beat, before they are counted.
-
-    Attributes:
-        seconds: below which a plan with tiles is taken for the fastest; infinite where all are to be counted.
-        dismissed: what was not counted, and the seconds that it takes at least, by a sample.
-    """
-
-    seconds: float = inf
-    dismissed: dict[str, float] = field(default_factory=dict)
-
-    def take(self, candidates: Iterable[Candidate]) -> None:
-        """Note what candidates are expected to take. A simple plan is preferred to one with tiles that is as fast."""
-        for c in candidates:
-            self.seconds = min(self.seconds, inf if c.total is None else c.total / (c.apart or 1.0))
-
-    def allows(self, name: str, least: float) -> bool:
-        """Return True if `least` seconds would be the best so far; else note the name as dismissed."""
-        if least < self.seconds:
-            return True
-        self.dismissed[name] = min(least, self.dismissed.get(name, inf))
-        return False
-
-
-def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Sort candidates by expected time, those that do not fit last; of near equals one without tiles is first."""
-    order = sorted(candidates, key=lambda c: (c.total is None, c.total or 0.0))
-    least = min([c.total for c in order if c.total is not None], default=0.0)
-    first = next((c for c in order if c.apart and c.total is not None and c.total <= c.apart * least), None)
-    return order if first is None else [first, *[c for c in order if c is not first]]
-
-
-def choice_of(candidates: Sequence[Candidate], reason: str = "", best: Candidate | None = None) -> Choice:
-    """Return the choice of `best`, or of the candidate that is expected to be fastest; why, unless `reason` says it."""
-    order = ranked(candidates)
-    best = best or order[0]
-    counted = f"the cheapest of {len(order)} by the cost model" if len(order) > 1 else "the only plan that applies"
-    plan = replace(best.plan, reason="; ".join(filter(None, (reason or counted, best.plan.reason))))
-    return Choice(plan, tuple((c.name, c.total) for c in order), best.expected, best.seconds or ())
-
-
-def single(name: str, storage: Storage, schedule: Schedule, expected: Statistics) -> Candidate:
-    """Return a candidate of one part, stored as ``coo`` or as fibers."""
-    part = Part("coo" if name == "coo" else "fiber", storage, schedule, expected.nnz)
-    return Candidate(Plan(name, (part,)), (expected,))
-
-
 # -- what a candidate costs --------------------------------------------------------------------------------------------
-def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool, padded: bool) -> bool:
+def owns(view: Nest, problem: Problem, how: Packed | Statistics, alone: bool) -> bool:
     """Return True if no two work items of any part add to the same output row.
 
     Args:
@@ -146,11 +42,11 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
         problem: whose output has the rows.
         how: the part as it was packed, or is expected to be.
         alone: whether no other part adds to the same rows.
-        padded: whether zeros are stored beside the nonzeros.
     """
     kept = set(problem.kept)
     if not alone:
         return False
+    padded = how.stored > how.nnz  # by zeros beside the nonzeros
     if padded and view.innermost.strays and (problem.sparse_output or LEAF in map(view.level_of, kept)):
         return False
     shared: set[int] = set()
@@ -160,7 +56,7 @@ def owns(view: Nest, problem: Problem, how: Packed | Statistics, *, alone: bool,
             continue
         if level == ITEM:
             # torch programs cut even one item of all nonzeros into chunks
-            several = how.items > 1 or problem.backend.whole
+            several = how.items > 1 or problem.backend.at_once
             chunks = view.items.counts and not view.levels[0] and several
             return shared == kept and not how.split_rows and not chunks
         return shared == kept and (not how.split_fibers if level == LANE else problem.distinct)
@@ -198,7 +94,7 @@ def seconds_of(
     """
     run = [n for n, s in enumerate(statistics) if s.nnz] or [len(parts) - 1]
     both = [(parts[n], statistics[n]) for n in run]
-    kernels = not both[0][0].p.whole
+    kernels = not both[0][0].p.at_once
     scalar = [part.turn is None for part, _ in both]
     beside_tiles = plan.fused and not all(scalar)
     seconds, first = [0.0] * len(parts), run[0]
@@ -243,7 +139,7 @@ def views(candidate: Candidate, problem: Problem) -> list[tuple[Nest, bool]]:
     each = []
     for part, sizes in zip(plan.parts, expected, strict=True):
         view = get_format(part.format).view(problem.shape, part.storage)
-        each.append((view, owns(view, problem, sizes, alone=alone, padded=sizes.stored > sizes.nnz)))
+        each.append((view, owns(view, problem, sizes, alone)))
     return each
 
 
@@ -258,19 +154,15 @@ def costs(candidate: Candidate, problem: Problem) -> list[Cost]:
     each = []
     for p, (view, owned) in zip(candidate.plan.parts, views(candidate, problem), strict=True):
         # Programs with tiles are priced as a GPU runs them.
-        whole = problem.backend.whole and not view.values.sides
-        given = p.format == "coo" and not p.storage.params
-        target = Target(problem.sparse_output, given, owned, problem.rows, whole=whole, ones=problem.ones)
+        at_once = problem.backend.at_once and not view.values.sides
+        given = not (p.storage.lane or p.storage.params or view.values.sides)
+        target = Target(problem.sparse_output, given, owned, problem.rows, at_once=at_once, ones=problem.ones)
         lower = getattr(FORMATS[p.format], "lower", None)
-        cost = cost_of(lower(problem.bound, p, target, 0)) if lower else _cost(problem.bound, view, p.schedule, target)
-        each.append(cost)
+        bound = problem.bound
+        each.append(
+            cost_of(lower(bound, p, target, 0) if lower else drafted(bound, view, p.schedule.by_rule(), target))
+        )
     return each
-
-
-@lru_cache(maxsize=1024)
-def _cost(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> Cost:
-    """Return the cost of a program, which depends on sizes and storage only."""
-    return Cost(drafted(bound, view, schedule.by_rule(), target))
 
 
 # -- options that may gain --------------------------------------------------------------------------------------------
@@ -305,14 +197,13 @@ COMPILED, CALLS = 0.3, 10_000
 
 def natively(candidate: Candidate, problem: Problem) -> Candidate:
     """Return the candidate as native loops, where all parts have them and they save more than compiling them costs."""
-    total, least = sum(candidate.seconds or ()), COMPILED * len(candidate.costs)
+    total, least = sum(candidate.seconds), COMPILED * len(candidate.costs)
     if total * CALLS <= least or any(unprinted(cost.p) for cost in candidate.costs):
         return candidate
     loops = tuple([cost.natively for cost in candidate.costs])
     seconds = seconds_of(candidate.plan, loops, candidate.expected, problem.profile)
     native = in_panels(replace(candidate, costs=loops, seconds=seconds), problem)
-    seconds = native.seconds or ()
-    return native if (total - sum(seconds)) * CALLS > least else candidate
+    return native if (total - sum(native.seconds)) * CALLS > least else candidate
 
 
 PANELS, GAIN = (128, 256, 512), 1.4
@@ -347,7 +238,7 @@ def in_panels(candidate: Candidate, problem: Problem) -> Candidate:
     nbytes = torch.get_num_threads() * problem.itemsize * max([copied(cost.p) for cost in best])
     if GAIN * share > 1 or nbytes > problem.memory:
         return candidate
-    return replace(candidate, plan=plan, costs=best, seconds=tuple([share * own for own in candidate.seconds or ()]))
+    return replace(candidate, plan=plan, costs=best, seconds=tuple([share * own for own in candidate.seconds]))
 
 
 def in_order(candidate: Candidate, problem: Problem) -> Candidate:
@@ -357,11 +248,11 @@ def in_order(candidate: Candidate, problem: Problem) -> Candidate:
 
 def tried(option: Callable[..., Schedule], without: Candidate, problem: Problem, by_part: bool = False) -> Candidate:
     """Return the candidate with an option if its price says that it gains: for each part alone, or for all together."""
-    plan = without.plan.scheduled(lambda own: option(own, problem))
+    plan = without.plan.with_schedules([option(part.schedule, problem) for part in without.plan.parts])
     if plan is without.plan:
         return without
     other = price(replace(without, plan=plan), problem)
-    least_gain, seconds = problem.profile.constants["least_gain"], (without.seconds or (), other.seconds or ())
+    least_gain, seconds = problem.profile.constants["least_gain"], (without.seconds, other.seconds)
     if not by_part:
         return other if least_gain * sum(seconds[1]) < sum(seconds[0]) else without
     gains = [least_gain * after < before for before, after in zip(*seconds, strict=True)]
@@ -398,7 +289,7 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         raise PlanError(f"precision {F16} is of operands of 16 bits, found {dtype_name(problem.dtype)}")
     options: dict[str, Any] = {}
     stored: dict[str, Any] = {}
-    if backend.whole:
+    if backend.at_once:
         options["lanes"] = stored["lanes"] = 1
     if not backend.narrow:
         stored["narrow"] = False
@@ -417,24 +308,28 @@ def suited(plan: Plan, problem: Problem) -> Plan:
         tree = part.schedule.tree
         if tree is not None and tree.dots and not problem.products:
             raise PlanError(f"tree {tree}: integers have no matrix product")
-        own = {**options, "unroll": 1} if backend.whole and not part.schedule.native else options
+        own = {**options, "unroll": 1} if backend.at_once and not part.schedule.native else options
         storage = replace(part.storage, **stored)
         parts.append(replace(part, storage=storage, schedule=replace(part.schedule, **own)))
     return replace(plan, parts=tuple(parts))
+
+
+def named_levels(storage: Storage, letters: Names) -> str:
+    """The modes of each level of a storage, by the letters of all modes."""
+    return " | ".join(["".join([letters[mode] for mode in modes]) or "-" for modes in storage.levels])
 
 
 def describe(plan: Plan, problem: Problem) -> str:
     """A plan's name, and its parts' levels by letters and precisions of dots, on one line."""
     parts = []
     for p in plan.parts:
-        levels = " | ".join(["".join(map(problem.letters.__getitem__, modes)) or "-" for modes in p.storage.levels])
         how = " native" if p.schedule.native else ""
         for axis in p.schedule.slowest_axes if how else ():
             how += f", {p.schedule.block(axis)} {axis} at a time"
         if p.schedule.dot and problem.backend.tensor_cores:
             how = f" {p.schedule.precision}"
         sizes = ", ".join(f"{name}={size}" for name, size in p.storage.params)
-        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{levels}]{how}")
+        parts.append(f"{p.format}{f'({sizes})' if sizes else ''}[{named_levels(p.storage, problem.letters)}]{how}")
     rounded = dict.fromkeys(name for p in plan.parts for name in p.schedule.rounded)
     return f"{plan.name}: {' + '.join(parts)}{f', {in_bf16(rounded)}' if rounded else ''}"
 
@@ -444,22 +339,20 @@ def with_rounded(candidate: Candidate, problem: Problem) -> list[Candidate]:
 
     A candidate that has a price is returned alone, as it is.
     """
-    if candidate.seconds is not None:
+    if candidate.seconds:
         return [candidate]
-    price_of = cache(lambda own: priced(own, problem))
-    best = rounded(candidate, problem, lambda other: price_of(other).total or 0.0)
-    return [price_of(own) for own in dict.fromkeys((candidate, best))]
+    return [priced(own, problem) for own in dict.fromkeys((candidate, rounded(candidate, problem)))]
 
 
-def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate], float]) -> Candidate:
+def rounded(candidate: Candidate, problem: Problem) -> Candidate:
     """Round operands of a candidate one by one, the one that saves most first, while the saving is certain."""
     if not problem.backend.tensor_cores or ROUNDED not in [p.schedule.precision for p in candidate.plan.parts]:
         return candidate
     left = [o.name for o in named_operands(problem.bound)[1] if o.rows]
-    best, least = candidate, seconds(candidate)
+    best, least = candidate, in_order(candidate, problem).total
     while left:
         others = {name: replace(best, plan=best.plan.scheduled(partial(_cast, name))) for name in left}
-        times = {name: seconds(other) for name, other in others.items()}
+        times = {name: in_order(other, problem).total for name, other in others.items()}
         name = min(left, key=times.__getitem__)
         if problem.rules["apart"] * times[name] > least:
             break
@@ -468,15 +361,11 @@ def rounded(candidate: Candidate, problem: Problem, seconds: Callable[[Candidate
     return best
 
 
-def cheapest(
-    candidates: Sequence[Candidate], problem: Problem, pricing: Callable[[Candidate, Problem], Candidate]
-) -> Candidate:
+def cheapest(candidates: Sequence[Candidate], problem: Problem) -> Candidate:
     """Return the candidate that would be fastest once its operands are rounded; it is returned as it was given."""
-
-    def seconds(candidate: Candidate) -> float:
-        return pricing(candidate, problem).total or 0.0
-
-    return min(candidates, key=lambda own: seconds(rounded(own, problem, seconds)))
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda own: in_order(rounded(own, problem), problem).total)
 
 
 def _cast(name: str, own: Schedule) -> Schedule:

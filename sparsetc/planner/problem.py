@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from sparsetc.backends import NUMBA, Backend
-from sparsetc.device.profile import DeviceProfile, has_halves, machine_of, of_backend, portable, shared_memory
+from sparsetc.device.profile import DeviceProfile, cpu, has_halves, machine_of, of_backend, portable, shared_memory
 from sparsetc.ir.equation.einsum import Bound, Einsum
 from sparsetc.ir.plan import DOTS, F16
+from sparsetc.ir.program.operands import in_runs
 from sparsetc.options import Options
 from sparsetc.packing.base import VOLUME, sides_of, tile_populations
 from sparsetc.packing.partition import row_numbers, shares, shares_key
-from sparsetc.support import Cache, Ints, Names, cached_property, outside
+from sparsetc.support import Cache, Ints, Names, among, cached_property, outside
 from sparsetc.support.checks import available_memory
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.sparse_tensor import SparseTensor
@@ -300,7 +301,7 @@ class Problem:
             coalesced=x.is_coalesced,
             rows=max(1, rows),
             sparse_output=sparse_output,
-            ones=x.pattern.ones and not backend.whole,
+            ones=x.pattern.ones and not backend.at_once,
             native=native,
             only_native=native and settings.named_backend == NUMBA.name,
         )
@@ -309,6 +310,11 @@ class Problem:
     def nnz(self) -> int:
         """Nonzeros of the sparse operand."""
         return self.counts.nnz
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device that the sparse operand is on."""
+        return self.counts.coords.device
 
     @cached_property
     def einsum(self) -> Einsum:
@@ -323,12 +329,12 @@ class Problem:
     @cached_property
     def profile(self) -> DeviceProfile:
         """The profile of the device that runs the plan, as it was when it was first asked for."""
-        return of_backend((NUMBA if self.native else self.backend).name)
+        return of_backend((NUMBA if self.native else self.backend).name, self.device)
 
     @cached_property
     def rules(self) -> Mapping[str, Any]:
-        """The device's numbers for schedules and formats."""
-        return self.profile.rules
+        """The numbers for schedules and formats: of programs that take whole axes, a CPU's wherever they run."""
+        return (cpu() if self.backend.at_once and not self.native else self.profile).rules
 
     @cached_property
     def precision(self) -> str:
@@ -343,7 +349,7 @@ class Problem:
     @cached_property
     def shared(self) -> int:
         """Bytes of shared memory that a program may have."""
-        return shared_memory(self.counts.coords.device)
+        return shared_memory(self.device)
 
     @cached_property
     def itemsize(self) -> int:
@@ -368,7 +374,7 @@ class Problem:
     @cached_property
     def memory(self) -> int:
         """Bytes that stored tiles may take."""
-        return available_memory(self.counts.coords.device) if self.memory_limit is None else self.memory_limit
+        return available_memory(self.device) if self.memory_limit is None else self.memory_limit
 
     @property
     def equation(self) -> str:
@@ -379,6 +385,22 @@ class Problem:
     def ordered(self) -> bool:
         """True if atomics would make sums depend on their order, and `deterministic=True` forbids it."""
         return self.deterministic and self.backend.atomics and self.floating
+
+    @cached_property
+    def readings(self) -> list[tuple[Ints, Ints | None, bool]]:
+        """The shape of each dense operand, the order its dimensions are read in, and if that is done by strides.
+
+        The order is None where the dimensions are in it already. Triton's kernels read an operand in another order by
+        its strides, where its elements lie in runs: it is neither permuted nor copied.
+        """
+        bound, e = self.bound, self.einsum
+        each = list[tuple[Ints, Ints | None, bool]]()
+        for p in e.dense:
+            letters = among((*e.sparse_indices, *e.axes), e.inputs[p])
+            order = None if letters == e.inputs[p] else tuple(map(e.inputs[p].index, letters))
+            strided = self.backend.addressed and in_runs(e.inputs[p], letters, bound.by_index)
+            each.append((bound.shape(p), order, strided))
+        return each
 
     @cached_property
     def letters(self) -> Names:

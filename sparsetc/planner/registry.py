@@ -18,7 +18,8 @@ from typing import Any, TypeVar, overload
 from sparsetc.errors import FormatError, PlanError
 from sparsetc.ir.plan import DENSE, JOINS, ONE_PASS, PREFERRED, STEPS, Plan, requested, verify
 from sparsetc.packing.base import FORMATS, Format, unknown_parameter
-from sparsetc.planner.pricing import Best, Candidate, Choice, choice_of, orderly, suited, with_rounded
+from sparsetc.planner.candidate import Best, Candidate, Choice, choice_of
+from sparsetc.planner.pricing import orderly, suited, with_rounded
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.support import Lru
 from sparsetc.support.checks import check_free, check_identifier, check_label
@@ -63,7 +64,7 @@ class Method:
         cannot be faster than the best so far may be left out; without it none are.
         """
         by_plan: dict[Plan, list[Candidate]] = {}
-        for n in range(0 if self.kernels and problem.backend.whole else len(problem.precisions)):
+        for n in range(0 if self.kernels and problem.backend.at_once else len(problem.precisions)):
             exacter = changed(problem, precisions=problem.precisions[n:]) if n else problem
             for candidate in self.candidates(exacter, best or Best()):
                 # Precisions tell only those plans apart whose dots have them.

@@ -29,7 +29,8 @@ from sparsetc.ir.program.text import tile_einsum
 from sparsetc.ir.program.tile import Gather, Loop, Product, Statement, TileProgram
 from sparsetc.packing.base import FORMATS, Packed, tiles_of_nonzeros
 from sparsetc.packing.stored import counts
-from sparsetc.planner.pricing import Choice, seconds_of
+from sparsetc.planner.candidate import Choice
+from sparsetc.planner.pricing import named_levels, seconds_of
 from sparsetc.planner.problem import Problem
 from sparsetc.support import outside
 
@@ -68,15 +69,14 @@ def report(
         resource, floor = costs[n].roofline(statistics[n], profile)
         products, instruction = program.each(Product), "multiply-add"
         if program.dots:
-            instruction = "matrix product" if program.whole else f"tensor core, {program.schedule.precision}"
+            instruction = "matrix product" if program.at_once else f"tensor core, {program.schedule.precision}"
         if part.schedule.rounded:
             instruction += f", {in_bf16(part.schedule.rounded)}"
-        named = " | ".join("".join(program.letters[m] for m in level) or "-" for level in part.storage.levels)
         parts.append(
             PartReport(
                 number=n,
                 format=part.format,
-                levels=named,
+                levels=named_levels(part.storage, program.letters),
                 nnz=part.nnz,
                 share=part.nnz / nnz,
                 nbytes=part.nbytes,
@@ -96,7 +96,7 @@ def report(
         considered=in_microseconds(choice.considered),
         dismissed=in_microseconds(choice.dismissed),
         timed=tuple((name, 1e6 * taken) for name, taken in choice.measured),
-        launches=1 if plan.fused and not programs[0].whole else len(packed),
+        launches=1 if plan.fused and not programs[0].at_once else len(packed),
         parts=tuple(parts),
         tiles=_tiles(_populations(packed, problem)),
     )

@@ -1,7 +1,7 @@
-"""Schedules of programs over nonzeros (lanes, unrolling, warps, blocks of dense axes), and expected sizes of parts.
+"""Schedules of programs over nonzeros (lanes, unrolling, warps, blocks of dense axes).
 
 In: a `Problem`. Out: a `Schedule`, from the sizes of the dense axes, the backend, the dtype and the precision, whatever
-the pattern of the sparse operand; and, from counts of that pattern, the sizes of a part that is packed for a schedule.
+the pattern of the sparse operand.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import expm1, prod
+from math import prod
+from typing import Any
 
 from sparsetc.ir.equation.einsum import Bound, joined
-from sparsetc.ir.plan import F16X3, Schedule, Storage
+from sparsetc.ir.plan import F16X3, Schedule
 from sparsetc.ir.program.operands import MIN_DOT, WARPGROUP
-from sparsetc.ir.program.resources import Statistics
 from sparsetc.planner.problem import Problem
-from sparsetc.support import Ints, NamedInts, Names, among, outside, volume
+from sparsetc.support import Ints, Names, among, outside, volume
 
 MOST_WHOLE = 4096
 """Most positions of summed axes for one program, if sums must have an order."""
@@ -29,9 +29,14 @@ def padded_axes(problem: Problem) -> dict[str, int]:
 
 def of_whole_axes(problem: Problem) -> Schedule | None:
     """Return the one schedule of a backend whose programs take whole axes; None for other backends."""
-    if not problem.backend.whole:
+    if not problem.backend.at_once:
         return None
-    return Schedule(blocks=tuple(padded_axes(problem).items()), precision=problem.precision)
+    return in_blocks(problem, padded_axes(problem), 1)
+
+
+def in_blocks(problem: Problem, block: Mapping[str, int], warps: int, **options: Any) -> Schedule:
+    """Return the schedule of these blocks of dense axes; dots have the precision asked for unless options name one."""
+    return Schedule(warps, tuple(block.items()), **{"precision": problem.precision} | options)
 
 
 def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Collection[int] = ()) -> Schedule:
@@ -85,7 +90,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
         # Loads ahead of a loop pay where what is loaded is a side of the dot, whole, and one warp waits for it.
         ahead = len(groups) == 2 and warps == 1 and all(block[c] == sizes[c] for c in of_dots)
         stages = 3 if ahead and problem.precision == "tf32x3" and len(of_dots) == len(block) else 1
-        return Schedule(warps, tuple(block.items()), True, problem.precision, stages=stages, lanes=lanes, unroll=unroll)
+        return in_blocks(problem, block, warps, stages=stages, lanes=lanes, unroll=unroll)
     most = {c: 128 if c in output else 512 for c in padded}
     block = {c: n if c in unsplit else min(n, most[c]) for c, n in padded.items()}
     block = fit(block, outside(block, unsplit), 512)
@@ -98,7 +103,7 @@ def schedule_of(problem: Problem, blocks: bool, rows: bool = False, shared: Coll
     most_lanes = rules["warp_lanes"] * warps if width > 1 else 128
     lanes = max(4, min(most_lanes, warps * rules["warp_elements"] // (2 if rows else 1) // width))
     lanes = 1 << lanes.bit_length() - 1  # a width in vectors is no power of two
-    return Schedule(warps, tuple(block.items()), False, problem.precision, lanes=lanes, unroll=unroll, vectors=vectors)
+    return in_blocks(problem, block, warps, dot=False, lanes=lanes, unroll=unroll, vectors=vectors)
 
 
 def dot_takes_entries(problem: Problem) -> bool:
@@ -153,7 +158,7 @@ def _of_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> Schedul
         block |= fitted | {side[-1]: fitted[side[-1]] * short}
     lanes = max(2, rules["block_deep"] // volume(block, deep))
     warps = max(1, min(8, volume(block, output) // rules["dot_tile"]))
-    return Schedule(warps, tuple(block.items()), True, problem.precision, stages=1, lanes=lanes)
+    return in_blocks(problem, block, warps, stages=1, lanes=lanes)
 
 
 WIDE = 128
@@ -204,9 +209,11 @@ def _of_single_blocks(problem: Problem, padded: dict[str, int], deep: Names) -> 
         block[max(columns, key=block.__getitem__)] //= 2
     # Two programs with one buffer less are faster than one, which is faster with more (NVIDIA H100).
     more = fit_in(2, fewest + 1) or (fit_in(1, fewest + 1) and not fit_in(2, fewest))
-    stages, precision = STAGES[more], problem.precision_as_loaded
     warps = 8 if doubled and high * wide > room else 4
-    return Schedule(warps, tuple(block.items()), True, precision, stages=stages, lanes=0, slowest_axes=tuple(columns))
+    precision, slowest_axes = problem.precision_as_loaded, tuple(columns)
+    return in_blocks(
+        problem, block, warps, precision=precision, stages=STAGES[more], lanes=0, slowest_axes=slowest_axes
+    )
 
 
 def _sides(problem: Problem, block: Mapping[str, int], columns: Collection[str]) -> tuple[int, int]:
@@ -274,7 +281,7 @@ def _of_entries(problem: Problem, padded: dict[str, int], own: Names) -> Schedul
     most = 8 if all({*others} <= table for table in tables) else 4
     warps = max(1, min(most, volume(block, others) // MIN_DOT), min(8, nbytes // ENTRY))
     stages = STAGES[2 * nbytes < problem.shared]
-    return Schedule(warps, tuple(block.items()), True, problem.precision_as_loaded, stages=stages, lanes=0)
+    return in_blocks(problem, block, warps, precision=problem.precision_as_loaded, stages=stages, lanes=0)
 
 
 def _vectors(problem: Problem, block: dict[str, int]) -> tuple[tuple[str, Ints], ...]:
@@ -325,46 +332,3 @@ def fit(
             break
         block[(max if wide else min)(free, key=block.__getitem__)] //= 2
     return block
-
-
-# -- sizes of parts, expected before they are packed -------------------------------------------------------------------
-def max_item_nnz_of(problem: Problem, schedule: Schedule) -> int:
-    """Return the most nonzeros of a work item."""
-    least, most = problem.rules["dot_item_nnz" if schedule.dot else "item_nnz"]
-    return max(least, min(most, 1 << max(problem.nnz // problem.rules["programs"], 1).bit_length() - 1))
-
-
-def repeats(problem: Problem, storage: Storage) -> NamedInts:
-    """Count the changes of each leaf coordinate in sorted order; only the first two leaf modes can repeat much."""
-    letters, shared = problem.letters, [*storage.item, *storage.lane]
-    counted = []
-    for n, mode in enumerate(storage.leaf[:2]):
-        if n + 1 < len(storage.leaf):
-            counted.append((letters[mode], problem.counts.distinct((*shared, *storage.leaf[: n + 1]))))
-    return tuple(counted)
-
-
-def items_of(n: int, rows: int, most: int) -> int:
-    """Return the expected work items of n nonzeros in rows cut after `most`: the last item of a row is half full."""
-    if not n:
-        return 0
-    return max(1, rows, rows // 2 + n // most if most else 0)
-
-
-def blocked(problem: Problem, nnz: int, fibers: int, rows: int, storage: Storage, schedule: Schedule) -> Statistics:
-    """Expected sizes of blocked fibers: pieces of cut fibers, a last block half empty a row, a little padding."""
-    width = storage.lanes
-    longest = storage.max_fiber_len
-    most = storage.max_item_nnz
-    cuts = fibers / expm1(longest * fibers / nnz) if longest and nnz else 0.0  # lengths spread geometrically
-    pieces = fibers + int(cuts)
-    lanes = pieces + (rows * width // 2 if width > 1 else 0)
-    stored = int(nnz * 1.05) if width > 1 else nnz
-    items = min(items_of(stored, rows, most), max(1, lanes // width + rows))
-    chain = rounds(max(longest, most // width) if most or longest else 0, schedule)
-    return Statistics(items, lanes, stored, nnz, problem.itemsize, chain=chain)
-
-
-def rounds(steps: int, schedule: Schedule) -> int:
-    """Return the rounds of loads in so many steps: half are expected in the main loop, half in the masked one."""
-    return (steps // schedule.unroll + steps // schedule.masked_unroll) // 2

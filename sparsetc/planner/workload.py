@@ -16,7 +16,8 @@ from sparsetc.ir.plan import Plan, requested
 from sparsetc.ir.program.cost import Cost
 from sparsetc.ir.program.resources import Statistics
 from sparsetc.packing.partition import storage_keys
-from sparsetc.planner.pricing import Best, Candidate, Choice, choice_of, costs, ranked
+from sparsetc.planner.candidate import Best, Candidate, Choice, choice_of, ranked
+from sparsetc.planner.pricing import costs
 from sparsetc.planner.problem import Problem
 from sparsetc.planner.registry import PLANS, choose, considered, is_shared
 from sparsetc.support import outside
@@ -96,15 +97,13 @@ def _options(request: Plan, problem: Problem) -> list[Option]:
         # Of plans that the cost model does not tell apart, the first has no tiles.
         first = replace(first, seconds=min(first.seconds, least))
         return [first, *others, *[_option(e, problem, False) for e in shared]]
-    estimate = choose(request, problem)
-    named = Candidate(estimate.plan, estimate.expected, estimate.considered[0][0], estimate.seconds or None)
-    return [_option(named, problem, False), *[_option(e, problem, True) for e in shared]]
+    return [_option(choose(request, problem), problem, False), *[_option(e, problem, True) for e in shared]]
 
 
 def _option(candidate: Candidate, problem: Problem, other: bool) -> Option:
     nbytes = map(_stored, costs(candidate, problem), candidate.expected)
     copies = dict(zip(storage_keys(candidate.plan, problem.kept), nbytes, strict=True))
-    return Option(candidate, copies, other, inf if candidate.total is None else candidate.total)
+    return Option(candidate, copies, other, candidate.total)
 
 
 def _stored(cost: Cost, sizes: Statistics) -> int:

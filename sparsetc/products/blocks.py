@@ -112,7 +112,7 @@ class BlockPath(JoinPath):
         self.room = max(1, buffer // (r * c * p.width))
         self.launch_of_halves = self._launch_of(p.backend, True) if in_halves(p, self.bitmaps) else None
         first = self.launch_of_halves or self.launch
-        self.inner, (self.program,) = (first,), first.programs
+        self.generated, (self.program,) = (first,), first.programs
         stored = zip(blocking.elements, self.program.view.pairs, strict=True)
         whole = sum(elements for elements, tiles in stored if not tiles.bitmap)
         p.require(whole * p.width, f"the blocks of {p.equation}")
@@ -361,9 +361,9 @@ def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: Backend, halves: bo
         rows: most blocks of the result that are made at a time.
     """
     blocking, (r, c, k) = p.blocking, p.blocking.extents
-    whole, floats = backend.whole, p.dtype.is_floating_point or p.dtype.is_complex
+    at_once, floats = backend.at_once, p.dtype.is_floating_point or p.dtype.is_complex
     # Over one inner position there is nothing to add up: a dot would multiply its padding fifteen times of sixteen.
-    dot = floats and (whole or k > 1)
+    dot = floats and (at_once or k > 1)
     how = DOTS[p.precision] if p.dtype == torch.float32 else "ieee"
     stages = Schedule.stages
     if halves:
@@ -377,8 +377,8 @@ def block_program(p: JoinProblem, bitmaps: Bitmaps, backend: Backend, halves: bo
         p.equation,
         (blocking.rows, blocking.columns, blocking.inner),
         schedule,
-        Target(rows=rows, index64=max(blocking.elements) > NARROW, whole=whole),
-        bitmaps=bitmaps if dot and not whole else WHOLE,
+        Target(rows=rows, index64=max(blocking.elements) > NARROW, at_once=at_once),
+        bitmaps=bitmaps if dot and not at_once else WHOLE,
     )
 
 
@@ -410,7 +410,7 @@ def bitmaps_of(p: JoinProblem, work: BlockWork) -> Bitmaps:
     """
     x, y = p.given(p.option("storage"))
     bitmaps = (x == "bitmap", y == "bitmap")
-    if x == y == "auto" and not p.backend.whole and p.dtype.is_floating_point:
+    if x == y == "auto" and not p.backend.at_once and p.dtype.is_floating_point:
         larger = work.elements[0] >= work.elements[1]
         bitmaps = next((b for b in (WHOLE, (larger, not larger)) if _fits(p, work, b)), (True, True))
     return bitmaps[0] and p.blocking.x.volume >= WORD, bitmaps[1] and p.blocking.y.volume >= WORD

@@ -96,7 +96,7 @@ class DensePath(JoinPath):
         source = SOURCE.format(equation=p.equation, roles=roles)
         module, path = cache.load(source, p.settings.cache_dir, cache.source_name(p.equation, "dense"))
         self.module: Any = module
-        self.inner = (SimpleNamespace(programs=(), source=source, path=path),)
+        self.generated = (SimpleNamespace(programs=(), source=source, path=path),)
         self.at: Tensor | None = None
         n = (m.x_key.numel(), m.y_key.numel())
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,7 @@ from torch import Tensor
 from sparsetc.codegen.split_float16 import SplitOperands
 from sparsetc.ir.plan import Plan
 from sparsetc.join.blocking import Blocking, BlockWork
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.pricing import Candidate
+from sparsetc.planner.candidate import Best, Candidate
 from sparsetc.products.blocks import BlockPath
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.products.scalar import TaskSums
@@ -67,6 +67,7 @@ class HybridPath(JoinPath):
     """Blocks of x with as many nonzeros as a threshold, or more, by pairs of blocks; its other nonzeros by tasks.
 
     Attributes:
+        sides: the paths of blocks, and of tasks.
         entries: entries of x that each side takes.
         slots: entries of the result that each side's results belong to.
     """
@@ -74,6 +75,7 @@ class HybridPath(JoinPath):
     name = "bcb+scalar"
     launches = TaskSums.launches + BlockPath.launches + MERGE_LAUNCHES
     first = BlockPath.first
+    sides: tuple[BlockPath | TaskSums, ...]
 
     @classmethod
     def split(cls, p: JoinProblem) -> BlockWork:
@@ -135,19 +137,28 @@ class HybridPath(JoinPath):
         x, self.join = p.blocking.x, p.join
         filled = (x.counts >= plan.option("threshold", 1)).index_select(0, x.block)
         (of_blocks, in_blocks), (of_tasks, others) = p.join.only(filled), p.join.only(~filled)
-        self.inner = BlockPath(replace(p, join=of_blocks), plan), TaskSums(replace(p, join=of_tasks))
+        self.sides = BlockPath(replace(p, join=of_blocks), plan), TaskSums(replace(p, join=of_tasks))
         self.entries = in_blocks, others
         self.slots: list[Tensor] = []
         self.nnz = 0
 
     @property
+    def generated(self) -> list[Any]:  # type: ignore[override]
+        """The generated programs of both sides."""
+        return [programs for path in self.sides for programs in path.generated]
+
+    def ptx(self, target: str) -> str:
+        """Return the assembly of both sides' kernels."""
+        return "\n".join(path.ptx(target) for path in self.sides)
+
+    @property
     def sizes(self) -> Sizes:
         """Sizes of each operand that both sides read."""
-        return tuple(size for path in self.inner for size in path.sizes)
+        return tuple(size for path in self.sides for size in path.sizes)
 
     def places(self) -> Tensor:
         """Return (nnz,) the union of both sides' places, int64."""
-        sides = zip(self.inner, self.entries, strict=True)
+        sides = zip(self.sides, self.entries, strict=True)
         by_side = [path.problem.join.places_in(self.join, entries, path.places()) for path, entries in sides]
         places = torch.unique(torch.cat(by_side))
         self.slots = [torch.searchsorted(places, of_side) for of_side in by_side]
@@ -156,11 +167,11 @@ class HybridPath(JoinPath):
 
     def halves(self, x: Tensor, y: Tensor) -> SplitOperands | None:
         """Return the halves of values that are multiplied in blocks."""
-        return self.inner[0].halves(x.index_select(0, self.entries[0]), y)
+        return self.sides[0].halves(x.index_select(0, self.entries[0]), y)
 
     def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
         """Multiply blocks, then nonzeros; an entry gets one value of each at most."""
-        out, (blocks, tasks) = x.new_zeros(self.nnz), self.inner
+        out, (blocks, tasks) = x.new_zeros(self.nnz), self.sides
         x_blocks, x_tasks = (x.index_select(0, entries) for entries in self.entries)
         out.index_add_(0, self.slots[0], blocks.run(x_blocks, y, halves))
         return out.index_add_(0, self.slots[1], tasks.run(x_tasks, y))
@@ -168,4 +179,4 @@ class HybridPath(JoinPath):
     @property
     def nbytes(self) -> int:
         """Bytes of both lists of tasks, and of where their values go."""
-        return sum(path.nbytes for path in self.inner) + sum(a.numel() * 8 for a in (*self.entries, *self.slots))
+        return sum(path.nbytes for path in self.sides) + sum(a.numel() * 8 for a in (*self.entries, *self.slots))

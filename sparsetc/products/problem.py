@@ -25,9 +25,7 @@ from sparsetc.join.blocking import Blocking
 from sparsetc.join.join import Join
 from sparsetc.join.order import TASK_BYTES
 from sparsetc.options import Options
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.pricing import Candidate
-from sparsetc.runtime.executable import Inspectable
+from sparsetc.planner.candidate import Best, Candidate
 from sparsetc.support import Names, cached_property
 from sparsetc.support.checks import check_memory
 from sparsetc.tensor.dtypes import accumulator
@@ -221,7 +219,7 @@ Terms = dict[str, float]
 """Seconds of a call, by what takes them."""
 
 
-class JoinPath(Inspectable):
+class JoinPath:
     """One way to contract two sparse operands, to the values of a result whose pattern it finds.
 
     Attributes:
@@ -229,12 +227,14 @@ class JoinPath(Inspectable):
         launches: calls of torch that it takes, each of the profile's `call` seconds.
         first: those that it takes before the first call.
         alone: as of `Method`.
+        generated: the generated programs that it runs.
     """
 
     name: ClassVar[str]
     launches: ClassVar[int]
     first: ClassVar[int] = 0
     alone: ClassVar[bool] = True
+    generated: Sequence[Any]
 
     def __init__(self, p: JoinProblem, plan: Plan) -> None:
         raise NotImplementedError
@@ -249,6 +249,10 @@ class JoinPath(Inspectable):
 
     def run(self, x: Tensor, y: Tensor, halves: SplitOperands | None = None) -> Tensor:
         """Return the result's values by place, (nnz,), from those of both operands' entries, or from their halves."""
+        raise NotImplementedError
+
+    def ptx(self, target: str) -> str:
+        """Return the assembly of its kernels for a named target; needs no GPU."""
         raise NotImplementedError
 
     @property

@@ -34,8 +34,7 @@ from sparsetc.ir.program.tile import TileProgram
 from sparsetc.join import loops
 from sparsetc.join.order import TASK_BYTES
 from sparsetc.packing.base import Packed, pack
-from sparsetc.planner.bounds import Best
-from sparsetc.planner.pricing import Candidate
+from sparsetc.planner.candidate import Best, Candidate
 from sparsetc.products.problem import JoinPath, JoinProblem, Sizes, Terms
 from sparsetc.products.tasks import KEPT_BYTES, NonzeroPairList, Tasks, keeps
 from sparsetc.runtime.executable import Arrays, Executable, SecondPass
@@ -113,7 +112,7 @@ class TaskSum:
     def __call__(self, left: Tensor, right: Tensor) -> Tensor:
         """The sums, (matched x,), (matched y,) or (nnz,), from values of the two others in that order, of `dtype`."""
         factors = [left.contiguous(), right.contiguous()]
-        real = not left.is_complex() and self.problem.backend.whole
+        real = not left.is_complex() and self.problem.backend.at_once
         if self.letter == "z" and self.tasks.fits and real and (sums := self._natively(*factors)) is not None:
             return sums
         out = left.new_zeros(self.rows)
@@ -160,7 +159,7 @@ class TaskSum:
         else:
             schedule, packed = (RUNS, one.runs()) if self.letter == "p" else (CHUNKS, one.chunks())
             target = Target(
-                rows=self.bound.by_index[self.letter], index64=packed.index64, whole=self.problem.backend.whole
+                rows=self.bound.by_index[self.letter], index64=packed.index64, at_once=self.problem.backend.at_once
             )
         program = lower(self.bound, packed.view, schedule, target, format=packed.format)
         return program, Arrays((PartArrays.of(program, packed, slot),), second)
@@ -238,7 +237,7 @@ class TaskSums(JoinPath):
         return self._made[letter]
 
     @property
-    def inner(self) -> tuple[Programs]:  # type: ignore[override]
+    def generated(self) -> tuple[Programs]:  # type: ignore[override]
         """The program of the result's sums."""
         return (self.of("z").programs,)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ from torch import Tensor
 
 from sparsetc.codegen.parts import Call, PartArrays, Values, each
 from sparsetc.codegen.programs import Programs
-from sparsetc.ir.program import TileProgram
-from sparsetc.support import Ints, cached_property
+from sparsetc.support import Ints
 from sparsetc.support.checks import room
 from sparsetc.tensor.coords import picked
 from sparsetc.tensor.dtypes import dtype_name, segments
@@ -89,36 +87,6 @@ class Arrays:
     parts: tuple[PartArrays, ...]
     second: SecondPass | None = None
     zeroed: Tensor | None = None
-
-
-class Inspectable:
-    """Plan, programs, source, file and assembly of an object, collected from the executables in `inner`."""
-
-    inner: Sequence[Any]
-
-    @cached_property
-    def backend(self) -> str:
-        """The backend that programs are generated for: ``triton``, ``torch`` or ``numba``."""
-        return self.inner[0].backend  # type: ignore[no-any-return]
-
-    @property
-    def programs(self) -> tuple[TileProgram, ...]:
-        """The tile programs of all parts; torch's own products have none."""
-        return tuple(program for one in self.inner for program in one.programs)
-
-    @property
-    def source(self) -> str:
-        """The generated source of all programs, one after the other."""
-        return "\n\n".join(one.source for one in self.inner)
-
-    @property
-    def path(self) -> Path:
-        """The file of the first generated program."""
-        return self.inner[0].path  # type: ignore[no-any-return]
-
-    def ptx(self, target: str) -> str:
-        """The assembly of all kernels for a named target; needs no GPU."""
-        return "\n".join(one.ptx(target) for one in self.inner)
 
 
 class Executable:

@@ -116,7 +116,7 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
         kept = None
         if rows is not None:
             compiler = Compiler(bound, tensor.dtype, settings, "sparse", target)
-            modes, problem = bound.einsum.inputs[0], compiler.template.problem
+            modes, problem = bound.einsum.inputs[0], compiler.problem
             kept = [modes.index(problem.letters[m]) for m in problem.kept]  # of a repeated letter the first
         else:
             compiler.copies = budget.copies(form.rows, nbytes)
@@ -217,7 +217,7 @@ def _bound(equation: str, x: Operand, dense: Sequence[Any]) -> Bound:
 
 def _check_order(settings: Options, compiler: Compiler) -> None:
     """Raise `PlanError` where sums would have to come in an order that they do not."""
-    if settings.deterministic and compiler.template.problem.ordered:
+    if settings.deterministic and compiler.problem.ordered:
         raise PlanError(
             f'"{compiler.bound.einsum.text}": chunks add to the result by atomics, in no order, which is not '
             "deterministic; stream on the CPU (device=), or without deterministic=True"

@@ -162,7 +162,7 @@ class Budget:
         output = template.output
         operand_bytes = [prod(shape) * dtype.itemsize for shape in compiler.bound.dense_shapes]
         elements, wide = sum(map(prod, template.bound.dense_shapes)), accumulator(dtype).itemsize
-        copied = [order for _, order, strided in template.orders if not strided]
+        copied = [order for _, order, strided in compiler.problem.readings if not strided]
         moved = any(copied) or any(change for change, _ in compiler.pull.beside)
         widened = compiler.backend.widens and wide != dtype.itemsize
         dense = sum(operand_bytes)

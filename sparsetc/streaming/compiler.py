@@ -19,7 +19,7 @@ from sparsetc.backends import Backend
 from sparsetc.codegen.parts import PartArrays
 from sparsetc.codegen.programs import Programs, stored_dtype
 from sparsetc.contraction.compile import contraction
-from sparsetc.contraction.prepare import BoundPart, Preparation, in_force_on
+from sparsetc.contraction.prepare import BoundPart, bound_parts, in_force_on, verify_axes
 from sparsetc.contraction.request import Request, stand_ins
 from sparsetc.contraction.rewrites import Pull, rewrites_of
 from sparsetc.errors import FormatError, PlanError
@@ -64,7 +64,7 @@ class Compiler:
     Attributes:
         form, copies: the form of chunks' results, and the most copies that programs may add to.
         plan: the plan by which chunks are packed, once it is chosen.
-        template: the einsum of a tensor without nonzeros: what is known before any is seen.
+        template: the einsum of a tensor without nonzeros: what is known before any is seen; `problem` is that of it.
         pull: the map from the dense operands of a call to those of the lowered einsum.
     """
 
@@ -85,23 +85,22 @@ class Compiler:
         self.form, self.copies = form, 1
         self.plan: Plan | None = None
         no_coords = torch.empty((len(bound.shape(0)), 0), dtype=torch.long, device="cpu")
-        self.template, self.pull = self._prepared(no_coords, torch.empty(0, dtype=dtype, device="cpu"))
+        self.template, self.pull = self._rewritten(no_coords, torch.empty(0, dtype=dtype, device="cpu"))
+        self.problem = self.template.problem
 
     @property
     def backend(self) -> Backend:
         """The backend of programs."""
-        return self.template.problem.backend
+        return self.problem.backend
 
-    def _prepared(self, coords: Tensor, values: Tensor) -> tuple[Preparation, Pull]:
-        """Return the prepared einsum of some nonzeros as a tensor, and the map to its operands."""
+    def _rewritten(self, coords: Tensor, values: Tensor) -> tuple[Request, Pull]:
+        """Return the einsum of some nonzeros as a tensor, as rewrites leave it, and the map to its operands."""
         x = SparseTensor._of(coords, values, tuple(self.bound.shape(0)), True)
         like = torch.empty((), dtype=self.dtype, device=x.device)
         dense = [like.expand(shape) for shape in self.bound.dense_shapes]
         request = Request(self.bound, [x, *dense], self.settings, self.form, chunk=True)
         rewrites, inner = rewrites_of(request)
-        prepared = Preparation(inner)
-        prepared.problem = replace(prepared.problem, adding=True)
-        return prepared, Pull.of(self.bound.einsum, rewrites)
+        return inner, Pull.of(self.bound.einsum, rewrites)
 
     def choose(self, samples: Iterable[Nonzeros]) -> None:
         """Choose the plan of all chunks by the first nonzeros for which it applies.
@@ -114,11 +113,11 @@ class Compiler:
         refused = None
         with in_force_on(self.settings, self.target):
             for coords, values in samples:
-                prepared, _ = self._prepared(coords, values)
-                if not prepared.operand.nnz:
+                inner, _ = self._rewritten(coords, values)
+                if not inner.problem.nnz:
                     continue
                 try:
-                    self.plan = self._fitted(choose(self.settings.plan, prepared.problem).plan)
+                    self.plan = self._fitted(choose(self.settings.plan, inner.problem).plan)
                     if self.settings.timed:
                         self._tune(coords, values)
                     return
@@ -154,17 +153,17 @@ class Compiler:
             PlanError, FormatError: the plan does not apply.
         """
         with in_force_on(self.settings, self.target):
-            prepared, pull = self._prepared(coords, values)
-            if not prepared.operand.nnz:
+            inner, pull = self._rewritten(coords, values)
+            if not inner.problem.nnz:
                 return None
-            plan, filled, bound = self._bound(prepared)
+            plan, filled, bound = self._bound(inner)
             taking_part = pull.value(values)
             wide = taking_part.to(accumulator(self.dtype)) if self.backend.widens else taking_part
             parts = [
                 (part.arrays, part.packed.pack_values(wide).to(stored_dtype(part.program, self.dtype, self.backend)))
                 for part in bound
             ]
-        output, packed = prepared.output, [part.packed for part in bound]
+        output, packed = inner.output, [part.packed for part in bound]
         numbered = output.sparse and output.slot is None
         variant = Variant(
             tuple(replace(plan.parts[n], nnz=0, nbytes=0, label="") for n in filled),
@@ -176,7 +175,7 @@ class Compiler:
         )
         return variant, parts, None if output.pattern is None else output.pattern.coords
 
-    def _bound(self, prepared: Preparation) -> tuple[Plan, tuple[int, ...], list[BoundPart]]:
+    def _bound(self, inner: Request) -> tuple[Plan, tuple[int, ...], list[BoundPart]]:
         """Return the plan of a chunk, the numbers of its parts that hold nonzeros, and these parts packed and lowered.
 
         Where the partition divides otherwise here than where the plan was chosen, any plan will do, since a chunk is a
@@ -185,8 +184,9 @@ class Compiler:
         request = requested(self.settings.plan)
         for wanted in filter(None, (self.plan, request if request.is_request else Plan(request.name), AUTO)):
             try:
-                plan = wanted if wanted is self.plan else self._fitted(choose(wanted, prepared.problem).plan)
-                return plan, *prepared.bound_parts(plan)
+                plan = wanted if wanted is self.plan else self._fitted(choose(wanted, inner.problem).plan)
+                verify_axes(plan, inner.bound.einsum, inner.written or inner.bound.einsum)
+                return plan, *bound_parts(plan, inner.problem, inner.output)
             except (PlanError, FormatError):
                 if wanted is AUTO:
                     raise
@@ -212,8 +212,8 @@ class Compiler:
         template, lowered = self.template, []
         with in_force_on(self.settings, self.target):
             for number, (part, own, wide) in enumerate(zip(variant.parts, variant.ordered, variant.wide, strict=True)):
-                view = get_format(part.format).view(template.problem.shape, part.storage)
-                target = Target(template.output.sparse, own, False, 1, wide, self.backend.whole)
+                view = get_format(part.format).view(self.problem.shape, part.storage)
+                target = Target(template.output.sparse, own, False, 1, wide, self.backend.at_once)
                 lowered.append(lower(template.bound, view, part.schedule, target, number=number, format=part.format))
         return tuple(lowered)
 

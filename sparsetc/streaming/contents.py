@@ -197,7 +197,7 @@ def read(file: ChunkFile, compiler: Compiler) -> StreamCut:
 def _lowered(variant: Variant, compiler: Compiler) -> Variant:
     """Return a variant with its programs; `PlanError` or `ValueError` where the parts do not fit the einsum."""
     verify(Plan("stream", variant.parts, variant.fused))
-    if any(fault := p.storage.level_fault(compiler.template.problem.order) for p in variant.parts):
+    if any(fault := p.storage.level_fault(compiler.problem.order) for p in variant.parts):
         raise ValueError(fault)
     return replace(variant, programs=compiler.lowered(variant))
 
@@ -219,7 +219,7 @@ def _check(made: StreamCut, compiler: Compiler, number: int, buffer: torch.Tenso
     variant, (arrays, values) = made.variants[chunk.variant], chunk.views(buffer)
     for part, program, located, stored in zip(variant.parts, variant.programs, arrays, values, strict=True):
         view, named = program.view, located.named(program) | {"values": stored}
-        shape = compiler.template.problem.shape
+        shape = compiler.problem.shape
         packed = Packed(part.format, part.storage, shape, chunk.nnz, view, named, None, located.stored, located.items)
         check_arrays(packed)
         check_coordinates(packed)

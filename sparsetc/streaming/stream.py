@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.guard import finite
+from sparsetc.contraction.prepare import tables_of
 from sparsetc.contraction.request import Result, arranged, dense_of_call, is_sparse
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
 from sparsetc.ir.plan import Plan
@@ -90,7 +91,7 @@ class Stream:
         output = template.output
         rows = made.coords.shape[1] if recipe.numbered else output.rows
         self._dtype = summed_dtype(compiler.dtype) if bound.einsum.plain_sum else compiler.dtype
-        self._sparse = is_sparse(recipe.output, template.bound.einsum, [template.problem.letters])
+        self._sparse = is_sparse(recipe.output, template.bound.einsum, [compiler.problem.letters])
         self._pattern: Pattern | None = None  # of a sparse result, and the elements of rows in its order
         self._elements: Tensor | None = None
         if recipe.numbered:
@@ -204,7 +205,7 @@ class Stream:
         whole = [d.expand(s) for d, s in zip(operands, compiler.bound.dense_shapes, strict=True)]
         with without_autocast(device):
             _, pulled = compiler.pull([None], whole, packed=True)
-            tables = [t.detach() for t in compiler.template.tables(pulled)]
+            tables = [t.detach() for t in tables_of(pulled, compiler.problem)]
             if compiler.backend.widens:
                 tables = [t.to(accumulator(compiler.dtype)) for t in tables]
         return tables, whole

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 
-from sparsetc.errors import FormatError, OutOfMemoryError, PlanError, SparsetcError
+from sparsetc.errors import DtypeError, FormatError, OutOfMemoryError, PlanError, ShapeError, SparsetcError
 from sparsetc.support import later
 
 LONGEST_NAME = 80
@@ -152,7 +152,8 @@ def refused(unknown: Sequence[str], options: Sequence[str]) -> str:
     who = f"{functions[0].__name__} takes no" if functions else "there is no option"
     guess = f" (did you mean {', '.join(near)}?)" if near else ""
     arguments = f"; arguments are {', '.join(parameters)}" if parameters else ""
-    return f"{who} {', '.join(unknown)}{guess}{arguments}; options are {', '.join(options)}"
+    elsewhere = "; einsum and spmm take reduce=, which has no plan" if "reduce" in unknown else ""
+    return f"{who} {', '.join(unknown)}{guess}{elsewhere}{arguments}; options are {', '.join(options)}"
 
 
 def _likeness(known: str, name: str) -> float:
@@ -223,6 +224,11 @@ def quoted(value: object) -> str:
         return type(value).__name__
 
 
+def found_shape(value: Any) -> str:
+    """Return the shape of an operand, as a message says it; the type of what has none."""
+    return str(tuple(value.shape)) if hasattr(value, "shape") else type(value).__name__
+
+
 def misfit(record: Any, sequences: tuple[type, ...] = (tuple,)) -> str:
     """Return an error text about the first field with a value of the wrong type; empty if there is none.
 
@@ -286,6 +292,21 @@ def as_bytes(limit: Any, what: str = "memory_limit") -> int:
         if not isinstance(limit, bool | str) and limit >= 0 and int(limit) == limit:
             return int(limit)
     raise PlanError(f'{what} must be a number of bytes, 0 or more, or text like "512MiB" or "8GB"; found {limit!r:.80}')
+
+
+def checked_number(value: Any, what: str) -> float:
+    """Return a real number as a float. Raise `DtypeError`, which says `what` it is, for anything else."""
+    if not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
+        raise DtypeError(f"{what} must be a number, found {value!r:.80}")
+    return float(value)
+
+
+def checked_share(value: Any, what: str) -> float:
+    """Return a number from 0 to 1 as a float. Raise an error, which says `what` it is, for anything else."""
+    share = checked_number(value, what)
+    if not 0 <= share <= 1:
+        raise ShapeError(f"{what} is a share, from 0 to 1, found {value!r:.80}")
+    return share
 
 
 SOON = 0.005

@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from sparsetc.errors import DtypeError, ShapeError
 from sparsetc.support import later
+from sparsetc.support.checks import found_shape
 from sparsetc.tensor.attributes import Attributes, Sparse
 from sparsetc.tensor.blocks import inside_only
 from sparsetc.tensor.dtypes import check_dtype, exactly
@@ -83,8 +84,7 @@ class Arithmetic(Attributes):
         masks = x._pattern._once("inside", lambda: blocks.masks(x._pattern.coords)) if blocks and blocks.ragged else ()
         result = function(inside_only(values, masks, 1))  # past the end nothing is infinite, nor a gradient
         if not isinstance(result, Tensor) or result.shape != values.shape:
-            what = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            raise ShapeError(f"a function of {tuple(values.shape)} values gave {what}")
+            raise ShapeError(f"a function of {tuple(values.shape)} values gave {found_shape(result)}")
         check_dtype(result.dtype)
         return self._make(x._pattern, inside_only(result, masks))
 

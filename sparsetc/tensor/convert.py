@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -52,14 +51,14 @@ def to_dense(x: Attributes, memory_limit: int | str | None = None) -> Tensor:
 def laid_out(x: Attributes, again: bool = False) -> Tensor:
     """Return a dense tensor of the values of a coalesced one, unchecked: (*sizes, *dense sizes).
 
-    Where other values will be laid out `again`, the entries' places are kept with the pattern.
+    Where other values will be laid out `again`, and autocast is off, the entries' places are kept with the pattern.
     """
     values, blocks = x._values, x._pattern.blocks
     sizes = (*x._pattern.shape, *values.shape[1:])
+    if again and blocks is None:
+        entries = values.new_zeros(math.prod(x._pattern.shape), *values.shape[1:])
+        return entries.index_copy_(0, x._pattern.places, values).view(sizes)
     with without_autocast(values.device):
-        if again and blocks is None:
-            entries = values.new_zeros(math.prod(x._pattern.shape), *values.shape[1:])
-            return entries.index_copy_(0, x._pattern.places, values).view(sizes)
         dense = values.new_zeros(sizes) if blocks is None else blocks.zeros(sizes, values)
         dense.index_put_(x.coords.unbind(), values)
     return dense if blocks is None else blocks.laid_out(dense)
@@ -200,8 +199,10 @@ def _from_compressed(cls: type[Sparse], tensor: Tensor) -> Sparse:
     shape = tuple(tensor.shape)
     values = tensor.values()
     batch = outer.ndim - 1
-    if values.is_complex():  # of a view of such a tensor torch makes no view of real numbers
-        values = values.clone() if values.requires_grad else values.detach()
+    if not values.requires_grad:  # of a view of such a tensor Dynamo would look at the base, which has no strides,
+        values = values.detach()
+    elif values.is_complex():  # and torch makes no view of real numbers
+        values = values.clone()
     blocks = None
     if tensor.layout in (torch.sparse_bsr, torch.sparse_bsc):
         sides = tuple(values.shape[batch + 1 : batch + 3])
@@ -322,13 +323,9 @@ def permute(x: Sparse, *modes: int | tuple[int, ...] | list[int]) -> Sparse:
         >>> stc.zeros(2, 3, 4).permute(2, 0, 1).shape
         (4, 2, 3)
     """
-    raw: Any = modes[0] if len(modes) == 1 and isinstance(modes[0], tuple | list) else modes
-    try:
-        wanted = tuple(m + x.order if m < 0 else m for m in map(index, raw))
-    except TypeError:  # no numbers
-        wanted = ()
+    wanted = tuple(crd.mode_of(x.order, mode, "permute") for mode in crd.flat(modes))
     if sorted(wanted) != list(range(x.order)):
-        raise ShapeError(f"permute needs each of the modes 0..{x.order - 1} once, found {tuple(raw)}")
+        raise ShapeError(f"permute needs each of the modes 0..{x.order - 1} once, found {modes}")
     if wanted == tuple(range(x.order)):
         return x
     split, values = x.sparse_order, x._values
@@ -361,7 +358,7 @@ def expand_dense(x: Sparse) -> Sparse:
     nbytes = 8 * x.order * x.values.numel()
     nbytes += 0 if x.values.is_contiguous() else x.values.nbytes
     check_memory(f"the coordinates of {x.values.numel():,} entries of dense modes", nbytes, x.device)
-    return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.reshape(-1))
+    return type(x)._make(x._pattern.expanded(tuple(x._values.shape[1:])), x._values.flatten())
 
 
 def is_scipy(obj: object) -> bool:

@@ -33,16 +33,31 @@ def checked_shape(shape: Iterable[object]) -> Ints:
         sizes = list(shape)
     except TypeError:
         raise ShapeError(f"shape must be a sequence of ints, found {shape!r}") from None
-    checked = []
-    for mode, size in enumerate(sizes):
-        try:
-            value = operator.index(size)  # type: ignore[arg-type]
-        except TypeError:
-            raise ShapeError(f"shape must hold ints, found {size!r} ({type(size).__name__}) at mode {mode}") from None
-        if isinstance(size, bool) or not 0 <= value < INT64_SIZES:
-            raise ShapeError(f"a size must be an int from 0 to 2**63 - 1, found {size!r} at mode {mode}")
-        checked.append(value)
-    return tuple(checked)
+    return tuple([checked_size(size, f"the size of mode {mode}") for mode, size in enumerate(sizes)])
+
+
+def checked_size(size: Any, what: str, least: int = 0, error: type[Exception] = ShapeError) -> int:
+    """Return a size as a Python int. Raise an error, which says `what` it is, unless int64 can index by it."""
+    number = integer(size, what, error)
+    if not least <= number < INT64_SIZES:
+        fit = f"from {least} on" if number < INT64_SIZES else "below 2**63"
+        raise error(f"{what} must be an integer {fit}, found {number}")
+    return number
+
+
+def integer(value: Any, what: str, error: type[Exception] = ShapeError) -> int:
+    """Return an integer of any type. Raise an error, which says `what` it is, for others, and for bools, as torch."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise error(f"{what} must be an integer, found {value!r:.80} ({type(value).__name__})") from None
+
+
+def flat(given: Sequence[Any]) -> list[Any]:
+    """Return arguments as a list, or what the only one of them holds."""
+    return list(given[0] if len(given) == 1 and hasattr(given[0], "__iter__") else given)
 
 
 def mode_of(order: int, mode: Any, what: str = "") -> int:
@@ -76,11 +91,8 @@ def in_runs(lengths: Tensor, count: int | None = None, first: Tensor | None = No
 
 
 def offset_of(offset: Any) -> int:
-    """Return the offset of a diagonal, clamped to int64. Raise `ShapeError` if it is no integer."""
-    try:
-        return max(-INT64_SIZES, min(operator.index(offset), INT64_SIZES - 1))
-    except TypeError:
-        raise ShapeError(f"the offset of a diagonal is an integer, found {offset!r:.80}") from None
+    """Return the offset of a diagonal, clamped to int64."""
+    return max(-INT64_SIZES, min(integer(offset, "the offset of a diagonal"), INT64_SIZES - 1))
 
 
 def check_range(coords: Tensor, shape: Sequence[int], what: str = "nonzero") -> None:

@@ -21,7 +21,6 @@ from sparsetc.tensor.dtypes import check_dtype, multiplied
 from sparsetc.tensor.duplicates import coalescing_bytes
 from sparsetc.tensor.elementwise import holding, where_holds
 from sparsetc.tensor.sparse_tensor import SparseTensor
-from sparsetc.tensor.structure import flat
 
 PERMUTED = 1 << 22
 """Positions up to which random ones are the first of a permutation of all."""
@@ -155,7 +154,7 @@ def zeros(*shape: Any, dtype: torch.dtype | None = None, device: Any = None) -> 
         >>> stc.zeros(2, 3).nnz
         0
     """
-    sizes = crd.checked_shape(flat(shape))
+    sizes = crd.checked_shape(crd.flat(shape))
     coords = torch.zeros((len(sizes), 0), dtype=torch.int64, device=device)
     return SparseTensor(coords, torch.zeros(0, dtype=dtype, device=device), sizes)
 

@@ -59,7 +59,8 @@ def elementwise(x: Any, other: Any, apply: Callable[[Any, Any], Any], name: str)
     other = as_dense(other, "the other operand")
     number = as_number(other)
     plain = isinstance(number, Number)
-    if is_strided(number) or (plain and apply(0, number)):
+    absent = torch.zeros((), dtype=x.dtype, device="cpu")
+    if is_strided(number) or (plain and attempted(apply, holding(absent, number), number)):
         found = "a dense tensor" if is_strided(number) else repr(number)
         raise DtypeError(f"{name} of {found} would change absent entries, which are 0: take .values, or .to_dense()")
     if plain:  # a tensor without modes keeps its dtype and its gradient
@@ -177,11 +178,13 @@ def signed_sum(x: Any, other: Any, sign: int) -> Any:
     """``x + sign * other``."""
     other = as_dense(other, "the other operand")
     plain = isinstance(other, Number)
-    if plain and other == 0:
+    if plain and other == 0 and (sign > 0 or x.dtype != torch.bool):
         return x.to(torch.result_type(x._values, other))  # as `sum` of masks, which counts
     if plain or is_strided(other):
         raise DtypeError("a sum with a number or a dense tensor is dense: .to_dense() + …, or map() for entries alone")
     x, y = _alike(x, other, "+" if sign > 0 else "-")
+    if sign < 0 and torch.bool in (x.dtype, y.dtype):
+        raise DtypeError("sparse - takes no bools, as torch: ^ is true where one of two is, .to(dtype) makes numbers")
     dtype = torch.result_type(x._values, y._values)
     pattern, left, right = union(x._pattern, y._pattern)
 

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsetc.errors import DtypeError, ShapeError
+from sparsetc.errors import DtypeError, EquationError, ShapeError
 from sparsetc.support import Ints, later
 from sparsetc.tensor.arithmetic import einsum, matmul
 from sparsetc.tensor.attributes import IN_PLACE, is_sparse
+from sparsetc.tensor.coords import flat, mode_of
+from sparsetc.tensor.dtypes import INTEGERS
 from sparsetc.tensor.elementwise import attempted, elementwise, is_strided
 from sparsetc.tensor.inputs import as_dense
 
@@ -84,19 +86,19 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
     swapped = MIRRORED.get(name, f"r{name}")
 
     def called(x: Any, y: Any, alpha: Any = 1) -> Any:
-        y = y if type(alpha) is int and alpha == 1 else _times(alpha, y, x)
+        y = y if type(alpha) is int and alpha == 1 else _times(getattr(torch, name), alpha, y, x)
         return getattr(x, f"__{name}__")(y) if is_sparse(x) else getattr(y, f"__{swapped}__")(x)
 
     return called
 
 
-def _times(alpha: Any, y: Any, x: Any) -> Any:
-    """Return ``alpha * y`` in the dtype that torch adds it to x in. Raise `DtypeError` for an alpha that it refuses."""
+def _times(function: Callable[..., Tensor], alpha: Any, y: Any, x: Any) -> Any:
+    """Return ``alpha * y`` in the dtype that torch adds it to x in. Raise `DtypeError` for what it refuses."""
     held: Any = as_dense(y, "the other operand")
     if not isinstance(held, Number | Tensor) and (held := (x if is_sparse(x) else y).coerce(held)) is None:
         return y  # which the operator refuses
     like = (torch.as_tensor(one) if isinstance(one, Number) else torch.zeros(1, dtype=one.dtype) for one in (x, held))
-    dtype = attempted(torch.add, *like, alpha=alpha).dtype
+    dtype = attempted(function, *like, alpha=alpha).dtype
     held = held if isinstance(held, Number) else held.to(dtype)
     return held * (bool(alpha) if dtype == torch.bool else alpha)
 
@@ -193,7 +195,16 @@ def _addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> 
     product = matmul(x, y)
     if is_sparse(product) and not is_sparse(input):
         product = product.to_dense()
-    return alpha * product if beta == 0 else beta * input + alpha * product
+    return _scaled_sum(input, product, beta, alpha)
+
+
+def _scaled_sum(input: Any, product: Any, *factors: float) -> Any:
+    """Return ``beta * input + alpha * product``; of integers, with factors cut to integers, as torch has it."""
+    dtype = torch.promote_types(input.dtype, product.dtype)
+    if not dtype.is_complex and complex in map(type, factors):
+        raise DtypeError(f"a product of {dtype} is not added with complex factors, found {factors}")
+    beta, alpha = map(int, factors) if dtype in INTEGERS else factors
+    return product * alpha if beta == 0 else input * beta + product * alpha
 
 
 def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -202,20 +213,49 @@ def _sampled_addmm(input: Any, x: Any, y: Any, *, beta: float = 1, alpha: float 
         shapes = ", ".join(str(tuple(operand.shape)) for operand in (input, x, y))
         raise ShapeError(f"sampled_addmm takes three matrices, or three batches of them, found {shapes}")
     sampled = einsum("...ij,...ik,...kj->...ij", input.map(torch.ones_like), x, y, output="sparse")
-    return sampled * alpha if beta == 0 else input * beta + sampled * alpha
+    return _scaled_sum(input, sampled, beta, alpha)
+
+
+def paired_modes(modes: Any, left: Ints, right: Ints, name: str) -> tuple[list[int], list[int]]:
+    """Return the modes of x and of y, of these shapes, that `torch.tensordot` sums in pairs, counted from the first."""
+    if isinstance(modes, int):
+        if not 0 <= modes <= min(len(left), len(right)):
+            raise ShapeError(
+                f"{name}: {modes} modes cannot be summed; x has order {len(left)}, y has {len(right)} dimensions"
+            )
+        modes = range(len(left) - modes, len(left)), range(modes)
+    sides = [flat((side,)) for side in modes] if isinstance(modes, list | tuple) else []
+    if len(sides) != 2 or len(sides[0]) != len(sides[1]):
+        raise EquationError(f"{name}: modes must be a number, or as many modes of x as of y, found {modes!r:.80}")
+    of_x, of_y = (
+        [mode_of(len(shape), mode, f"{name}: {operand}") for mode in side]
+        for side, shape, operand in zip(sides, (left, right), "xy", strict=True)
+    )
+    for operand, side in ("x", of_x), ("y", of_y):
+        if len({*side}) < len(side):
+            raise EquationError(f"{name}: a mode of {operand} is named twice in {side}")
+    for m, n in zip(of_x, of_y, strict=True):
+        if left[m] != right[n]:
+            raise ShapeError(
+                f"{name}: mode {m} of x has size {left[m]}, mode {n} of y has size {right[n]}: "
+                "modes that are summed together have one size"
+            )
+    return of_x, of_y
 
 
 def _tensordot(x: Any, y: Any, dims: Any = 2) -> Any:
     """Sum over pairs of modes: the last n with the first n, or the modes given."""
     a, b = len(x.shape), len(y.shape)
-    left, right = (range(a - dims, a), range(dims)) if isinstance(dims, int) else dims
     first, second = ascii_letters[:a], list(ascii_letters[a : a + b])
-    for m, n in zip(left, right, strict=True):
-        if x.shape[m] != y.shape[n]:
-            raise ShapeError(f"tensordot: mode {m} of {tuple(x.shape)} and mode {n} of {tuple(y.shape)} differ in size")
+    for m, n in zip(*paired_modes(dims, x.shape, y.shape, "tensordot"), strict=True):
         second[n] = first[m]
     kept = [c for c in (*first, *second) if (c in first) != (c in second)]
     return einsum(f"{first},{''.join(second)}->{''.join(kept)}", x, y)
+
+
+def _rows(tensors: Any) -> list[Any]:
+    """Return vectors as matrices of one row, and other tensors as they are."""
+    return [x.unsqueeze(0) if len(x.shape) == 1 else x for x in tensors]
 
 
 METHODS = """
@@ -255,7 +295,7 @@ OPERATORS = {
     "ne": "ne not_equal",
 }
 """Names of Python's operators, and what torch and numpy call them."""
-_cat = later("tensor.creation", "cat")
+_cat, _block_diag = later("tensor.creation", "cat"), later("tensor.creation", "block_diag")
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{torchs: _operator(name) for name, each in OPERATORS.items() for torchs in (f"__{name}__", *each.split())},
     **{f"__r{name}__": _reflected(_operator(name)) for name in OPERATORS},
@@ -270,8 +310,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "linalg_norm": _linalg_norm,
     "dropout": _dropout,
     **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
-    **{name: later("tensor.creation", name) for name in ("stack", "kron", "where", "block_diag")},
-    "vstack": _cat,
+    **{name: later("tensor.creation", name) for name in ("stack", "kron", "where")},
+    "block_diag": lambda *tensors: _block_diag(*_rows(tensors)),
+    "vstack": lambda tensors: _cat(_rows(tensors)),
     "hstack": lambda tensors: _cat(tensors, min(1, len(tensors[0].shape) - 1)),
     **dict.fromkeys(("swapaxes", "swapdims"), _method("transpose")),
     "moveaxis": _method("movedim"),

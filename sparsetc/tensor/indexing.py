@@ -1,14 +1,16 @@
 """Indexing of sparse tensors: ints, slices, ``...``, None, labels, index tensors and masks of modes.
 
 In: a SparseTensor without blocks, and a list of indices. Out: a SparseTensor, a dense tensor or an element,
-differentiable; see `SparseTensor.__getitem__`.
+differentiable; see `SparseTensor.__getitem__`. A mode's index is an int or a range, counted from 0, or a tensor, which
+is not checked before what it takes is looked up, so that a GPU is waited for once.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from functools import reduce
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,68 +31,146 @@ SEARCHED = 16
 """If a matrix has more than this many times the indexed rows, each indexed row is found by binary search; on a GPU only
 if it has fewer entries than rows."""
 WHOLE = slice(None)
+Key: TypeAlias = int | range | Tensor
+"""The index of a mode."""
 Taken = tuple[Pattern, Tensor | None]
 """A pattern taken from another, and (n,) int64 the entries it took, in order; None for all in their order."""
 
 
-def sorted_pattern(rows: Tensor, shape: tuple[int, ...], entries: Tensor | None) -> Taken:
-    """Sort unique coordinates into a coalesced pattern; return it, and the entries in its order."""
-    if not crd.is_coalesced(rows, shape):
-        order = crd.lexsort(rows, shape)
-        rows, entries = rows[:, order], order if entries is None else entries[order]
-    return Pattern(rows.contiguous(), shape, True), entries
+def sorted_pattern(rows: Tensor, shape: tuple[int, ...]) -> Taken:
+    """Sort unique coordinates into a coalesced pattern; return it, and the old number of each entry."""
+    if crd.is_coalesced(rows, shape):
+        return Pattern(rows.contiguous(), shape, True), None
+    order = crd.lexsort(rows, shape)
+    return Pattern(rows[:, order].contiguous(), shape, True), order
 
 
+@entry_point
 def indexed(x: Any, keys: list[Any]) -> Any:
     """Return the elements at a list of indices; see `SparseTensor.__getitem__`."""
     keys = _of_all_modes(keys, x)
-    picked = [n for n, key in enumerate(k for k in keys if k is not None) if isinstance(key, Tensor)]
+    result = _at(x, [key for key in keys if key is not None])
+    for mode, key in enumerate(key for key in keys if not isinstance(key, int)):
+        if key is None:
+            result = result.unsqueeze(mode)
+    return result
+
+
+def _at(x: Any, keys: Sequence[Key]) -> Any:
+    """Return the elements at one index a mode."""
+    picked = [mode for mode, key in enumerate(keys) if isinstance(key, Tensor)]
     if len(picked) > 1:
         return _picked(x, keys, picked)
-    labels, sizes = _labels_at(x._pattern.labels, keys), list(x.shape)
-    coords, values, first, sizes[0] = _index_first(x, keys[0])
-    copied = first is not keys[0]
-    kept: Tensor | None = None  # which of these entries are left, in order; None for all
-    rows, shape = list[Tensor](), list[int]()  # of the modes so far, as the result has them
-    index, at = None, 0
-    in_order = True
-    mode, axis = 0, 1  # the next one, and the next dense one of the values
-    for key in (first, *keys[1:]):
-        if mode >= x.sparse_order:
-            if isinstance(key, slice) and key != WHOLE:  # of which torch takes none with a step below 0
-                key = torch.tensor(range(*key.indices(sizes[mode])), dtype=torch.int64, device=values.device)
-            values = values[tuple([WHOLE] * axis + [key])]
-            axis += not isinstance(key, int)
-        elif key is None:
-            rows.append(torch.zeros_like(crd.picked(coords[0], kept)))
-            shape.append(1)
-        else:
-            row, size = crd.picked(coords[mode], kept), sizes[mode]
-            if isinstance(key, Tensor):
-                index, at = key, len(rows)
-            elif key != WHOLE:
-                inside, row, size = _sliced(row, key, size, not mode and not rows)
-                in_order &= isinstance(key, int) or key.step is None or key.step > 0
-                if inside is not None and not bool(inside.all()):
-                    inside = inside.nonzero()[:, 0]
-                    kept = inside if kept is None else kept.index_select(0, inside)
-                    row, *rows = (r.index_select(0, inside) for r in (row, *rows))
-            if not isinstance(key, int):
-                rows.append(row)
-                shape.append(size)
-        mode += key is not None
-    if index is not None:
-        which = _select(rows, shape, at, index, in_order)
-        kept = which if kept is None else crd.picked(kept, which)
-    if kept is not None or not copied:
-        values = values.clone() if kept is None else values.index_select(0, kept)
-    if not rows:
+    order, labels = x.sparse_order, x._pattern.labels
+    pattern, entries = _found(x._pattern, keys[:order])
+    if isinstance(entries, slice):
+        values = _of_dense_modes(x._values[entries], keys[order:], x).clone()
+    else:
+        values = _of_dense_modes(x._values, keys[order:], x).index_select(0, entries)
+    if pattern is None:
         return values.sum(0, dtype=values.dtype)  # of one, or of none
-    whole = copied and all(isinstance(key, slice) and key == WHOLE for key in keys[1 : x.sparse_order])
-    coords, new = coords if whole else torch.stack(rows), tuple(shape)
-    pattern, order = (Pattern(coords, new, True), None) if in_order else sorted_pattern(coords, new, None)
-    pattern.labels = labels
-    return x._make(pattern, crd.picked(values, order))
+    if labels and pattern is not x._pattern:
+        pattern.labels = _labels_at(labels, keys)
+    return x._make(pattern, values)
+
+
+def _found(pattern: Pattern, keys: Sequence[Key]) -> tuple[Pattern | None, slice | Tensor]:
+    """Return the pattern at one index a sparse mode, None if no mode is left; and the entries that it takes."""
+    coords, sizes = pattern.coords, [*pattern.shape]
+    entries: slice | Tensor = WHOLE
+    first = keys[0]
+    if isinstance(first, range) and first.step != 1 and 0 < len(first) <= pattern.nnz:
+        first = _as_index(first, pattern.device)
+    if isinstance(first, Tensor) and len(first):
+        coords, entries = _runs(pattern, first)
+        sizes[0] = len(first)
+        first = range(len(first))
+    elif _ends(first) != (0, sizes[0]):
+        entries = slice(*torch.searchsorted(coords[0], coords.new_tensor(_ends(first))).tolist())
+        coords = coords[:, entries]
+    keys = [first, *keys[1:]]
+    if keys == [*map(range, sizes)]:  # all of each mode
+        return pattern if entries is WHOLE else Pattern(coords, tuple(sizes), True), entries
+    inside = _inside(coords, keys, sizes)
+    entries = _of(entries, inside)
+    rows: list[Tensor] = []
+    shape: list[int] = []
+    ascending, index = True, None
+    for mode, key in enumerate(keys):
+        if isinstance(key, int):
+            continue
+        row = crd.picked(coords[mode], inside)
+        if isinstance(key, range):
+            ascending &= key.step > 0
+            row = row - key.start if key.start else row
+            row = row if key.step == 1 else torch.div(row, key.step, rounding_mode="floor")
+        elif len(key):
+            index = len(rows), key, mode, sizes[mode]
+        rows.append(row)
+        shape.append(len(key))
+    if index is not None:
+        rows, which, rising = _select(rows, *index)
+        entries, ascending = _of(entries, which), ascending and rising
+    if not rows:
+        return None, entries
+    coords, new = torch.stack(rows), tuple(shape)
+    if ascending:
+        return Pattern(coords, new, True), entries
+    result, order = sorted_pattern(coords, new)
+    return result, _of(entries, order)
+
+
+def _as_index(positions: range, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.arange(positions.start, positions.stop, positions.step)).to(device)
+
+
+def _ends(key: Any) -> tuple[int, int]:
+    """Return the first position that an int or a range takes, and the number behind the last; 0 and 0 of none."""
+    if isinstance(key, int):
+        return key, key + 1
+    return (min(key[0], key[-1]), max(key[0], key[-1]) + 1) if len(key) else (0, 0)
+
+
+def _inside(coords: Tensor, keys: Sequence[Key], sizes: Sequence[int]) -> Tensor | None:
+    """Return (n,) which entries are at the indices; None for all. The first mode was cut to a run, and of an index
+    tensor only none is told.
+    """
+    masks = []
+    for mode, key in enumerate(keys):
+        if isinstance(key, Tensor) and len(key):
+            continue
+        low, high = _ends(key)
+        if mode and (low, high) != (0, sizes[mode]):
+            row = coords[mode]
+            masks += [row == low] if high == low + 1 else [row >= low, row < high]
+        if isinstance(key, range) and key.step not in (1, -1):
+            masks.append((coords[mode] - low) % key.step == 0)
+    if not masks:
+        return None
+    inside = torch.nonzero(reduce(operator.and_, masks)).flatten()
+    return None if len(inside) == len(masks[0]) else inside
+
+
+def _of(entries: slice | Tensor, which: Tensor | None) -> slice | Tensor:
+    """Return some of the entries; None for all."""
+    if which is None:
+        return entries
+    if isinstance(entries, slice):
+        return which + entries.start if entries.start else which
+    return entries.index_select(0, which)
+
+
+def _of_dense_modes(values: Tensor, keys: Sequence[Any], x: Any) -> Tensor:
+    """Take the values at an index a dense mode."""
+    axis = 1
+    for mode, key in enumerate(keys, x.sparse_order):
+        if isinstance(key, range):
+            key = WHOLE if key == range(x.shape[mode]) else _as_index(key, values.device)
+        elif isinstance(key, Tensor):
+            key = _from_0(key, mode, x.shape[mode])
+        values = values[tuple([WHOLE] * axis + [key])]
+        axis += not isinstance(key, int)
+    return values
 
 
 def _of_all_modes(keys: Sequence[Any], x: Any) -> list[Any]:
@@ -101,88 +181,61 @@ def _of_all_modes(keys: Sequence[Any], x: Any) -> list[Any]:
         raise ShapeError(f"{count} indices, and {sum(key is Ellipsis for key in keys)} of …, for {x.ndim} modes")
     at = next((n for n, key in enumerate(keys) if key is Ellipsis), len(keys))
     keys[at : at + 1] = [WHOLE] * (x.ndim - count)
+    if sum(isinstance(key, Tensor) for key in keys) > 1 and not all(isinstance(key, Tensor | slice) for key in keys):
+        raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     modes = iter(enumerate(x.shape))
     return [key if key is None else _within(key, *next(modes), x._pattern) for key in keys]
 
 
-def _index_first(x: Any, key: Any) -> tuple[Tensor, Tensor, Any, int]:
-    """Take the run of entries for an index of the slowest mode.
-
-    Returns:
-        Their coordinates, (order, n), and values; what is left of the index, and the size of the mode: all of an index
-        tensor, which slices with steps may become, and then entries are copies.
-    """
-    size, coords = x.shape[0], x._pattern.coords
-    if isinstance(key, slice) and key.step not in (None, 1):
-        indices = key.indices(size)
-        if len(range(*indices)) <= x.nnz:
-            key = torch.from_numpy(np.arange(*indices)).to(x.device)
-    if isinstance(key, Tensor):
-        return *_runs(x._pattern, key, x._values), WHOLE, key.numel()
-    run = WHOLE if key is None else slice(*_range(coords[0], key, size))
-    return coords[:, run], x._values[run], key, size
-
-
-def _select(rows: list[Tensor], shape: list[int], at: int, index: Tensor, in_order: bool) -> Tensor | None:
-    """Take the entries at indexed positions of a mode, repeated as the index is; its row becomes places in the index.
+def _select(
+    rows: list[Tensor], at: int, index: Tensor, mode: int, size: int
+) -> tuple[list[Tensor], Tensor | None, bool]:
+    """Take the entries at indexed positions of a mode, repeated as the index is.
 
     Args:
-        rows: coordinates of the entries; those of the result at the end.
-        shape: sizes of the modes; those of the result at the end.
-        at: the number of the mode.
-        index: (n,) positions.
-        in_order: whether the entries are in the order of the rows, as they shall be at the end.
+        rows: coordinates of the entries in the modes that are left.
+        at: the place among these of the mode.
+        index: (n,) positions, not checked yet.
+        mode: its number, for messages.
+        size: of the mode.
 
     Returns:
-        (entries,) the number of each entry before; None for all in their order.
+        The coordinates of those taken, in the mode their places in the index; (entries,) the number of each before,
+        None for all; and whether the index rises, so that they are in the order of before.
     """
-    row, size = rows[at], shape[at]
+    row, from_0 = rows[at], index.remainder(size)
+    facts = [(from_0[1:] > from_0[:-1]).all()]
+    if size <= len(row) + len(index):
+        counts = crd.histogram(from_0, size)
+        facts.append(counts.max())
+    rising, *most = _looked(index, mode, size, *facts)
     which: Tensor | None = None
-    counts = torch.bincount(index, minlength=size) if size <= row.numel() + index.numel() else None
-    if counts is not None and (not size or int(counts.max()) < 2):
-        places = torch.full_like(counts, -1).index_copy_(0, index, torch.arange(index.numel(), device=row.device))
+    if most and most[0] < 2:
+        places = row.new_full((size,), -1).index_copy_(0, from_0, torch.arange(len(index), device=row.device))
         place = places.index_select(0, row)
-        if index.numel() < size:
+        if len(index) < size:
             which = torch.nonzero(place >= 0).flatten()
             place = place.index_select(0, which)
     else:
-        order = torch.sort(index, stable=True)
-        kinds = None if counts is None else row
-        if counts is not None:
-            first = torch.cumsum(counts, 0) - counts
+        order = torch.sort(from_0, stable=True)
+        if most:
+            kinds, first = row, torch.cumsum(counts, 0) - counts
         else:
-            first, last = (torch.searchsorted(order.values, row, right=right) for right in (False, True))
+            kinds, (first, last) = None, (torch.searchsorted(order.values, row, right=right) for right in (False, True))
             counts = last - first
-        (which,), place = _enumerated(kinds, first, counts, row.unsqueeze(0), order.indices)
-    shape[at] = index.numel()
-    before = [crd.picked(r, which) for r in rows[:at]]
-    if in_order and not crd.is_sorted_unique([index]):
-        sorting = crd.lexsort([*before, place], shape[: at + 1])  # the rows before stay as they are
-        place = place.index_select(0, sorting)
-        which = sorting if which is None else which.index_select(0, sorting)
-    rows[:] = *before, place, *(crd.picked(r, which) for r in rows[at + 1 :])
-    return which
+        lengths = crd.picked(counts, kinds)
+        ends, count = lengths.cumsum(0), int(lengths.sum())
+        (which,), found = _enumerated(kinds, first, lengths, ends, count, row.unsqueeze(0))
+        place = order.indices.index_select(0, found)
+    taken = [place if n == at else crd.picked(other, which) for n, other in enumerate(rows)]
+    return taken, which, bool(rising)
 
 
 def _labels_at(labels: Labels, keys: Sequence[Any]) -> Labels:
-    """Return the labels at indices of all modes; none if an index makes a new mode, which has no name."""
-    if not labels or any(key is None for key in keys):  # a GPU is not asked where there are none
-        return {}
+    """Return the labels at indices of all modes."""
     places = [key.cpu().numpy() if isinstance(key, Tensor) else key for key in keys]
     named = zip(labels.items(), places, strict=False)
-    return {name: of if of is None else of[key] for (name, of), key in named if not isinstance(key, int)}
-
-
-def _range(row: Tensor, key: Any, size: int) -> tuple[int, int]:
-    """The first of the entries, in order, that an int or a slice of the first mode can take, and the end of them."""
-    if isinstance(key, int):
-        key = slice(key, key + 1)
-    if not isinstance(key, slice) or key == WHOLE:
-        return 0, row.numel()
-    positions = range(*key.indices(size))
-    low, high = (min(positions[0], positions[-1]), max(positions[0], positions[-1]) + 1) if positions else (0, 0)
-    first, end = torch.searchsorted(row, row.new_tensor([low, high])).tolist()
-    return first, max(first, end)
+    return {name: of if of is None else of[[*key]] for (name, of), key in named if not isinstance(key, int)}
 
 
 def _index(key: Any, x: Any) -> Any:
@@ -205,12 +258,7 @@ def _index(key: Any, x: Any) -> Any:
                 f"an index tensor has one mode and integers or bools, found {tuple(key.shape)} {key.dtype}"
             )
         return (key.bool() if key.dtype in (torch.bool, torch.uint8) else key.long()).to(x.device)
-    try:
-        if isinstance(key, bool | np.bool_) or getattr(key, "dtype", None) == torch.bool:
-            raise TypeError
-        return operator.index(key)
-    except TypeError:
-        raise ShapeError(f"indices are ints, slices, …, None, tensors and masks, found {type(key).__name__}") from None
+    return crd.integer(key, "an index that is no slice, …, None, tensor, mask or label")
 
 
 def _positions_of(names: np.ndarray, mode: int, pattern: Pattern) -> Any:
@@ -226,57 +274,67 @@ def _positions_of(names: np.ndarray, mode: int, pattern: Pattern) -> Any:
     return torch.tensor(indices, dtype=torch.int64, device=pattern.device) if names.ndim else indices[0]
 
 
-def _within(index: Any, mode: int, size: int, pattern: Pattern) -> Any:
-    """An index of a mode, counted from 0, of a mask the positions where it holds; an error past the mode."""
+def _within(index: Any, mode: int, size: int, pattern: Pattern) -> Key:
+    """Return an index of a mode counted from 0, an error past the mode; an index tensor as it is, if there is any.
+
+    Of a mask, the positions where it holds.
+    """
     if isinstance(index, np.ndarray):
         index = _positions_of(index, mode, pattern)
-    if isinstance(index, slice) or (isinstance(index, Tensor) and index.dtype != torch.bool and not len(index)):
-        return index
-    if isinstance(index, Tensor) and index.dtype == torch.bool:
+    if isinstance(index, slice):
+        return range(size)[index]
+    if isinstance(index, int):
+        _check_within(index, index, mode, size)
+        return index % size
+    if index.dtype == torch.bool:
         if len(index) != size:
             raise ShapeError(f"a mask of {len(index)} elements is not one of mode {mode}, of size {size}")
-        return index.nonzero()[:, 0]
-    low, high = torch.stack(index.aminmax()).tolist() if isinstance(index, Tensor) else (index, index)
+        index = index.nonzero()[:, 0]
+    if not size and len(index):
+        _looked(index, mode, size)
+    return index  # type: ignore[no-any-return]
+
+
+def _check_within(low: int, high: int, mode: int, size: int) -> None:
     if low < -size or high >= size:
         raise CoordinateError(f"index {low if low < -size else high} is out of range for mode {mode} of size {size}")
-    if isinstance(index, Tensor):
-        return index if low >= 0 else torch.where(index < 0, index + size, index)
-    return index % size
 
 
-def _sliced(row: Tensor, key: Any, size: int, within: bool) -> tuple[Tensor | None, Tensor, int]:
-    """Return which coordinates an int or a slice takes, None for all, their new values, and the new size.
+def _looked(index: Tensor, mode: int, size: int, *facts: Tensor) -> list[int]:
+    """Check an index tensor, and read facts of it; by one transfer from the device.
 
-    Args:
-        row: the coordinates of a mode.
-        key: the int or the slice.
-        size: of the mode.
-        within: whether no coordinate is before or behind what is taken.
+    To count from 0, and to find the facts before, take the index modulo the size.
     """
-    if isinstance(key, int):
-        return None if within else row == key, row, 1
-    start, stop, step = key.indices(size)
-    n = len(range(start, stop, step))
-    place = row - start
-    if within and step == 1:
-        return None, place, n
-    inside = torch.ones_like(row, dtype=torch.bool) if step == 1 else place % step == 0
-    place = place if step == 1 else torch.div(place, step, rounding_mode="floor")
-    return inside & (place >= 0) & (place < n), place, n
+    low, high, *read = torch.stack((*index.aminmax(), *facts)).tolist()
+    _check_within(low, high, mode, size)
+    return read
 
 
-@entry_point
-def _runs(pattern: Pattern, index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (order, n) coordinates of the entries at indexed rows, the first of them places in the index; and their
-    values.
+def _from_0(index: Tensor, mode: int, size: int) -> Tensor:
+    """Return a checked index tensor, counted from 0."""
+    if not len(index):
+        return index
+    _looked(index, mode, size)
+    return index.remainder(size)
+
+
+def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (order, n) coordinates of the entries at indexed rows, the first of them places in the index; and the
+    entries.
     """
     coords, size = pattern.coords, pattern.shape[0]
-    few = SEARCHED * index.numel()
-    if size > (max(few, coords.shape[1]) if coords.is_cuda else few):
-        row = coords[0]
-        first, end = (torch.searchsorted(row, index, right=right) for right in (False, True))
-        return _enumerated(None, first, end - first, coords, values)
-    return _enumerated(index, *_rows(pattern), coords, values)
+    row = index.remainder(size)
+    few = SEARCHED * len(index)
+    kinds = None if size > (max(few, coords.shape[1]) if coords.is_cuda else few) else row
+    if kinds is None:
+        first, end = (torch.searchsorted(coords[0], row, right=right) for right in (False, True))
+        lengths = end - first
+    else:
+        first, times = _rows(pattern)
+        lengths = times.index_select(0, row)
+    ends = lengths.cumsum(0)
+    (count,) = _looked(index, 0, size, ends[-1])
+    return _enumerated(kinds, first, lengths, ends, count, coords)
 
 
 @once
@@ -287,51 +345,46 @@ def _rows(pattern: Pattern) -> tuple[Tensor, Tensor]:
 
 
 def _enumerated(
-    kinds: Tensor | None, first: Tensor, times: Tensor, coords: Tensor, values: Tensor
+    kinds: Tensor | None, first: Tensor, lengths: Tensor, ends: Tensor, count: int, coords: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the coordinates of the entries of runs, one run after another, and the entries' values.
+    """Return the coordinates of the entries of runs, one run after another, and the entries.
 
     Args:
         kinds: (runs,) the kind of each run; None where each is of its own, in their order.
         first: (kinds,) the first entry of a run.
-        times: (kinds,) how many entries it has.
+        lengths: (runs,) how many entries a run has.
+        ends: (runs,) how many it has with those before it.
+        count: how many all have.
         coords: (order, entries), of which the first mode is not read: in its place is the number of an entry's run.
-        values: (entries, *dense sizes).
     """
-    lengths = crd.picked(times, kinds)
-    ends = torch.cumsum(lengths, 0)
-    count = int(ends[-1]) if len(ends) else 0
     on_cpu = native(loops.runs, first.device, len(ends) + count * len(coords))
     if on_cpu is None and (transforming() or not first.is_cuda):
         run, entries = crd.in_runs(lengths, count, crd.picked(first, kinds))
-        taken = torch.stack([run, *(row.index_select(0, entries) for row in coords[1:])])
-        return taken, values.index_select(0, entries)
+        return torch.stack([run, *(row.index_select(0, entries) for row in coords[1:])]), entries
     taken, entries = (room(first.device, first.dtype, *size, count) for size in ([len(coords)], []))
     kinds = torch.arange(len(first), device=first.device) if kinds is None else kinds
     if on_cpu is not None:
         on_cpu(kinds, first, ends, coords, taken, entries)
     else:
-        sizes = len(lengths), *coords.shape, count
+        sizes = len(ends), *coords.shape, count
         arguments = [kinds.contiguous(), first, ends, coords, *sizes, taken, entries]
         run_by_hand("copy_runs", arguments, max(sizes) > crd.INT32_MAX)
-    return taken, values.index_select(0, entries)
+    return taken, entries
 
 
-def _picked(x: Any, keys: list[Any], picked: list[int]) -> Any:
+def _picked(x: Any, keys: Sequence[Any], picked: list[int]) -> Any:
     """Pick positions by several index tensors of one length, as one mode; see `SparseTensor.__getitem__`."""
-    if any(key is None or isinstance(key, int) for key in keys):
-        raise ShapeError("several index tensors go with slices alone: take ints and None in a step of their own")
     x = x.expand_dense()
-    index = [keys[m] for m in picked]
-    if len({i.numel() for i in index}) > 1:
-        raise ShapeError(f"index tensors pick together and have one length, found {[i.numel() for i in index]}")
+    index = [_from_0(keys[m], m, x.shape[m]) for m in picked]
+    if len({*map(len, index)}) > 1:
+        raise ShapeError(f"index tensors pick together and have one length, found {[*map(len, index)]}")
     others = [m for m in range(x.ndim) if m not in picked]
     x = x.permute(*picked, *others)
     both = zip(x._pattern.coords, index, strict=False)
     place, count = crd.linear_key(map(torch.cat, both), x.shape[: len(picked)])
     joined = torch.cat((place[None, : x.nnz], x._pattern.coords[len(picked) :]))
     pattern = Pattern(joined, (count, *x.shape[len(picked) :]), True)
-    result = indexed(x._make(pattern, x._values), [place[x.nnz :], *(keys[m] for m in others)])
+    result = _at(x._make(pattern, x._values), [place[x.nnz :], *(keys[m] for m in others)])
     if not others:
         return result.to_dense()
     at = picked[0] if picked[-1] - picked[0] == len(picked) - 1 else 0

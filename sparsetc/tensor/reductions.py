@@ -58,7 +58,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
                 [1, 0],
                 [2, 0]])
     """
-    mode = crd.mode_of(x.order, dim, "topk")
+    mode, k = crd.mode_of(x.order, dim, "topk"), crd.integer(k, "topk: the number of elements")
     check_ordered(x)
     if not 0 <= k <= x.shape[mode]:
         raise ShapeError(f"topk: {k} elements of mode {mode}, of size {x.shape[mode]}")
@@ -95,7 +95,7 @@ def extremum(x: Any, dim: Any, keepdim: bool, largest: bool) -> Any:
     """Return the largest or least element; along a mode, values and indices; for two tensors, elementwise."""
     if dim is None:
         return x.amax() if largest else x.amin()
-    if not isinstance(dim, int):
+    if hasattr(dim, "shape"):
         return (torch.maximum if largest else torch.minimum)(x, dim)
     if largest or not x.dtype.is_floating_point:
         values, where = topk(x, 1, dim, largest)
@@ -439,8 +439,7 @@ def _modes(order: int, dim: Dims) -> list[int]:
     """Modes, ascending and counted from the first; `ShapeError` for one that there is not, or twice."""
     if dim is None:
         return list(range(order))
-    named = dim if isinstance(dim, list | tuple) else [dim]
-    modes = sorted(crd.mode_of(order, mode) for mode in named)
+    modes = sorted(crd.mode_of(order, mode) for mode in crd.flat((dim,)))
     if len({*modes}) < len(modes):
         raise ShapeError(f"dim names a mode twice: {dim!r:.80}")
     return modes

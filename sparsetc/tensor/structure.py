@@ -23,7 +23,7 @@ from sparsetc.tensor import convert
 from sparsetc.tensor import coords as crd
 from sparsetc.tensor.attributes import IN_PLACE, Attributes, Sparse, untyped
 from sparsetc.tensor.blocks import without_blocks
-from sparsetc.tensor.coords import mode_of, offset_of, picked
+from sparsetc.tensor.coords import flat, integer, mode_of, offset_of, picked
 from sparsetc.tensor.elementwise import where_holds
 from sparsetc.tensor.indexing import Taken, indexed, sorted_pattern
 from sparsetc.tensor.pattern import Pattern, once
@@ -80,7 +80,9 @@ class Structure(Attributes):
             >>> stc.zeros(2, 3, 4).movedim(0, -1).shape
             (3, 4, 2)
         """
-        sources, targets = ([s] if isinstance(s, int) else list(s) for s in (source, destination))
+        sources, targets = flat((source,)), flat((destination,))
+        if len(sources) != len(targets):
+            raise ShapeError(f"movedim takes a place for each mode, found {sources} and {targets}")
         moved = {mode_of(self.ndim, p): mode_of(self.ndim, s) for s, p in zip(sources, targets, strict=True)}
         others = iter(outside(range(self.ndim), {*moved.values()}))
         return self.permute([moved[p] if p in moved else next(others) for p in range(self.ndim)])
@@ -103,7 +105,7 @@ class Structure(Attributes):
             >>> stc.eye(2).reshape(4).to_dense()
             tensor([1., 0., 0., 1.])
         """
-        x, sizes = without_blocks(self), flat(shape)
+        x, sizes = without_blocks(self), [integer(size, "a size") for size in flat(shape)]
         count, others = prod(x.shape), prod(n for n in sizes if n != -1)
         wanted = [count // others if n == -1 and others else n for n in sizes]
         if sizes.count(-1) > 1 or not wanted or prod(wanted) != count:
@@ -152,8 +154,12 @@ class Structure(Attributes):
             >>> stc.eye(2).unsqueeze(0).shape
             (1, 2, 2)
         """
-        at = mode_of(self.ndim + 1, dim)
-        return self[tuple([slice(None)] * at + [None])]
+        x: Any = without_blocks(self)
+        at, order = mode_of(x.ndim + 1, dim), x.sparse_order
+        if at >= order:
+            return x._make(x._pattern, x._values.unsqueeze(at - order + 1))  # type: ignore[no-any-return]
+        sizes = x._pattern.shape
+        return x._make(reshaped(x._pattern, (*sizes[:at], 1, *sizes[at:])), x._values)  # type: ignore[no-any-return]
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Any:
         """Remove modes of size 1: all, or those of ``dim`` that have this size.
@@ -165,7 +171,7 @@ class Structure(Attributes):
         shape = self.shape
         modes = list(range(self.ndim))
         if dim is not None:
-            modes = [mode_of(self.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)]
+            modes = [mode_of(self.ndim, d) for d in flat((dim,))]
         return self[tuple(0 if m in modes and shape[m] == 1 else slice(None) for m in range(self.ndim))]
 
     def expand(self, *sizes: Any) -> Self:
@@ -239,6 +245,7 @@ class Structure(Attributes):
             (2, 3)
         """
         mode, size = mode_of(self.ndim, dim), self.shape[dim]
+        start, length = integer(start, "narrow: the start"), integer(length, "narrow: the length")
         first = start + size if start < 0 else start
         if not 0 <= first <= first + length <= size:
             raise CoordinateError(f"narrow: {length} positions from {start} on are not in mode {mode} of size {size}")
@@ -269,11 +276,13 @@ class Structure(Attributes):
             >>> [part.shape for part in stc.eye(3).split(2)]
             [(2, 3), (1, 3)]
         """
-        size, lengths = self.size(dim), split_size_or_sections
-        if isinstance(lengths, int):
-            if lengths < 1:
-                raise ShapeError(f"parts of a mode of size {size} must be 1 or longer, found {lengths}")
-            lengths = [min(lengths, size - n) for n in range(0, max(size, 1), lengths)]
+        size = self.size(dim)
+        lengths = [integer(length, "the length of a part") for length in flat((split_size_or_sections,))]
+        if not hasattr(split_size_or_sections, "__iter__"):
+            (length,) = lengths
+            if length < 1:
+                raise ShapeError(f"parts of a mode of size {size} must be 1 or longer, found {length}")
+            lengths = [min(length, size - n) for n in range(0, max(size, 1), length)]
         if sum(lengths) != size:
             raise ShapeError(f"parts of {[*lengths]} are not those of a mode of size {size}")
         return tuple(self.narrow(dim, sum(lengths[:n]), length) for n, length in enumerate(lengths))
@@ -285,7 +294,7 @@ class Structure(Attributes):
             >>> [part.shape for part in stc.eye(4).chunk(2)]
             [(2, 4), (2, 4)]
         """
-        if chunks < 1:
+        if integer(chunks, "a number of parts") < 1:
             raise ShapeError(f"a mode is split into 1 part or more, found {chunks}")
         size = self.size(dim)
         return self.split(-(-size // chunks) if size else [0] * chunks, dim)
@@ -311,7 +320,7 @@ class Structure(Attributes):
         if dims is None:
             return untyped(self).reshape(-1).roll(shifts, 0).reshape(self.size())
         x = without_blocks(self)
-        shifts, dims = ([one] if isinstance(one, int) else list(one) for one in (shifts, dims))
+        shifts, dims = [integer(shift, "a shift") for shift in flat((shifts,))], flat((dims,))
         if len(shifts) != len(dims):
             raise ShapeError(f"roll takes a shift for each mode, found {shifts} and {dims}")
         for shift, dim in zip(shifts, dims, strict=True):
@@ -321,11 +330,10 @@ class Structure(Attributes):
             if mode >= x.sparse_order:
                 x = x._make(x._pattern, x._values.roll(shift, mode - x.sparse_order + 1))
                 continue
-            x = x.coalesce()
             coords = x._pattern.coords.clone()
             coords[mode] -= size - shift  # and not plus the shift, which may pass int64
             coords[mode] += (coords[mode] < 0) * size
-            pattern, order = sorted_pattern(coords, x._pattern.shape, None)
+            pattern, order = sorted_pattern(coords, x._pattern.shape)
             of_modes = enumerate(x._pattern.labels.items())
             pattern.labels = {
                 name: np.roll(of, shift) if n == mode and of is not None else of for n, (name, of) in of_modes
@@ -389,7 +397,8 @@ class Structure(Attributes):
             c = x._pattern.coords
             on = (c[second] - c[first] == offset).nonzero()[:, 0]
             rows = torch.cat((c[others][:, on], c[first][on].unsqueeze(0) - down))
-            return sorted_pattern(rows, (*(x.shape[m] for m in others), size), on)
+            pattern, order = sorted_pattern(rows, (*(x.shape[m] for m in others), size))
+            return pattern, picked(on, order)
 
         return _with_entries(x, *x._pattern._once(("diagonal", offset, first, second), made))
 
@@ -425,10 +434,6 @@ class Structure(Attributes):
         return _with_entries(x, *x._pattern._once(("triangle", diagonal, compare.__name__), made))
 
 
-def flat(shape: Sequence[Any]) -> list[Any]:
-    return list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
-
-
 def _with_entries(x: Sparse, pattern: Pattern, entries: Tensor | None) -> Sparse:
     """The tensor of a pattern with the values of entries of x."""
     return x._make(pattern, picked(x._values, entries))
@@ -451,6 +456,6 @@ def reshaped(pattern: Pattern, shape: Ints) -> Pattern:
             if size > crd.INT64_SIZES:
                 raise ShapeError(f"sizes of {pattern.shape} and {shape} meet past 2**63 only")
         size //= new
-        rows.append(key // size)
-        key = key % size
+        rows.append(key if size == 1 else key // size)
+        key = torch.zeros_like(key) if size == 1 else key % size
     return Pattern(torch.stack(rows), shape, True)

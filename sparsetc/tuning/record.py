@@ -340,7 +340,7 @@ class Known:
 
     def best(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """Return the fastest timed candidate that is one of these but for options; None if the first was not timed."""
-        trials, allowed = [], {(skeleton(c.plan), len(c.expected), len(c.seconds or ())) for c in candidates}
+        trials, allowed = [], {(skeleton(c.plan), len(c.expected), len(c.seconds)) for c in candidates}
         for line in self.timed.values():
             with suppress(*DAMAGED):
                 candidate = candidate_of(line)
@@ -361,7 +361,7 @@ class Known:
                 plan=as_data(c.plan),
                 seconds=(t.low, t.median, t.high),
                 calls=t.calls,
-                predicted=c.seconds or (),
+                predicted=c.seconds,
                 terms=tuple(terms),
                 expected=tuple(map(asdict, c.expected)),
                 **self._facts,

@@ -20,7 +20,7 @@ from torch import Tensor
 from sparsetc.device.timing import Timing, timed
 from sparsetc.errors import SparsetcError
 from sparsetc.ir.plan import Part, Plan, Schedule, verify
-from sparsetc.planner.pricing import Candidate
+from sparsetc.planner.candidate import Candidate
 from sparsetc.support import among, outside
 from sparsetc.support.entry import on_gpu
 
@@ -63,8 +63,8 @@ def shortlist(candidates: Sequence[Candidate], proposed: Sequence[Candidate] = (
         candidates: the cheapest first.
         proposed: those that were fast for problems like this one.
     """
-    first, least = candidates[0], candidates[0].total or 0.0
-    near = [c for c in candidates[1:] if c.total is not None and c.total <= NEAR * least]
+    first = candidates[0]
+    near = [c for c in candidates[1:] if c.total <= NEAR * first.total]
     best = {c.plan.name: c for c in reversed([first, *near])}
     by_name = among(near, [*best.values()])
     return list(dict.fromkeys((first, *proposed[: MOST // 2], *by_name, *near)))[:MOST]

@@ -267,7 +267,7 @@ def compiled(folder: Path) -> tuple[torch.Tensor, Any]:
     x, *dense = Problem("ij,jr->ir", SIZES).operands()
     kernel = stc.compile("ij,jr->ir", x, *dense, backend="numba", plan="coo", cache_dir=folder)
     found = kernel(*dense)
-    (function,) = kernel.inner[0].executable.programs.native
+    (function,) = kernel.step.executable.programs.native
     return found, function
 
 

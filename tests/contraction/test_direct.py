@@ -138,7 +138,7 @@ def test_a_layer_multiplies_what_it_did_before() -> None:
                 torch.testing.assert_close(layer(x), wanted)
 
     check()
-    assert layer._product is not None
+    assert layer._products
     with torch.no_grad():
         layer.values += 1
     check()

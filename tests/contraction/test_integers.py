@@ -199,8 +199,8 @@ def test_a_kernel_looks_at_each_call() -> None:
 
 def test_sums_that_cannot_pass_64_bits_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[object] = []
-    made = Contraction.instead
-    monkeypatch.setattr(Contraction, "instead", lambda *a, **settings: again.append(a) or made(*a, **settings))
+    made = Contraction.by
+    monkeypatch.setattr(Contraction, "by", lambda *a, **settings: again.append(a) or made(*a, **settings))
     x = random_sparse((6, 8), "random", torch.float64).to(torch.int64)
     for most, expected in ((1, 0), (2**62, 1)):
         b = torch.zeros(8, 2, dtype=torch.int64)

@@ -12,10 +12,9 @@ from cases import random_sparse, random_values
 import sparsetc as stc
 from sparsetc.contraction.request import Request
 from sparsetc.contraction.rewrites import coordinates
-from sparsetc.contraction.step import OTHERS
 from sparsetc.ir.equation.parse import parse
 from sparsetc.options import Options
-from sparsetc.tensor.pattern import Pattern
+from sparsetc.tensor.pattern import KEPT, Pattern
 
 SPMM = "ij,jr->ir"
 
@@ -219,6 +218,6 @@ def test_tensors_are_made_under_transforms(coalesce: bool) -> None:
 def test_kernels_of_batches_of_many_sizes_are_not_all_kept() -> None:
     x, b = operands()
     kernel = stc.compile(SPMM, x, b)
-    for size in range(1, OTHERS + 8):
+    for size in range(1, KEPT + 8):
         assert torch.func.vmap(kernel)(b.expand(size, *b.shape)).shape == (size, 6, 4)
-    assert 0 < len(kernel.step._others) <= OTHERS
+    assert 0 < len(x.pattern.cache) <= KEPT

@@ -131,6 +131,9 @@ def test_entries_without_elements_give_no_positions(equation: str, operands: lis
 
 def test_a_pattern_serves_values_with_elements_and_without() -> None:
     full = sparse(TWO, (3, 3), 3)
+    blocks = stc.einsum("ijk,isr,jtr->ijst", full, nothing(full.shape[0], 32, 0), nothing(full.shape[1], 32, 0))
+    assert blocks.shape == (*full.shape[:2], 32, 32)
+    assert not blocks.values.any()
     empty = stc.einsum("ijk,kr->ijr", full, nothing(3, 0))
     assert empty.pattern is full.pattern
     for _ in range(2):

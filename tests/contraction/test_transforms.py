@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import processes
 import pytest
 import torch
@@ -66,6 +67,40 @@ def test_a_compiled_function_is_one_graph(
     for _ in range(3):
         torch.testing.assert_close(compiled(b), expected)
     assert breaks() == 0
+
+
+@pytest.mark.parametrize("layout", ["sparse_csr", "sparse_csc", "sparse_bsr"])
+def test_a_compiled_function_holds_what_torch_stores(layout: str, b: torch.Tensor, breaks: Callable[[], int]) -> None:
+    sides = {"blocksize": (2, 2)} if layout == "sparse_bsr" else {}
+    given = torch.eye(8, dtype=torch.float64).to_sparse(layout=getattr(torch, layout), **sides)
+    x = stc.SparseTensor.from_torch(given)
+    found = torch.compile(lambda b: stc.einsum(SPMM, x, b), backend="eager", fullgraph=True)(b)
+    torch.testing.assert_close(found, b)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"path": [(0, 1), (0, 1)]}, 0),
+        ({"path": ((0, 1), (0, 1))}, 0),
+        ({"memory_limit": 1e9}, 0),
+        ({"memory_limit": np.int64(10**9)}, 4),
+        ({"cache_dir": Path}, 4),
+    ],
+)
+def test_settings_are_constants_of_a_graph_or_break_it_before(
+    settings: dict[str, Any], most: int, dynamic: bool | None, b: torch.Tensor, tmp_path: Path,
+    breaks: Callable[[], int],
+) -> None:  # fmt: skip
+    """What compiles is not traced, whatever the settings; a break counts in each of the four functions before it."""
+    given = {name: tmp_path if value is Path else value for name, value in settings.items()}
+    x, c = random_sparse((6, 8), "random", torch.float64), random_values((3, 4), torch.float64, 2)
+    compiled = torch.compile(
+        lambda b, c: stc.einsum("ij,jr,rs->is", x, b, c, **given), backend="eager", dynamic=dynamic
+    )
+    torch.testing.assert_close(compiled(b, c), x.to_dense() @ b @ c)
+    assert breaks() <= most
 
 
 def test_what_is_not_compiled_yet_is_compiled_while_tracing(
@@ -676,6 +711,30 @@ def test_the_first_call_may_be_a_transform(
     for _ in range(2):
         torch.testing.assert_close(transformed(sparse)[name](batch), expected)
     torch.testing.assert_close(sparse(batch[0]), dense(batch[0]))
+
+
+@pytest.mark.parametrize(("equation", "count", "kind"), COLD)
+def test_a_batch_may_be_empty(equation: str, count: int, kind: str) -> None:
+    tensors = [of_kind(kind)[0] for _ in range(count)]
+    last = equation.partition("->")[0].split(",")[count:]
+    batch = torch.zeros((0, *({"h": 2, "r": 3}.get(c, 6) for c in last[0])), dtype=torch.float64)
+
+    def found(t: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        sparse = (x.with_values(v) for x, v in zip(tensors, values, strict=True))
+        return torch.as_tensor(stc.einsum(equation, *sparse, *[t] * len(last), output="dense"))
+
+    shape = found(batch.new_zeros(batch.shape[1:]), *(x.values for x in tensors)).shape
+    values = [x.values.expand(0, *x.values.shape) for x in tensors]
+    assert torch.func.vmap(found)(batch, *values).shape == (0, *shape)
+    assert torch.func.vmap(found, (None, *(0 for _ in values)))(batch.new_zeros(batch.shape[1:]), *values).shape[0] == 0
+
+
+def test_what_a_pullback_reads_may_have_outlived_its_transform(x: stc.SparseTensor, b: torch.Tensor) -> None:
+    vector, scale = b[:, 0].contiguous(), b.new_tensor(2.0)
+    for _ in range(3):
+        made, back = torch.func.vjp(lambda vector: stc.einsum("ij,j,->i", x, vector, scale), vector)
+        (found,) = back(torch.ones_like(made))
+        torch.testing.assert_close(found, 2 * x.to_dense().sum(0))
 
 
 def test_transforms_of_other_things_do_not_matter(x: stc.SparseTensor, b: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import processes
@@ -29,6 +30,7 @@ from sparsetc.device import profile as record
 from sparsetc.device.calibrate import Launch, Probe, probes, starts, torch_probes
 from sparsetc.device.profile import NUMBERS, TABLES, TARGETS, DeviceProfile, cpu, default_gpu, of_backend, profile_of
 from sparsetc.options import Options
+from sparsetc.planner import problem as planning
 from sparsetc.support import files
 
 GPU = "NVIDIA Test GPU (80 GB)"
@@ -233,6 +235,23 @@ def test_torch_programs_have_the_cpus_rates_and_ask_for_no_gpu(monkeypatch: pyte
     assert of_backend("torch") is cpu()
 
 
+def test_torch_programs_on_a_gpu_have_its_rates_and_are_stored_by_a_cpus_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem("ij,jr->ir")
+    planned = stc.compile(problem.equation, *problem.operands(), backend="torch").step.problem
+    assert planned.profile is cpu()
+    there = SimpleNamespace(coords=SimpleNamespace(device=torch.device("cuda:0")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    on_gpu = replace(planned, counts=there)
+    assert default_gpu() is profile_of(torch.device("cpu"), Options(), "triton")
+    assert on_gpu.profile.memory == default_gpu().memory
+    assert [*on_gpu.profile.loops] == ["torch"]
+    assert on_gpu.rules is planned.rules is cpu().rules
+    monkeypatch.setattr(planning, "of_backend", lambda *_: default_gpu())
+    x = stc.SparseTensor(torch.arange(100_000).view(1, -1).expand(2, -1), torch.ones(100_000), (100_000, 100_000))
+    chosen = stc.compile("ij,j->ij", x, torch.ones(100_000), backend="torch", plan="coo").step.choice
+    assert 0 < chosen.total < 1e-4, "whole rows at once wait for no loads one after the other"
+
+
 def test_without_a_gpu_triton_programs_have_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert of_backend("triton") == default_gpu()
@@ -263,11 +282,11 @@ def test_paths_of_two_sparse_operands_have_the_profile_of_the_gpu(
     device, settings, usual = torch.device("cuda:0"), Options(cache_dir=tmp_path / "elsewhere"), default_gpu()
     monkeypatch.setattr(torch.cuda, "device", lambda *_: nullcontext())
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
-    assert profile_of(device, settings) is usual
+    assert profile_of(device, settings, "triton") is usual
     assert profile_of(torch.device("cpu"), settings) is cpu()
     with stc.options(cache_dir=tmp_path / "elsewhere"):
         record.write(PROFILE, SOFTWARE)
-    found = profile_of(device, settings)
+    found = profile_of(device, settings, "triton")
     assert found == PROFILE
     assert found.expanded_bytes == pytest.approx(usual.expanded_bytes * 1.5 / 4.373)
     assert found.far_blocks == pytest.approx(usual.far_blocks * 1.5 / 4.373)
@@ -277,7 +296,7 @@ def test_paths_of_two_sparse_operands_have_the_profile_of_the_gpu(
     assert found.product == MEASURED["product"]
     assert found.call == 5e-6
     assert found.pair_turn == usual.pair_turn, "calibrate does not measure it"
-    assert profile_of(device, Options()) is usual, "the record is another folder's"
+    assert profile_of(device, Options(), "triton") is usual, "the record is another folder's"
 
 
 def test_an_h200_that_was_calibrated_keeps_what_is_scaled() -> None:

@@ -21,10 +21,10 @@ from test_place import check_placed
 from window_cases import MODES, OTHERS, REQUESTS, WHOLE, checked, scrambled, stored, uneven, whole
 
 import sparsetc as stc
-from sparsetc.formats import window
+from sparsetc.formats import tiles, window
 from sparsetc.ir.plan import F16X3
 from sparsetc.packing.partition import divide
-from sparsetc.planner.bounds import Best
+from sparsetc.planner.candidate import Best
 from sparsetc.testing import check_format
 from sparsetc.testing import pattern as conformance_pattern
 from sparsetc.testing.patterns import PATTERNS as CONFORMANCE
@@ -311,13 +311,13 @@ def test_rows_are_grouped_once_for_all_that_asks(monkeypatch: pytest.MonkeyPatch
     """For tiles of each height that the planner looks at, to deal, and to pack all nonzeros; a share has groups of its
     own.
     """
-    grouped, calls = window.group_rows, list[int]()
+    grouped, calls = tiles.group_rows, list[int]()
 
     def counting(rows: torch.Tensor, *given: Any, **options: Any) -> Any:
         calls.append(rows.numel())
         return grouped(rows, *given, **options)
 
-    monkeypatch.setattr(window, "group_rows", counting)
+    monkeypatch.setattr(tiles, "group_rows", counting)
     x, b = uneven()
     for plan, shared in ((stc.plans.plan_1sa(40, 2, 8, 16, 60), True), (stc.plans.plan_1sa(40, 2, threshold=0), False)):
         x.pattern.clear()

@@ -99,7 +99,7 @@ def test_highest_is_as_exact_as_float32(free: int, inner: int, in_halves: bool, 
     x, y = far_apart(free, inner)
     kernel = stc.compile("ik,jk->ij", x, y, plan=plan, precision="highest")
     path = kernel.contraction.steps[0].numeric
-    path = path.inner[0] if kernel.plan.name == "bcb+scalar" else path
+    path = path.sides[0] if kernel.plan.name == "bcb+scalar" else path
     with mock.patch.object(path.launch_of_halves, "blocks", wraps=path.launch_of_halves.blocks) as halves:
         found = kernel().to_dense().double()
     assert halves.called == in_halves

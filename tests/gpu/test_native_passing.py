@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -142,3 +144,18 @@ def test_rows_by_an_index(dtype: torch.dtype, dense_sizes: tuple[int, ...]) -> N
         (found,) = torch.autograd.grad(learned[index].values.sum(), learned.values)
         times = torch.bincount(index % 90, minlength=90)[coords[0]]
         assert torch.equal(found, times.view(-1, *[1] * len(dense_sizes)).expand_as(values).to(dtype))
+
+
+def test_rows_by_an_index_wait_for_the_device_once() -> None:
+    g = torch.Generator("cuda").manual_seed(0)
+    x = stc.SparseTensor(torch.randint(90, (2, 3000), generator=g, device="cuda"), torch.rand(3000).cuda(), (90, 90))
+    index = torch.randint(-90, 90, (20,), generator=g, device="cuda")
+    x[index]  # where rows begin is kept from now on
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            x[index]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 1

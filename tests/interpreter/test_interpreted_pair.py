@@ -146,7 +146,7 @@ def test_values_decide_whether_blocks_are_in_halves(
     x, y = scaled(scaled(x, 0, *free, 1), 2, *inner, 2), scaled(y, 0, *inner, 3)
     kernel = stc.compile(equation, x, y, plan=PLANS_OF_BLOCKS[name], precision="highest")
     path = kernel.contraction.steps[0].numeric
-    path = path if name == "bcb" else path.inner[0]
+    path = path if name == "bcb" else path.sides[0]
     with mock.patch.object(path.launch_of_halves, "blocks", wraps=path.launch_of_halves.blocks) as halves:
         assert component_error(kernel(), equation, [x, y]) < 1e-6
     assert halves.called == in_halves

@@ -13,7 +13,7 @@ from cases import Problem, explicit_plan, wrapped
 
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.contraction.prepare import BoundPart
+from sparsetc.contraction.prepare import BoundPart, bound_part
 from sparsetc.ir.nest.values import Ones
 
 CASES: dict[str, tuple[str, str, str]] = {
@@ -50,8 +50,10 @@ def without_values(kernel: Kernel) -> list[BoundPart]:
     for part in kernel.step.parts:
         view = replace(part.packed.view, values=Ones())
         number = part.program.number
-        bound = kernel.step.bound_part(
-            kernel.plan.parts[number], replace(part.packed, view=view), number, len(kernel.step.parts) == 1
+        packed, alone = replace(part.packed, view=view), len(kernel.step.parts) == 1
+        strides = kernel.step.executable.strides or ()
+        bound = bound_part(
+            kernel.plan.parts[number], packed, number, alone, kernel.step.problem, kernel.step.output, strides
         )
         made.append(bound)
     return made

@@ -30,9 +30,9 @@ def verify(program: ir.TileProgram) -> None:
             if unknown := outside(statement.out.axes, brought):
                 raise PlanError(f"{statement.out}: no factor has axis {', '.join(unknown)}")
             summed = brought - {*statement.out.axes}
-            if statement.dot and not program.whole and (summed != left & right or not statement.out.folded):
+            if statement.dot and not program.at_once and (summed != left & right or not statement.out.folded):
                 raise PlanError(f"{statement.out}: a dot contracts the axes of both sides and folds the others in two")
-            if summed and not statement.dot and not program.whole:
+            if summed and not statement.dot and not program.at_once:
                 raise PlanError(f"{statement.out}: a product sums no axis, found {sorted(summed)}")
         elif isinstance(statement, ir.Add):
             adds += 1

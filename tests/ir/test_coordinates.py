@@ -170,7 +170,7 @@ def test_a_tile_s_coordinate_may_follow_from_another() -> None:
     run_program(program, arrays, values, [b], found, 3, 48)
     torch.testing.assert_close(found, expected)
     made: dict[str, object] = {}
-    whole = lower(bound, view, Schedule(blocks=(("r", 8),)), Target(rows=12, whole=True))
+    whole = lower(bound, view, Schedule(blocks=(("r", 8),)), Target(rows=12, at_once=True))
     exec(module_source((whole,), "tiles on a diagonal"), made)
     found.zero_()
     made["part_0"]([(0, 3, 0, 3, 0, 48)], arrays["item_ptr"], arrays["item_word"], values, b, found)  # type: ignore[operator]

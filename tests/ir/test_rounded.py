@@ -231,7 +231,8 @@ def test_half_the_bytes_and_a_call_more() -> None:
 
 def test_what_parts_share_is_rounded_once() -> None:
     from sparsetc.device.profile import of_backend
-    from sparsetc.planner.pricing import Choice, seconds_of
+    from sparsetc.planner.candidate import Choice
+    from sparsetc.planner.pricing import seconds_of
     from sparsetc.planner.report import statistics_of
 
     def seconds(case: Case) -> float:

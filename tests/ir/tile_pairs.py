@@ -48,7 +48,7 @@ class DrawnTiles:
     @property
     def program(self) -> TileProgram:
         schedule = Schedule(dot=self.dot, precision=F16X3 if self.halves else "ieee")
-        target = Target(rows=len(self.pairs), index64=self.index64, whole=self.whole)
+        target = Target(rows=len(self.pairs), index64=self.index64, at_once=self.whole)
         bitmaps = (self.bitmap and not self.mixed, self.bitmap)
         return lower_pairs("x,y->z", self.folds, schedule, target, bitmaps=bitmaps)
 

@@ -58,7 +58,7 @@ def as_if_large(name: str, patch: pytest.MonkeyPatch) -> None:
     """Gather the columns of patterns whose name says so, which are too small for it, and maybe row by row."""
     if "scattered" in name or "by-row" in name:
         patch.setitem(pairs.PRICES, pairs.APART, 0.0)
-        patch.setattr(task, "EXACT", 0)
+        patch.setattr(task, "SMALL_ROW", 0)
     if "by-row" in name:
         patch.setattr(kernel, "GATHERED", {key: {} for key in kernel.GATHERED})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from layer_cases import graph
@@ -110,3 +112,37 @@ def test_layers_check_their_keywords_when_they_are_made() -> None:
         with pytest.raises(stc.KeywordError, match="precison"):
             layer(*size, precison="high")
         assert layer(*size, precision="high").settings == {"precision": "high"}
+
+
+@pytest.mark.parametrize("layer", [stc.nn.GraphConv, stc.nn.GATConv, stc.nn.GATv2Conv])
+def test_layers_check_their_sizes_when_they_are_made(layer: Any) -> None:
+    name = layer.__name__
+    for sizes, found in (((-3, 4), "in_channels .* found -3"), ((3, 1.5), "out_channels"), ((3, None), "out_channels")):
+        with pytest.raises(stc.ShapeError, match=f"{name}: {found}"):
+            layer(*sizes)
+    if layer is not stc.nn.GraphConv:
+        for named in ({"heads": -1}, {"heads": "x"}, {"edge_dim": -1}, {"edge_dim": 1.5}):
+            with pytest.raises(stc.ShapeError, match=f"{name}: {next(iter(named))} must be an integer"):
+                layer(3, 4, **named)
+        for named in ({"dropout": "x"}, {"negative_slope": None}):
+            with pytest.raises(stc.DtypeError, match="must be a number"):
+                layer(3, 4, **named)
+
+
+def test_layers_check_features_before_anything_runs() -> None:
+    eye = stc.eye(4)
+    for x, found in (([1.0], "list"), (torch.ones(4), r"\(4,\)"), (torch.ones(4, 3), r"\(4, 3\)")):
+        for call in (stc.nn.GraphConv(4, 2), stc.nn.GraphConv(2, 4), stc.nn.SparseLinear(stc.eye(5))):
+            with pytest.raises(stc.ShapeError, match=found):
+                call(*([] if isinstance(call, stc.nn.SparseLinear) else [eye]), x)
+    for wrong in (None, [1], (torch.ones(4, 4),) * 3, torch.ones(4)):
+        with pytest.raises(stc.ShapeError, match="takes features"):
+            stc.nn.GATConv(4, 2)(eye, wrong)  # type: ignore[arg-type]
+    with pytest.raises(stc.DtypeError, match="edge_attr cannot be read"):
+        stc.nn.GATConv(4, 2, edge_dim=1)(eye, torch.ones(4, 4), "x")  # type: ignore[arg-type]
+    with pytest.raises(stc.DtypeError, match="floating point or complex weights"):
+        stc.nn.SparseLinear(stc.eye(4, dtype=torch.int64))
+    with pytest.raises(stc.ShapeError, match=r"a bias \(4,\), found \(3,\)"):
+        stc.nn.SparseLinear(eye, torch.ones(3))
+    with pytest.raises(stc.ShapeError, match=r"dense .* activations"):
+        stc.nn.SparseLinear(eye)(torch.eye(4).to_sparse())

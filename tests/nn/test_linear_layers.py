@@ -78,7 +78,7 @@ def test_places_are_saved_moved_and_loaded() -> None:
         other.load_state_dict(other.state_dict() | {"coords": other.coords.flip(1)})
     with pytest.raises(stc.ShapeError, match="sparse matrix"):
         stc.nn.SparseLinear(torch.eye(3))
-    with pytest.raises(stc.ShapeError, match=r"takes \(\*, 20\) activations, found \(4, 19\)"):
+    with pytest.raises(stc.ShapeError, match=r"takes dense \(\*, 20\) activations, found \(4, 19\)"):
         layer(x[:, :19])
     with pytest.raises(stc.ShapeError, match=r"the mask of a tensor \(12, 20\) must have its shape, found \(20, 12\)"):
         stc.nn.SparseLinear.from_dense(dense.weight, dense.bias, mask.T)
@@ -278,7 +278,11 @@ def test_a_layer_whose_plan_is_the_dense_product_is_torchs(dtype: torch.dtype) -
             layer.values.mul_(2)
             whole.mul_(2)
         (kernel,) = layer._kernels.values()
-        assert kernel.whole().data_ptr() == kernel.whole().data_ptr()  # type: ignore[union-attr]
+        held, again = kernel.whole()  # type: ignore[misc]
+        assert again() is held
+        layer.values.mul_(2)
+        whole.mul_(2)
+        assert again() is None
     with torch.inference_mode():
         torch.testing.assert_close(layer(x), expected(x))
     for x_learns, values_learn in ((True, True), (True, False), (False, True)):
@@ -289,6 +293,8 @@ def test_a_layer_whose_plan_is_the_dense_product_is_torchs(dtype: torch.dtype) -
         found = torch.autograd.grad(layer(below).pow(3).sum(), own, create_graph=True)
         wanted = torch.autograd.grad(expected(below).pow(3).sum(), other, create_graph=True)
         again = torch.autograd.grad(sum(one.square().sum() for one in found), own)
+        (*_, repeated) = (torch.autograd.grad(layer(below).pow(3).sum(), own) for _ in range(2))
+        torch.testing.assert_close(repeated, found)
         for one, two in zip(
             (*found, *again), (*wanted, *torch.autograd.grad(_squares(wanted, mask), other)), strict=True
         ):
@@ -300,6 +306,30 @@ def test_a_layer_whose_plan_is_the_dense_product_is_torchs(dtype: torch.dtype) -
     torch.testing.assert_close(torch.compile(layer, backend="eager")(x), expected(x))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x).dtype == dtype
+    with torch.no_grad():
+        layer(x)
+        layer.bias = torch.nn.Parameter(bias.to(torch.float16))
+        torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, whole * mask) + layer.bias)
+
+
+def test_a_layer_of_the_dense_product_learns_as_a_masked_one_does() -> None:
+    """What a call found holds for later ones in both modes, while an optimiser writes values without torch's count."""
+    torch.manual_seed(0)
+    weight = torch.randn(6, 8) * (torch.rand(6, 8) < 0.5)
+    layer, mask = stc.nn.SparseLinear.from_dense(weight, torch.zeros(6), plan="dense"), weight != 0
+    dense = torch.nn.Linear(8, 6)
+    dense.weight.data, dense.bias.data = weight.clone(), torch.zeros(6)
+    for _ in range(4):
+        x = torch.randn(3, 8)
+        for model in (layer, dense):
+            model.zero_grad()
+            model(x).square().sum().backward()
+        dense.weight.grad *= mask  # type: ignore[operator]
+        for model in (layer, dense):
+            for parameter in model.parameters():
+                parameter.data -= 0.1 * parameter.grad  # type: ignore[operator]
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), dense(x))
 
 
 def _squares(gradients: Any, mask: torch.Tensor) -> torch.Tensor:
@@ -365,3 +395,10 @@ def test_a_model_is_sparsified_by_masks_and_by_magnitude() -> None:
     assert sparse.training
     with pytest.raises(stc.KeywordError, match="no linear layer is called '2'; there are '1'"):
         stc.nn.sparsify(model, {"2": mask})
+
+
+def test_what_is_packed_in_inference_mode_serves_gradients_later() -> None:
+    layer, x = stc.nn.SparseLinear.from_dense(torch.eye(4), plan="dense").requires_grad_(False), torch.rand(3, 4)
+    with torch.inference_mode():
+        layer(x)
+    torch.autograd.grad(layer(x.requires_grad_()).sum(), x)

@@ -163,12 +163,12 @@ def x3():
         (lambda: stc.mttkrp(x3(), [None, None, matrix(7, 2)], 0), stc.ShapeError, r"factors\[1\].*NoneType"),
         (lambda: stc.mttkrp(x3(), [None, matrix(5, 2), matrix(7, 2)], 0), stc.ShapeError, r"factors\[1\].*\(6, rank\)"),
         (lambda: stc.mttkrp(x3(), [None, matrix(6, 2), matrix(7, 3)], 0), stc.ShapeError, "one rank"),
-        (lambda: stc.mttkrp(x3(), [None] * 3, 3), stc.ShapeError, "mode 3 is not a mode"),
+        (lambda: stc.mttkrp(x3(), [None] * 3, 3), stc.ShapeError, "mttkrp: a tensor of 3 modes has no mode 3"),
         (lambda: stc.mttkrp(tensor(5), [None], 0), stc.EquationError, "at least 2 modes"),
         (
             lambda: stc.mttkrp(x3(), [matrix(5, 2), tensor(6, 5), tensor(6, 2)]),
             stc.ShapeError,
-            r"\[2\].*shape \(6, 2\)",
+            r"\[2\].*found \(6, 2\)",
         ),
         (
             lambda: stc.mttkrp(x3(), [matrix(5, 2), matrix(6, 2), tensor(7, 2, dtype=torch.float32)]),

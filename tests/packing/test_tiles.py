@@ -12,7 +12,7 @@ from extensions import as_before
 from interpret import run_program
 
 import sparsetc as stc
-from sparsetc.formats.hls import TileFormat
+from sparsetc.formats.tiles import TileFormat
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.program.tile import Loop, walk
 from sparsetc.packing.base import VOLUME, pack, sides_of, tile_populations

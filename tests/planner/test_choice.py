@@ -13,11 +13,11 @@ import torch
 from cases import Problem
 
 import sparsetc as stc
-from sparsetc.formats import window
+from sparsetc.formats import tiles
 from sparsetc.ir.plan import Storage
 from sparsetc.ir.program.tile import Add, TileProgram, walk
-from sparsetc.planner.bounds import HEIGHTS, STRIPS, Best, similar_order, tiles_of, windows_of
-from sparsetc.planner.pricing import ranked
+from sparsetc.planner.bounds import HEIGHTS, STRIPS, similar_order, tiles_of, windows_of
+from sparsetc.planner.candidate import Best, ranked
 from sparsetc.planner.problem import Counts
 from sparsetc.planner.registry import PLANS as METHODS
 from sparsetc.planner.registry import considered
@@ -101,7 +101,7 @@ def stored(programs: Iterable[TileProgram]) -> list[bool]:
 def priced(kernel: stc.Kernel) -> list[bool]:
     """As it was priced: of the parts that run."""
     from sparsetc.planner import pricing
-    from sparsetc.planner.pricing import Candidate
+    from sparsetc.planner.candidate import Candidate
 
     candidate = Candidate(kernel.step.choice.plan, kernel.step.choice.expected)
     found = pricing.costs(candidate, kernel.step.problem)
@@ -149,7 +149,8 @@ def test_the_output_is_priced_by_its_rows() -> None:
 @pytest.mark.parametrize("backend", ["triton", "torch"])
 @pytest.mark.parametrize("equation", ["ijk,jr,kr->ir", "ijk,jr,ks->irs", "ijk,i->jk", "ij,ir,jr->ij"])
 def test_the_program_that_is_priced_is_the_one_that_runs(equation: str, backend: str, dtype: torch.dtype) -> None:
-    from sparsetc.planner.pricing import Candidate, costs
+    from sparsetc.planner.candidate import Candidate
+    from sparsetc.planner.pricing import costs
 
     given = Problem(equation, SIZES, "skewed", dtype).operands()
     for plan, output in itertools.product(("auto", *PLANS), ("sparse", "dense")):
@@ -249,7 +250,7 @@ def test_what_cannot_win_is_not_counted(make: Any, monkeypatch: pytest.MonkeyPat
     """Neither tiles nor windows, nor are rows grouped, where a sample says that they lose."""
     x = make()
     b = torch.empty(x.shape[1], 64)
-    monkeypatch.setattr(window, "group_rows", lambda *_, **__: pytest.fail("rows were grouped"))
+    monkeypatch.setattr(tiles, "group_rows", lambda *_, **__: pytest.fail("rows were grouped"))
     kernel = stc.compile("ij,jr->ir", x, b, backend="triton")
     counted = {name if isinstance(name, str) else name[0] for name in x.pattern.counts}
     assert not {"tiles", "windows"} & counted
@@ -304,7 +305,7 @@ def test_columns_of_windows_beyond_64_bits() -> None:
     met: list[set[tuple[int, ...]]] = [set() for _ in range(-(-len(rows) // 16))]
     for i, *column in coords.T.tolist():
         met[rows.index(i) // 16].add(tuple(column))
-    assert window.populations(coords, shape, storage, None)[2].tolist() == [*map(len, met)]
+    assert tiles.populations(coords, shape, storage, None)[2].tolist() == [*map(len, met)]
     sample = windows_of(Counts(coords, shape), (0,), (1, 2), False).at([16])
     assert sample.columns[sample.nonzeros > 0].tolist() == [*map(len, met)]
 

@@ -298,9 +298,10 @@ def gradient_plans(x: stc.SparseTensor, plan: str) -> list[str]:
     stc.einsum("ij,jr->ir", x, b, plan=plan).sum().backward()
     torch.func.vmap(lambda b: stc.einsum("ij,jr->ir", x, b, plan=plan))(torch.ones(5, 3, 2))
     kernels = {k for k in x.pattern.cache.values() if hasattr(k, "steps")}
-    (kernel,) = [k for k in kernels if k.bound.einsum.text == "ij,jr->ir"]
-    (gradient,) = kernels - {kernel}
-    (batched,) = kernel.innermost._others.values()
+    kernel, batched = sorted(
+        [k for k in kernels if k.bound.einsum.text == "ij,jr->ir"], key=lambda k: len(k.bound.einsum.output)
+    )
+    (gradient,) = kernels - {kernel, batched}
     return [gradient.innermost.plan.name, batched.innermost.plan.name]
 
 

@@ -14,7 +14,8 @@ from sparsetc.device.profile import default_gpu
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.resources import STORED, GatherTerm, Statistics
 from sparsetc.ir.program.tile import TileProgram
-from sparsetc.planner.pricing import Candidate, price
+from sparsetc.planner.candidate import Candidate
+from sparsetc.planner.pricing import price
 
 WIDE = torch.zeros(())
 

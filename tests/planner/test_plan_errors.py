@@ -12,7 +12,7 @@ from extensions import as_before
 
 import sparsetc as stc
 from sparsetc.formats.coo import coo
-from sparsetc.planner.pricing import Candidate
+from sparsetc.planner.candidate import Candidate
 from sparsetc.planner.problem import Counts, Problem
 from sparsetc.plans import Part, Plan, Schedule, Storage
 

@@ -227,7 +227,14 @@ def test_tensors_of_bools() -> None:
         assert torch.equal(found, expected)
     twice = stc.SparseTensor([[1, 1, 0]], [True, True, False], (3,))
     assert twice.to_dense().tolist() == [False, True, False]
-    for call in (lambda: -mask, lambda: mask - mask, lambda: mask @ torch.ones(6), lambda: ~mask):
+    for call in (
+        lambda: -mask,
+        lambda: mask - mask,
+        lambda: mask - x,
+        lambda: x - mask,
+        lambda: mask @ torch.ones(6),
+        lambda: ~mask,
+    ):
         with pytest.raises(stc.DtypeError, match=r"bool|~ would hold"):
             call()
 
@@ -375,6 +382,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x == x.T": (lambda x: x == sparse(dense(1)), stc.DtypeError, "=="),
     "x != dense": (lambda x: x != dense(1), stc.DtypeError, "=="),
     "x > dense": (lambda x: x > dense(1), stc.DtypeError, "gt of a dense tensor would change absent entries"),
+    "x | number": (lambda x: x | 2.0, stc.DtypeError, r"or_ takes no torch\.float64"),
     "x >= x": (lambda x: x >= x * 1, stc.DtypeError, "holds wherever neither has an entry"),
     "clip(1)": (lambda x: x.clip(1), stc.DtypeError, "absent entries"),
     "map": (lambda x: x.map(lambda v: v[:2]), stc.ShapeError, "gave"),
@@ -383,7 +391,8 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "x @ text": (lambda x: x @ "a", stc.ShapeError, "found .* and str"),
     "x @ row": (lambda x: x @ torch.ones(1, 3, dtype=F64), stc.ShapeError, "columns of the first"),
     "mm of a vector": (lambda x: torch.mm(x, torch.ones(6, dtype=F64)), stc.ShapeError, "orders"),
-    "tensordot": (lambda x: torch.tensordot(x, torch.ones(1, 3), 1), stc.ShapeError, "differ in size"),
+    "tensordot": (lambda x: torch.tensordot(x, torch.ones(1, 3), 1), stc.ShapeError, "have one size"),
+    "tensordot, other modes": (lambda x: torch.tensordot(x, x, ([0], [0, 1])), stc.EquationError, "as many modes of x"),
     "clip(nan)": (lambda x: x.clip(float("nan")), stc.DtypeError, "absent entries"),
     "out=": (lambda x: torch.abs(x, out=torch.empty(0)), stc.DtypeError, "takes no out="),
     "softmax": (lambda x: stc.softmax(x.to_dense()), stc.DtypeError, "takes a SparseTensor"),
@@ -476,8 +485,6 @@ def test_alpha_as_torch_has_it(function: Callable[..., Any], alpha: Any) -> None
         dense(2).to(dtype) for dtype in (torch.bool, torch.int8, torch.int64, torch.float16, F64, torch.complex64)
     ]
     for x, y in itertools.product(values, values):
-        if function is torch.sub and torch.bool in (x.dtype, y.dtype):  # of which we take some that torch does not
-            continue
         try:
             expected = function(x, y, alpha=alpha)
         except RuntimeError:
@@ -485,6 +492,24 @@ def test_alpha_as_torch_has_it(function: Callable[..., Any], alpha: Any) -> None
                 function(sparse(x), sparse(y), alpha=alpha)
         else:
             torch.testing.assert_close(function(sparse(x), sparse(y), alpha=alpha).to_dense(), expected)
+
+
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 1.5), (0, 2.7), (0.5, 2), (1.5, True), (1, 1j)], ids=str)
+def test_factors_of_integers_as_torch_has_them(beta: Any, alpha: Any) -> None:
+    x = dense(2).to(torch.int64)
+    y = x.T.contiguous()
+    start = torch.arange(len(x) ** 2).view(len(x), -1)
+    try:
+        expected = torch.addmm(start, x, y, beta=beta, alpha=alpha)
+    except RuntimeError:
+        with pytest.raises(stc.DtypeError, match="complex"):
+            torch.addmm(start, sparse(x), y, beta=beta, alpha=alpha)
+        return
+    found = torch.addmm(start, sparse(x), y, beta=beta, alpha=alpha)
+    assert torch.equal(found, expected)
+    assert found.dtype == expected.dtype
+    sampled = torch.sparse.sampled_addmm(stc.full(start.shape, 3), x, y, beta=beta, alpha=alpha)
+    assert torch.equal(sampled.to_dense(), torch.addmm(torch.full_like(start, 3), x, y, beta=beta, alpha=alpha))
 
 
 @pytest.mark.parametrize("alpha", [None, "2", 10**20, torch.ones(2)], ids=str)

@@ -475,6 +475,8 @@ THINGS: dict[str, tuple[Spelling, Spelling]] = {
     "allclose": (lambda x: torch.tensor(torch.allclose(x, x + 0.0)), lambda d: torch.tensor(True)),
     "DLPack of parts": (lambda x: torch.from_dlpack(x.values), lambda d: d[d != 0]),
     "vstack": (lambda x: torch.vstack([x, x]), lambda d: torch.vstack([d, d])),
+    "vstack of vectors": (lambda x: torch.vstack([x[0], x[1]]), lambda d: torch.vstack([d[0], d[1]])),
+    "block_diag of vectors": (lambda x: torch.block_diag(x[0], x), lambda d: torch.block_diag(d[0], d)),
     "hstack": (lambda x: torch.hstack([x, x]), lambda d: torch.hstack([d, d])),
     "swapaxes": (lambda x: x.swapaxes(0, 1), lambda d: d.T),
     "moveaxis": (lambda x: torch.moveaxis(x[None], 0, 2), lambda d: d[..., None]),

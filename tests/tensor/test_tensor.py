@@ -401,7 +401,7 @@ def test_permute_refusals() -> None:
     assert (moved.dense_order, moved.shape) == (0, (3, 2, 2, 4))
     torch.testing.assert_close(moved.to_dense(), x.to_dense().permute(2, 0, 1, 3))
     for wrong in ((0, 1), (0, 0, 1, 2), (0, 1, 2, 9), ("a",), ("abcd",), (0, 1, 2, None), (0.0, 1, 2, 3), ((0, 1), 2)):
-        with pytest.raises(ShapeError, match="once"):
+        with pytest.raises(ShapeError, match=r"once|permute: a tensor of 4 modes has no mode"):
             x.permute(*wrong)  # type: ignore[arg-type]
 
 

@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         found = []
         for call in calls:
             call()
-            name = call.plan.name
+            name = call.made.plan.name
             told["timed"].append(name)
             seconds = told["seconds"].get(name, 1.0)
             found.append(Timing(0.999 * seconds, seconds, 1.001 * seconds, 9))
@@ -135,12 +135,12 @@ def test_pairs_of_every_type(clock: dict[str, Any], plan: str, dtype: torch.dtyp
 
 def test_what_differs_from_the_first_cannot_win(clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     clock["seconds"] = {"fiber": 0.1}
-    rows = tuned.Step.__call__
+    rows = tuned.Run.__call__
 
     def wrong(self: Any) -> torch.Tensor:
-        return rows(self) + (1.0 if self.plan.name == "fiber" else 0.0)
+        return rows(self) + (1.0 if self.made.plan.name == "fiber" else 0.0)
 
-    monkeypatch.setattr(tuned.Step, "__call__", wrong)
+    monkeypatch.setattr(tuned.Run, "__call__", wrong)
     assert mttkrp("now").plan.name != "fiber"
     assert "fiber" not in clock["timed"]
 
@@ -586,7 +586,7 @@ def test_the_package_comes_with_lines() -> None:
 
 def test_threads_are_tuned_on_a_cpu(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(calls: Sequence[Any], *_: Any) -> list[Timing]:
-        seconds = [0.5 if call.plan.parts[0].schedule.threads == 1 else 1.0 for call in calls]
+        seconds = [0.5 if call.made.plan.parts[0].schedule.threads == 1 else 1.0 for call in calls]
         return [Timing(0.999 * s, s, 1.001 * s, 9) for s in seconds]
 
     monkeypatch.delenv("SPARSETC_BACKEND", raising=False)  # a compiler of native loops would take all of the time

@@ -78,7 +78,7 @@ def _lowered(bound: Bound, view: Nest, schedule: Schedule, target: Target, numbe
 @lru_cache(maxsize=1024)
 def drafted(bound: Bound, view: Nest, schedule: Schedule, target: Target) -> TileProgram:
     """Lower one part by a schedule without the default rule's tree, and without its number and its format."""
-    read = view.taking(1 if target.whole else schedule.lanes)
+    read = view.taking(1 if target.at_once else schedule.lanes)
     read = read.of_ones() if target.ones else read
     inner = Inner.of(bound, read.in_halves() if schedule.precision == F16X3 else read, target)
     return lowered(inner, completed(inner, schedule), "")

@@ -62,7 +62,7 @@ class Target:
         owned: whether no two items add to one row, so that results may be stored.
         rows: rows of the output.
         index64: whether positions of the stored nonzeros need 64 bits.
-        whole: whether torch is to run it, which takes all rows of a level at once, and whole axes.
+        at_once: whether torch is to run it, which takes all rows of a level at once, and whole axes.
         ones: whether every value is 1, at every call, so that none is read.
         strides: of the rows of a dense output, and of its dense axes, where it does not lie as (rows, axes).
     """
@@ -72,7 +72,7 @@ class Target:
     owned: bool = False
     rows: int = 1
     index64: bool = False
-    whole: bool = False
+    at_once: bool = False
     ones: bool = False
     strides: Ints = ()
 
@@ -121,7 +121,7 @@ class Inner:
         letters, sizes = e.inputs[sparse], printed_sizes(bound)
         if not len(letters) == len({*letters}) == len(view.mode_levels):
             raise PlanError(f"a view of order {view.order} cannot serve the sparse operand {''.join(letters)!r}")
-        output, operands = named_operands(bound, as_given=not target.whole)
+        output, operands = named_operands(bound, as_given=not target.at_once)
         stored = stored_of(view, letters)
         return cls(
             equation=str(e),

@@ -119,7 +119,7 @@ class Lowering:
             slot=inner.key.array,
             rows=inner.target.rows,
             index64=inner.target.index64,
-            whole=inner.target.whole,
+            at_once=inner.target.at_once,
             sparse=tuple(inner.stored.values()),
             strides=inner.target.strides,
         )
@@ -504,4 +504,4 @@ class WholeLowering(Lowering):
 
 def lowered(inner: Inner, schedule: Schedule, format: str) -> TileProgram:
     """Return the program of a schedule with a tree."""
-    return (WholeLowering if inner.target.whole else Lowering)(inner, schedule).program(format)
+    return (WholeLowering if inner.target.at_once else Lowering)(inner, schedule).program(format)

@@ -236,7 +236,7 @@ class Cost:
         """Multiplications and additions; padding is included in dots and over tiles."""
         if s.accumulate:
             self.kept = max(self.kept, self._cells(s.out.axes))
-        if not (s.out.folded and s.summed if self.p.whole else s.right):
+        if not (s.out.folded and s.summed if self.p.at_once else s.right):
             axes, columns = {a for t in s.inputs for a in t.axes}, {a.letter for a in self.p.axes}
             products = visits * (self._cells(axes) * len(s.inputs))
             self.multiply += products
@@ -330,7 +330,7 @@ class Cost:
         }
 
     def loops(self, statistics: Statistics, profile: DeviceProfile) -> dict[str, float]:
-        """Return how often a CPU does each thing that takes it time, by its name in `DeviceProfile.loops`."""
+        """Return how often loops do each thing that takes time, by its name in `DeviceProfile.loops`."""
         at = statistics.symbols
         lines = [g.rows @ at * max(1.0, g.width * (g.itemsize @ at) / CPU_LINE) for g in self.gathers]
         read = moved(self.gathers, statistics, profile, 1)
@@ -436,7 +436,12 @@ class Cost:
         return busy + waits * profile.wait + statistics.chain * alone
 
     def _waited(self, busy: float, statistics: Statistics, profile: DeviceProfile) -> float:
-        """Seconds of the longest program: its rounds of dependent loads, which take longer while others load."""
+        """Seconds of the longest program: its rounds of dependent loads, which take longer while others load.
+
+        Programs that take all rows at once have none.
+        """
+        if self.p.at_once:
+            return 0.0
         chain, constants = statistics.chain * profile.wait, profile.constants
         if not self.p.view.blocks:
             return chain * min(1.0, constants["idle_wait"] * (1 + sum([g.rows @ STORED > 0 for g in self.gathers])))

@@ -216,7 +216,7 @@ class TileProgram:
         slot: name of the array of output slots, where the output is sparse.
         rows: rows of the output; with its width, this decides whether an address needs 64 bits.
         index64: whether the part stores so many nonzeros that their positions need 64 bits.
-        whole: whether torch runs it: no axis is split, and a product sums what nothing after it reads.
+        at_once: whether torch runs it: no axis is split, and a product sums what nothing after it reads.
         sparse: the sparse operands, one, or the two of a task list.
         strides: of the rows of the output, and of its axes, where it does not lie as (rows, axes).
     """
@@ -239,7 +239,7 @@ class TileProgram:
     slot: str = ""
     rows: int = 1
     index64: bool = False
-    whole: bool = False
+    at_once: bool = False
     sparse: tuple[Stored, ...] = ()
     strides: Ints = ()
 
@@ -348,7 +348,7 @@ class TileProgram:
     @cached_property
     def dots(self) -> tuple[Product, ...]:
         """The matrix products."""
-        return tuple([s for s in self.each(Product) if (s.out.folded if self.whole else s.dot)])
+        return tuple([s for s in self.each(Product) if (s.out.folded if self.at_once else s.dot)])
 
     @cached_property
     def narrow(self) -> frozenset[str]:
