@@ -220,7 +220,7 @@ class Contraction:
         pull = self.pull
         if self._holds is not None and not self._holds(dense):
             return self.in_full.result(patterns, values, dense, None if packed else packed)
-        operands = values, dense
+        of_call, operands = patterns, (values, dense)
         if self.rewrites:
             beside = bool(packed) and self.innermost.guard is None and not followed([*values, *dense])
             given = given or [*(() if pull.values else [v for v in values if v is not None]), *dense]
@@ -228,6 +228,8 @@ class Contraction:
         if not self._as_given:
             patterns = [patterns[one] if isinstance(one, int) else one for one in self._inner]
         result = self.innermost.result(patterns, values, dense, packed, given)
+        if result is None:
+            return self.in_full.result(of_call, *operands, None if packed else packed)
         for push in self._pushes:
             result = push(result)
         if self._sought and self._holds is None and (packed is not None or not pull.values):

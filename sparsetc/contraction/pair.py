@@ -111,8 +111,8 @@ class Pair:
     def take(self, choice: Choice) -> None:
         """Multiply by the path of a choice from here on, once it was asked for `places`."""
         make = WAYS[choice.plan.name]
-        self.choice: Choice = choice
         self.numeric = self.task_sums if make is TaskSums else make(self.problem, choice.plan)
+        self.choice: Choice = choice
 
     @cached_property
     def task_sums(self) -> TaskSums:

@@ -97,6 +97,8 @@ class Path:
         _dropped: dimensions that dense operands are summed along beforehand.
         _reader: the contraction that reads the one sparse operand; None where there are several, or it is made dense.
         _last: the last link's contraction if an operand of it has the pattern that a call brings; else None.
+        _apart: guards of links that multiply dense operands alone, by their numbers: of finite ones they may give an
+            infinity, which would meet the same zeros.
         _merged: how duplicates of the last link's result are summed; None where there are none.
         _pattern: the pattern of a sparse result; None where `pattern_on` asks the last link for it.
     """
@@ -106,7 +108,8 @@ class Path:
     ) -> None:
         bound = request.bound
         self.bound, self.settings = bound, request.settings
-        self.dtype = self.result_dtype = request.like.dtype
+        self.dtype = request.like.dtype
+        self.result_dtype = summed_dtype(self.dtype) if bound.einsum.plain_sum else self.dtype
         self.device = request.like.device
         self.sparse = request.is_sparse(expanded)
         self._expanded, self._single = expanded, len(request.sparse) == 1
@@ -131,6 +134,7 @@ class Path:
         self.links: list[Link] = []
         self._reader: Contraction | None = None
         self._last: Contraction | None = None
+        self._apart: dict[int, Guard] = {}
         last, meets_zeros = self._compiled(terms)
         guard = Guard(finite)
         self.holds = (lambda dense: not transforming() and guard.admits(dense, dense)) if meets_zeros else None
@@ -157,7 +161,9 @@ class Path:
             rest = [term for n, term in enumerate(terms) if n not in places]
             plan = requested(self.settings.plan).of_step(number, len(self.order))
             terms = [*rest, self._linked(chosen, rest, plan, x.pattern if self._single else None)]
-            if any(operand is became for _, operand in chosen):
+            if all(isinstance(operand, Tensor) and operand is not became for _, operand in chosen):
+                self._apart[number] = Guard(finite)
+            elif any(operand is became for _, operand in chosen):
                 meets_zeros |= isinstance(became, Tensor)
                 became = terms[-1][1]
         return terms[0][1], meets_zeros and self._single
@@ -274,8 +280,11 @@ class Path:
 
     def result(
         self, patterns: Patterns, values: Tensors, dense: Tensors, packed: Values | None = None, *_: Any
-    ) -> Tensor:
-        """The result's values on its pattern, or a dense result; differentiable."""
+    ) -> Tensor | None:
+        """The result's values on its pattern, or a dense result; differentiable.
+
+        None where a product of dense operands overflows that would meet zeros, as `holds` refuses an infinity.
+        """
         terms: list[Any] = [None] * len(self.bound.einsum.inputs)
         for p, entries in zip(self.bound.einsum.sparse, values, strict=True):
             terms[p] = entries.flatten() if self._expanded else entries
@@ -287,19 +296,21 @@ class Path:
         if dtype != self.dtype:
             terms = [term.to(dtype) for term in terms]
         operands = [*values, *dense]
-        for places, (run, made) in zip(self.order, self.links, strict=True):
+        for number, (places, (run, made)) in enumerate(zip(self.order, self.links, strict=True)):
             # `UNREAD`, which is empty, is taken for None: autograd follows each link by itself.
             own_packed = (packed or None) if made is self._reader else None
             result = run([terms[n] for n in places], patterns, own_packed, operands)
             for n in reversed(places):
                 del terms[n]
+            if self.holds and number in self._apart and not self._apart[number].admits(dense, [result]):
+                return None
             terms.append(result)
         (result,) = terms
         if self._merged is not None:
             result = self._merged.values(result, self.settings.deterministic)
         return fitted(
             result[:0] if self.sparse and self.empty else result,
-            self.dtype,
+            self.result_dtype,
             f'the result of "{self.bound.einsum.text}"',
         )
 

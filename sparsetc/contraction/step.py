@@ -274,8 +274,9 @@ class Step:
         return run.on_arrays(self.arrays, packed)
 
     def _rows(self, values: Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None) -> Tensor:
-        if self.trials is not None and not captured(self.operand._values):
-            return self.trials(values, dense, given)
+        turns = self.trials  # read once: the call of another thread may decide
+        if turns is not None and not captured(self.operand._values):
+            return turns(values, dense, given)
         run = self.executable
         if self._empty:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)

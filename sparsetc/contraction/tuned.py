@@ -87,8 +87,9 @@ def tune(made: Step | Pair) -> None:
         record, (leads, plans) = Known(_facts(made), request, device_name(made.device)), leader.get() or (True, None)
         runs: dict[str, Run] = {}
         if plans is not None and not leads:
-            with suppress(SparsetcError):  # it does not apply to this share
-                made.take(Choice(plans[made.equation]) if made.equation in plans else made.choice)
+            if made.equation in plans:
+                with suppress(SparsetcError):  # it does not apply to this share
+                    made.take(Choice(plans[made.equation]))
             return
         if record.best(candidates) is None and not made.settings.deterministic:
             try:
@@ -186,12 +187,14 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
     if not trials:  # results that are not finite, of random operands
         return {}
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
-    if mode == "calls" and alone and isinstance(made, Step):
-        made.trials = in_turns(made, close, known, candidates) if len(close) > 1 else None
-    elif isinstance(made, Step) and (made.problem.backend.gpu or made.device.type == "cpu"):
+    in_calls = mode == "calls" and alone
+    turns = in_calls and len(close) > 1 and isinstance(made, Step)
+    if turns and isinstance(made, Step):  # by one clock: what a launch takes is no part of a search's times
+        made.trials = in_turns(made, list(dict.fromkeys((*close, search.trials[0]))), known, candidates)
+    elif not in_calls and isinstance(made, Step) and (made.problem.backend.gpu or made.device.type == "cpu"):
         threads = 0 if made.problem.backend.gpu else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
-    known.add(search.trials)
+    known.add([] if turns else search.trials)
     about = len(trials), made.equation, trials[0].candidate.name, 1e6 * trials[0].timing.median
     log_since(start, logging.INFO, 'timed %d plans of "%s", the fastest %s with %.1f us', *about)
     return runs_of(search.trials)
@@ -252,10 +255,11 @@ def in_turns(
         step = owner()
         if step is None or min(map(len, taken)) < ROUNDS:
             return
-        step.trials = None
         known.add([replace(t, timing=Timing.of(own)) for t, own in zip(trials, taken, strict=True)])
+        taken[0].clear()  # one call decides
         with in_force_on(step.settings, step.device), lasting():
             _decide(step, known, candidates, runs_of(trials))
+        step.trials = None  # last: until then calls of other threads run what was timed
 
     def rows(values: Tensor | None, dense: Tensors, given: Tensors | None) -> Tensor:
         """The result of a call by the candidate whose turn it is, or the first."""

@@ -149,7 +149,7 @@ def stream_kernel(equation: str, x: Any, *dense: Any, **options: Any) -> Stream:
     again = None
     if any(variant.reads_zeros for variant in stream_cut.variants):  # else the operands need not be kept
         changed = {"file": None, "device": target, "plan": "coo"}
-        again = partial(stream_kernel, equation, x, *dense, **{**options, **changed})
+        again = partial(stream_kernel, equation, x, *dense, **{**options, **vars(settings), **changed})
     return Stream(recipe, compiler, stream_cut, store, budget, chosen, again)
 
 

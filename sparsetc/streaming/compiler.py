@@ -118,6 +118,7 @@ class Compiler:
                     continue
                 try:
                     self.plan = self._fitted(choose(self.settings.plan, inner.problem).plan)
+                    verify_axes(self.plan, inner.bound.einsum, inner.written or inner.bound.einsum)
                     if self.settings.timed:
                         self._tune(coords, values)
                     return
@@ -185,7 +186,6 @@ class Compiler:
         for wanted in filter(None, (self.plan, request if request.is_request else Plan(request.name), AUTO)):
             try:
                 plan = wanted if wanted is self.plan else self._fitted(choose(wanted, inner.problem).plan)
-                verify_axes(plan, inner.bound.einsum, inner.written or inner.bound.einsum)
                 return plan, *bound_parts(plan, inner.problem, inner.output)
             except (PlanError, FormatError):
                 if wanted is AUTO:

@@ -175,6 +175,25 @@ def test_an_infinity_that_no_nonzero_meets_stays_out() -> None:
     assert torch.isinf(kernel(b, c)[0]).all()
 
 
+def test_a_product_of_finite_operands_that_overflows_meets_no_zeros() -> None:
+    filled = torch.ones(3, 3, 3)
+    filled[:, 0] = 0
+    x = stc.SparseTensor.coerce(filled.to_sparse())
+    b, c, e = torch.ones(3, 2), torch.ones(3, 2), torch.full((2, 2), 1e10)
+    b[0] = 1e30  # where x has no entries
+    kernel = stc.compile("ijk,jr,ks,rt->ist", x, b, c, e, path=[(0,), (0, 2), (0, 1), (0, 1)])
+    for _ in range(2):
+        torch.testing.assert_close(kernel(b, c, e), stc.einsum("ijk,jr,ks,rt->ist", x, b, c, e, plan="coo"))
+
+
+def test_integers_of_a_path_are_summed_as_those_of_one_pass() -> None:
+    x = stc.SparseTensor([[0, 0, 1], [0, 1, 1]], torch.tensor([100, 100, 3], dtype=torch.int8), (2, 2))
+    for path in (None, [(0,)]):
+        found = stc.einsum("ij->i", x, path=path)
+        assert found.dtype == torch.int64
+        assert found.tolist() == [200, 3]
+
+
 def test_double_backward_and_transforms() -> None:
     x, dense = ttmc(rank=2)
     small = [t.requires_grad_() for t in dense]

@@ -237,3 +237,12 @@ def test_a_threshold_given_back_is_checked(threshold: object) -> None:
     plan = stc.compile("ij,jk->ik", x, x, plan="bcb").plan
     with pytest.raises(stc.PlanError, match="threshold must be a number of nonzeros"):
         stc.compile("ij,jk->ik", x, x, plan=replace(plan, options=(("threshold", threshold),)))
+
+
+def test_a_plan_that_cannot_be_made_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = clustered((40, 40))
+    step, other = (step_of(stc.compile("ij,jk->ik", x, x, plan=plan)) for plan in ("scalar", "bcb"))
+    monkeypatch.setattr("sparsetc.products.blocks.MOST_POSITIONS", 0)
+    with pytest.raises(stc.PlanError, match="too large for one program"):
+        step.take(other.choice)
+    assert step.plan.name == "scalar"

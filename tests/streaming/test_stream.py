@@ -292,6 +292,25 @@ def test_infinities_reach_only_what_has_nonzeros() -> None:
             assert_same(s(b.nan_to_num(posinf=1), c), in_core("ijk,jr,kr->ir", x, b.nan_to_num(posinf=1), c))
 
 
+def test_the_stream_for_infinities_has_the_options_that_were_in_force() -> None:
+    x, b = random_sparse((40, 30), "random", torch.float32), torch.rand(30, 5)
+    with stc.options(precision="high", deterministic=True, backend="torch"):
+        s = stc.stream_kernel("ij,jr->ir", x, b, plan=stc.plans.plan_hls(1))
+    b[0, 0] = float("inf")
+    s(b)
+    assert s._by_nonzeros is not None
+    settings = s._by_nonzeros.compiler.settings
+    assert (settings.precision, settings.deterministic) == ("high", True)
+
+
+def test_a_block_of_no_dense_axis_is_refused() -> None:
+    x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
+    plan = stc.compile("ijk,jr,kr->ir", x, b, c, plan="fiber").plan
+    wrong = plan.scheduled(lambda schedule: replace(schedule, blocks=(("z", 8),)))
+    with pytest.raises(stc.PlanError, match="a block of axis 'z'"):
+        stc.stream_kernel("ijk,jr,kr->ir", x, b, c, plan=wrong)
+
+
 def test_broadcast_operands() -> None:
     x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
     expected = in_core("ijk,jr,kr->ir", x, b[:, :1], c)

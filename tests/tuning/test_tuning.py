@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import json
 import os
 import warnings
@@ -158,6 +159,47 @@ def test_values_and_gradients_while_candidates_take_turns() -> None:
         torch.testing.assert_close(leaf.grad, torch.autograd.grad(model(leaf, c).sum(), leaf)[0])
     x.values.mul_(2)
     torch.testing.assert_close(kernel(b, c), model(b, c))
+
+
+def test_candidates_that_take_turns_are_timed_by_calls_alone(
+    clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = mttkrp("model").plan.name
+    clock["seconds"] = {first: 1.2}  # in a search; in calls all take as long
+    kernel, (_, b, c) = mttkrp("calls"), factors()
+    ticks = itertools.count()
+    monkeypatch.setattr(tuned.time, "perf_counter", lambda: float(next(ticks)))
+    while kernel.step.trials is not None:
+        kernel(b, c)
+    assert kernel.plan.name == first
+    assert {seconds for _, seconds in kernel.step.choice.measured} == {1.0}
+
+
+def test_a_plan_is_decided_once_and_calls_run_what_was_timed_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, (_, b, c) = mttkrp("calls"), factors()
+    decided, decide = list[Any](), tuned._decide
+
+    def within(step: Any, *about: Any) -> None:
+        assert step.trials is not None
+        decided.append(kernel(b, c))  # as a thread that calls meanwhile
+        decide(step, *about)
+
+    monkeypatch.setattr(tuned, "_decide", within)
+    while kernel.step.trials is not None:
+        expected = kernel(b, c)
+    (found,) = decided
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_process_that_follows_packs_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, take = list[Any](), tuned.Step.take
+    monkeypatch.setattr(tuned.Step, "take", lambda step, choice: taken.append(choice) or take(step, choice))
+    token = tuned.leader.set((False, {}))
+    try:
+        mttkrp("now")
+    finally:
+        tuned.leader.reset(token)
+    assert len(taken) == 1
 
 
 @pytest.mark.parametrize("tune", ["now", "calls"])
