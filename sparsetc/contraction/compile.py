@@ -20,7 +20,7 @@ from sparsetc.backends import NUMBA, TORCH
 from sparsetc.contraction.contraction import Contraction, kept_or_made, key_of, known, parsed
 from sparsetc.contraction.pair import Pair
 from sparsetc.contraction.path import Path
-from sparsetc.contraction.prepare import chosen_for, in_force_on, problem_of
+from sparsetc.contraction.prepare import chosen_for, in_force_on, rewritten_problem
 from sparsetc.contraction.request import Operands, Request, Rewrite, check_form, check_operand, stand_in
 from sparsetc.contraction.rewrites import broadcast_dims, rewrites_of
 from sparsetc.contraction.step import Step
@@ -176,7 +176,7 @@ def _seconds_of_pass(request: Request, taken: Sequence[tuple[str, ...]], after: 
     dense = [request.like.expand(bound.shape(n)) for n in range(1, len(inputs))]
     form = request.form if after is None else "sparse" if after.sparse else "dense"
     settings = replace(request.settings, plan=ONE_PASS)
-    return choose(ONE_PASS, problem_of(Request(bound, [x, *dense], settings, form))).total
+    return choose(ONE_PASS, rewritten_problem(Request(bound, [x, *dense], settings, form))).total
 
 
 def _fault(request: Request, asked: bool) -> str:
@@ -240,7 +240,7 @@ def compiled_together(
     choices: Sequence[tuple[Choice | None, Any]] | None = None
     if not x.dense_order and not x.blocksize and all(len(r.sparse) == 1 for r in requests):
         with lasting():
-            problems = list(map(problem_of, requests))
+            problems = list(map(rewritten_problem, requests))
             with in_force_on(settings, x.device):
                 choices = choose_together(settings.plan, problems, settings.memory_on(x.device))
     choices = choices or [(None, settings.plan)] * len(requests)

@@ -113,7 +113,7 @@ class Contraction:
         inner_pattern = innermost.pattern_on(inner_patterns)  # here, and not while a CUDA graph is captured
         pattern, self._pushes = put_back(patterns, rewrites, inner_pattern, self.empty)
         self.sparse, self.shape = pattern is not None, bound.output_shape
-        one_step = not (self.sparse or self.empty) and hasattr(innermost, "around")
+        one_step = not (self.sparse or self.empty) and hasattr(innermost, "as_function")
         self.linear = one_step and bound.einsum.has_gradients and patterns[0].is_coalesced
         if pattern is not None:
             self.shape = pattern.values_shape(bound.output_shape[pattern.order :])
@@ -130,7 +130,7 @@ class Contraction:
     @property
     def settled(self) -> bool:
         """True if the plans of all steps are decided; False while candidates take turns in calls."""
-        return all(getattr(step, "trials", None) is None for step in self.steps)
+        return all(getattr(step, "in_turns", None) is None for step in self.steps)
 
     @property
     def result_size(self) -> int:
@@ -194,7 +194,7 @@ class Contraction:
         if self.linear and packed is not UNREAD and followed([*values, *dense]) and not transforming():
             shapes = self.bound.dense_shapes
             if all(operand.shape == shape for operand, shape in zip(dense, shapes, strict=True)):
-                function = self.innermost.around(self, patterns[0], values[0], packed, given)
+                function = self.innermost.as_function(self, patterns[0], values[0], packed, given)
                 return apply(function, [*dense] if function.ones else [*values, *dense])
         return self.run(patterns, values, dense, packed, given)
 

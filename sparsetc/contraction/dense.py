@@ -45,7 +45,7 @@ def _contracted(equation: str, precision: str, operands: Tensors) -> Tensor:
     dtype = operands[0].dtype
     with without_autocast(operands[0].device), matmul_precision(precision):
         if dtype in (torch.float16, torch.bfloat16):
-            pair = _pair(equation)
+            pair = _two_operands(equation)
             # Of a matrix product, with every summed letter in both, a GPU rounds once.
             if operands[0].is_cuda and pair is not None and all(pair[2] <= set(term) for term in pair[0]):
                 with summed_wide():
@@ -73,7 +73,7 @@ def _function_of(equation: str, *shapes: Ints) -> Callable[..., Tensor]:
     What sums nothing is multiplied element by element, where torch would take matrices of width 1. A matrix is
     multiplied into a mode that lies within the other operand as many small matrices, into its last mode as one.
     """
-    pair = _pair(equation)
+    pair = _two_operands(equation)
     if pair is None:
         return partial(torch.einsum, equation)
     terms, output, summed = pair
@@ -85,26 +85,26 @@ def _function_of(equation: str, *shapes: Ints) -> Callable[..., Tensor]:
     if len(matrix) != 2 or len(shared) != 1 or shared != summed:
         return partial(torch.einsum, equation)
     (mode,) = shared
-    turned, behind = matrix[1] != mode, letters.index(mode) + 1
-    left = shapes[small][int(turned)]
+    transposed, behind = matrix[1] != mode, letters.index(mode) + 1
+    free_size = shapes[small][int(transposed)]
     before, after = shapes[1 - small][: behind - 1], shapes[1 - small][behind:]
     result = letters.replace(mode, matrix.replace(mode, ""))
     order = [result.index(c) for c in output]
-    flat, whole = (*before, shapes[1 - small][behind - 1], prod(after)), (*before, left, *after)
+    flat, whole = (*before, shapes[1 - small][behind - 1], prod(after)), (*before, free_size, *after)
 
     def run(*operands: Tensor) -> Tensor:
         table, tensor = operands[small], operands[1 - small]
         if not after and (behind == 2 or tensor.is_contiguous()):
-            return torch.matmul(tensor, table if turned else table.t()).permute(order)
+            return torch.matmul(tensor, table if transposed else table.t()).permute(order)
         if flat[-1] >= WIDE:
-            return torch.matmul(table.t() if turned else table, tensor.reshape(flat)).view(whole).permute(order)
+            return torch.matmul(table.t() if transposed else table, tensor.reshape(flat)).view(whole).permute(order)
         return torch.einsum(equation, *operands)
 
     return run
 
 
 @lru_cache(maxsize=1024)
-def _pair(equation: str) -> tuple[list[str], str, set[str]] | None:
+def _two_operands(equation: str) -> tuple[list[str], str, set[str]] | None:
     """The terms of two operands, the output and the letters that are summed; None of other einsums."""
     inputs, output = equation.split("->")
     terms = inputs.split(",")

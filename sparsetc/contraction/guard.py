@@ -156,7 +156,7 @@ Way = tuple[Callable[..., bool], int, bool, Run]
 def looked_at(innermost: Any, tensors: Tensors) -> bool:
     """Return True if a way to the result is sought for operands of this kind, which have been run once."""
     watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_any_autocast_enabled()
-    if watched or getattr(innermost, "trials", None) is not None or followed(tensors):
+    if watched or getattr(innermost, "in_turns", None) is not None or followed(tensors):
         return False
     # A tensor of a transform that has ended, such as vjp's pullback reads, has no storage to look at.
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor

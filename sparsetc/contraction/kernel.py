@@ -117,7 +117,7 @@ class Kernel:
         innermost, precision = self.contraction.innermost, self.contraction.settings.precision
         if (
             not innermost.is_product
-            or innermost.trials is not None
+            or innermost.in_turns is not None
             or transforming()
             or torch.is_autocast_enabled(innermost.device.type)
         ):

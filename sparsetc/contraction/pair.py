@@ -43,11 +43,11 @@ class Pair:
 
     Attributes:
         nnz: entries of the result.
-        summed: the dtype of sums.
+        summed: the dtype that operands are converted to, and the result before the last conversion.
     """
 
     def __init__(self, request: Request) -> None:
-        """Join the operands and choose a path; `find_pattern` is to follow, once the choice is final.
+        """Join the operands and choose a method; `find_pattern` is to follow, once the choice is final.
 
         Args:
             request: ``x,y->output`` without dense modes; letters may repeat, and may be absent from all else.
@@ -109,14 +109,14 @@ class Pair:
             self._pattern = known_result(self.bound, patterns, self._pattern)
 
     def take(self, choice: Choice) -> None:
-        """Multiply by the path of a choice from here on, once it was asked for `places`."""
+        """Multiply by the method of a choice from here on; it is asked for `places` before any values."""
         make = WAYS[choice.plan.name]
         self.numeric = self.task_sums if make is TaskSums else make(self.problem, choice.plan)
         self.choice: Choice = choice
 
     @cached_property
     def task_sums(self) -> TaskSums:
-        """The scalar path over the tasks of all nonzeros, for gradients and special values; made at first use."""
+        """The method `scalar` over the tasks of all nonzeros, for gradients and special values; made at first use."""
         return TaskSums(self.problem)
 
     @property
@@ -163,7 +163,7 @@ class Pair:
         return [gradient(n) if w else None for n, w in enumerate(wanted)]
 
     def product(self, letter: str, left: Tensor, right: Tensor) -> Tensor:
-        """The sum over tasks for p of x, q of y or z of the result, the `letter`, of the product of the other two."""
+        """Sum over tasks the product of two of x, y and the result, for the third: `letter` is p, q or z of these."""
         left, right = resolved(left), resolved(right)
         with without_autocast(self.device), in_order(self.settings.deterministic):
             if letter == "z":

@@ -66,7 +66,7 @@ def _dense(places: Tensor, sizes: Ints, keeps: bool, operands: Tensors, patterns
     return dense if kept is None else kept.put(key, dense)  # type: ignore[no-any-return]
 
 
-def _contracted(
+def _run_contraction(
     made: Contraction,
     own: Patterns | None,
     flat: bool,
@@ -88,7 +88,8 @@ class Path:
 
     Attributes:
         order: the operands of each link, by their positions in the list of what is left, ascending.
-        links: the contractions, in order; each removes its operands from that list and appends its result.
+        links: what runs each contraction, in order, and what is said of it; its operands are removed from that list,
+            and its result is appended.
         holds: a test of a call's dense operands: False for an infinity or a NaN, which would meet zeros where the
             sparse operand has no entries; None where no link multiplies a tensor that was made dense.
         _expanded: whether dense modes are made coordinates, where operands have any.
@@ -135,7 +136,7 @@ class Path:
         self._reader: Contraction | None = None
         self._last: Contraction | None = None
         self._apart: dict[int, Guard] = {}
-        last, meets_zeros = self._compiled(terms)
+        last, meets_zeros = self._compile_links(terms)
         guard = Guard(finite)
         self.holds = (lambda dense: not transforming() and guard.admits(dense, dense)) if meets_zeros else None
         self.inner = [made.innermost for _, made in self.links if isinstance(made, Contraction)]
@@ -147,7 +148,7 @@ class Path:
             # must not refer to it; `pattern_on` asks that link at each call.
             self._arrange(last, [x.expand_dense().pattern if expanded else x.pattern for x in request.sparse])
 
-    def _compiled(self, terms: list[Term]) -> tuple[SparseTensor | Tensor, bool]:
+    def _compile_links(self, terms: list[Term]) -> tuple[SparseTensor | Tensor, bool]:
         """Compile the links, in the order in which they run.
 
         Return the last one's result, and True if a link multiplies the dense tensor that the one sparse operand
@@ -160,7 +161,7 @@ class Path:
             chosen = [terms[n] for n in places]
             rest = [term for n, term in enumerate(terms) if n not in places]
             plan = requested(self.settings.plan).of_step(number, len(self.order))
-            terms = [*rest, self._linked(chosen, rest, plan, x.pattern if self._single else None)]
+            terms = [*rest, self._compile_link(chosen, rest, plan, x.pattern if self._single else None)]
             if all(isinstance(operand, Tensor) and operand is not became for _, operand in chosen):
                 self._apart[number] = Guard(finite)
             elif any(operand is became for _, operand in chosen):
@@ -188,7 +189,7 @@ class Path:
             left, every = ([*outside(numbers, chosen), len(terms) + number] for numbers in (left, every))
         return tuple(order)
 
-    def _linked(self, chosen: Sequence[Term], rest: Sequence[Term], plan: Plan, given: Pattern | None) -> Term:
+    def _compile_link(self, chosen: Sequence[Term], rest: Sequence[Term], plan: Plan, given: Pattern | None) -> Term:
         """Compile one link, and give its result: it has the letters that the others and the output need.
 
         Args:
@@ -202,7 +203,7 @@ class Path:
         patterns = [x.pattern for x in sparse.values()]
         as_given = any(pattern is given for pattern in patterns)
         if sparse and len(chosen) == 1 and rest:
-            return self._made_dense(inputs[0], sparse[0], as_given)
+            return self._to_dense(inputs[0], sparse[0], as_given)
         needed = {c for letters, _ in rest for c in letters}.union(self.bound.einsum.output)
         rows = {c for letters, one in (chosen if sparse else rest) for c in letters[: getattr(one, "sparse_order", 0)]}
         kept = among(distinct(c for letters in inputs for c in letters), needed)
@@ -226,7 +227,7 @@ class Path:
         on_pattern = self.sparse if not rest else any(c in rows for c in output)
         settings = replace(self.settings, plan=plan, path=None)
         made = Contraction.compile(bound, operands, settings, "sparse" if on_pattern else "dense")
-        self.links.append((partial(_contracted, made, None if as_given else patterns, self._expanded), made))
+        self.links.append((partial(_run_contraction, made, None if as_given else patterns, self._expanded), made))
         if as_given:
             self._reader, self._last = self._reader or made, None if rest else made
         pattern, values = made.pattern_on(patterns), self._like.expand(made.shape)
@@ -235,7 +236,7 @@ class Path:
         result = SparseTensor._make(pattern, values)
         return output, result.expand_dense() if self._expanded else result
 
-    def _made_dense(self, letters: Names, x: SparseTensor, as_given: bool) -> Term:
+    def _to_dense(self, letters: Names, x: SparseTensor, as_given: bool) -> Term:
         """Make a sparse operand dense."""
         text = "".join(letters)
         faults = {
@@ -316,7 +317,7 @@ class Path:
 
     @property
     def steps(self) -> Sequence[Any]:
-        """The steps of all links, in order."""
+        """The steps of all links, in order; the path itself where torch does all."""
         return tuple(step for one in self.inner for step in getattr(one, "steps", (one,))) or (self,)
 
     # -- what a user may look at ------------------------------------------------------------------------------------

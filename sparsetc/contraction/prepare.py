@@ -1,7 +1,7 @@
-"""Preparation of an einsum of one sparse operand: first the problem to plan, then, given a plan, an executable.
+"""Preparation of one step: a plan is divided, packed and lowered, and its programs are generated.
 
-In: a `Request` that no rule rewrites. Out: the problem of planning it; then, given a plan, its parts, an executable and
-the arrays that it reads. Nothing here touches values.
+In: a plan, the `Problem` it is of, and the `Output`. Out: its parts, an executable, and the arrays that this reads. No
+values of the sparse operand are read.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def _in_partial_rows(
     what = f'partial rows of a deterministic sum, two for each of {count:,} additions of "{problem.equation}"'
     check_memory(what, nbytes, problem.device, problem.memory_limit)
     bound = [
-        bound_part(part, old.packed, number, False, problem, output, (), range(*span), ends[-1]) if adds else old
+        bound_part(part, old.packed, number, False, problem, output, partial=range(*span), partials=ends[-1])
+        if adds
+        else old
         for number, (part, old, adds, span) in enumerate(zip(chosen, parts, adding, pairwise(ends), strict=True))
     ]
     return SecondPass.of(torch.cat(each), first), bound
@@ -248,7 +250,7 @@ def verify_axes(plan: Plan, e: Einsum, written: Einsum) -> None:
 
 
 def _executable(
-    plan: Plan, parts: Sequence[BoundPart], partial: bool, problem: Problem, output: Output, folder: Path | None
+    plan: Plan, parts: Sequence[BoundPart], second_pass: bool, problem: Problem, output: Output, folder: Path | None
 ) -> Executable:
     programs = tuple(p.program for p in parts)
     covered = [p.covers for p in programs]
@@ -258,7 +260,7 @@ def _executable(
     generated_programs = Programs(programs, operand_dtype, backend, problem.device, folder, plan.fused)
     # Sums that are stored once need not be kept wide: registers hold them, or torch's product of matrices does.
     once = not problem.backend.widens and (not backend.widens or programs[0].is_product)
-    narrow = once and not partial and all(p.result.owned for p in programs) and operand_dtype.is_floating_point
+    narrow = once and not second_pass and all(p.result.owned for p in programs) and operand_dtype.is_floating_point
     dtype = operand_dtype if narrow else accumulator(operand_dtype)
     covers = output.sparse or (covered[0] and bool(parts[0].packed.items))
     strides = programs[0].strides or None
@@ -281,7 +283,7 @@ def _needs_second_pass(plan: Plan, parts: Sequence[BoundPart], problem: Problem)
     return True
 
 
-def tables_of(dense: Tensors, problem: Problem, contiguous: bool = True) -> list[Tensor]:
+def dense_tables(dense: Tensors, problem: Problem, contiguous: bool = True) -> list[Tensor]:
     """Return dense operands in full: contiguous, as kernels read them, or as views for torch.
 
     Raises:
@@ -363,8 +365,11 @@ def _storing_all(part: BoundPart, problem: Problem, output: Output) -> BoundPart
     return replace(part, packed=whole, arrays=PartArrays.of(part.program, whole))
 
 
-def problem_of(request: Request) -> Problem:
-    """Return the planning problem of an einsum of one sparse operand."""
+# -- the choice of a plan -----------------------------------------------------------------------------------------
+
+
+def rewritten_problem(request: Request) -> Problem:
+    """Return the planning problem of the einsum that rewrites lead to."""
     return rewrites_of(request)[1].problem
 
 
@@ -372,7 +377,7 @@ def chosen_for(request: Request, other: Other | None = None) -> Choice:
     """Choose the plan of an einsum of one sparse operand by its options; `other` is as of `choose`."""
     settings = request.settings
     with in_force_on(settings, request.like.device):
-        return choose(settings.plan, problem_of(request), request.of_call and not settings.timed, other)
+        return choose(settings.plan, rewritten_problem(request), request.of_call and not settings.timed, other)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from sparsetc.codegen.programs import stored_dtype
 from sparsetc.contraction.autograd import UNREAD, Multilinear, apply
 from sparsetc.contraction.contraction import Contraction, compiled
 from sparsetc.contraction.guard import Guard, finite, fit_for_halves
-from sparsetc.contraction.prepare import in_force_on, prepare, tables_of, verify_axes
+from sparsetc.contraction.prepare import dense_tables, in_force_on, prepare, verify_axes
 from sparsetc.contraction.request import Patterns, Request, Tensors, arranged, repeated_dims, stand_ins
 from sparsetc.device.profile import gpu, has_halves
 from sparsetc.errors import EquationError, PlanError
@@ -64,14 +64,14 @@ class Step:
         empty: whether no nonzeros take part.
         result_dtype: the dtype of what `result` gives.
         turned: of the class: the count of calls, of all steps, in which a candidate had its turn.
-        trials: `rows` by candidates that take turns in calls; None once the plan is decided.
+        in_turns: `rows` by the candidates that are being timed; None once the plan is decided.
         guard: what says which operands the step takes, and `instead` takes others; None where it takes all.
         in_halves: whether values or dense operands are multiplied in halves of 16 bits.
         covers: whether programs store all of the result and read operands in any order.
         is_product: whether packed values are the dense tensor, which torch multiplies once.
         only_programs: whether a call runs programs and nothing else, unless the guard refuses an infinity.
         ordered: whether sums are made in one order, without programs of several threads, as `deterministic` asks.
-        _empty: whether there is nothing to sum.
+        _zero: whether the result is all zeros: there are no nonzeros, or a size is 0.
         _pattern: the pattern of a sparse result, None of a dense one; `_order` brings rows to its order.
         _as_rows: whether rows are the result as they lie.
         _repacks: whether packed values are a copy; otherwise parts read values where they are given.
@@ -104,7 +104,7 @@ class Step:
         self._pattern, self._order = arranged(self.output)
         output = self.output
         self._as_rows = output.permutation is None and (output.sparse or len(output.kept_shape) == 1)
-        self.trials: Callable[[Tensor | None, Tensors, Tensors | None], Tensor] | None = None
+        self.in_turns: Callable[[Tensor | None, Tensors, Tensors | None], Tensor] | None = None
         with in_force_on(settings, self.device):
             recurs = request.of_call and not settings.timed
             self.take(choice or choose(settings.plan, self.problem, recurs))
@@ -139,10 +139,10 @@ class Step:
         first, order = self.programs[0], self.parts[0].packed.storage.sequence
         self.is_product = first.is_product and as_given and not self.output.sparse and [*order] == sorted(order)
         sizes = (self.operand.nnz, *self.executable.shape, *(n for _, n in self.bound.sizes))
-        self._empty = 0 in sizes
+        self._zero = 0 in sizes
         types = {self.dtype, self.executable.dtype, *(t for _, t, _ in self._value_keys)}
         self.only_programs = types == {self.result_dtype} and not (
-            self._empty or self.arrays.second or self.ordered or self.in_halves
+            self._zero or self.arrays.second or self.ordered or self.in_halves
         )
 
     @property
@@ -182,16 +182,16 @@ class Step:
 
     # -- values -------------------------------------------------------------------------------------------------------
     def packed(self, values: Tensor, flat: Callable[[Tensor], Tensor] | None = None) -> Values | None:
-        """Return the values as the parts store them, for a caller that may go without.
+        """Return the values as the parts store them, kept until they change; None where each call must pack them.
 
-        They are those packed before, where none has changed. None while a transform of `torch.func` is active, which
-        would follow them, and while candidates, which pack differently, take turns.
+        That is while a transform of `torch.func` is active, which would follow them, and while candidates, which pack
+        differently, take turns.
 
         Args:
             values: as they are kept with their storage.
             flat: gives those of the operand; None where they are these.
         """
-        if transforming() or self.trials is not None:
+        if transforming() or self.in_turns is not None:
             return None
         if flat is None and not self._repacks:
             return [resolved(values.detach()).contiguous()] * len(self.parts)
@@ -236,7 +236,7 @@ class Step:
 
     def tables(self, dense: Tensors) -> list[Tensor]:
         """The dense operands as programs read them."""
-        return tables_of(dense, self.problem, contiguous=not self.covers)
+        return dense_tables(dense, self.problem, contiguous=not self.covers)
 
     # -- calls --------------------------------------------------------------------------------------------------------
     def of_rows(self, rows: Tensor) -> Tensor:
@@ -268,17 +268,17 @@ class Step:
         native loops.
         """
         run = self.executable
-        more = self.guard or self._empty or self.trials is not None or not self._as_rows
+        more = self.guard or self._zero or self.in_turns is not None or not self._as_rows
         if more or run.dtype != self.dtype or [order for _, order, _ in self.problem.readings] != [None]:
             return None
         return run.on_arrays(self.arrays, packed)
 
     def _rows(self, values: Tensor | None, dense: Tensors, packed: Values | None, given: Tensors | None) -> Tensor:
-        turns = self.trials  # read once: the call of another thread may decide
+        turns = self.in_turns  # read once: the call of another thread may decide
         if turns is not None and not captured(self.operand._values):
             return turns(values, dense, given)
         run = self.executable
-        if self._empty:
+        if self._zero:
             return torch.zeros(run.shape, dtype=self.result_dtype, device=self.device)
         tables = self.tables(dense)
         if self.problem.backend.widens and run.dtype != self.dtype:
@@ -323,12 +323,12 @@ class Step:
         at = StepFunction(self, patterns[0], len(tensors) == len(expanded), packed, given or dense)
         return self.of_rows(apply(at, tensors))
 
-    def around(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> StepFunction:
+    def as_function(self, whole: Contraction, pattern: Pattern, values: Any, packed: Any, given: Any) -> StepFunction:
         """Return the contraction round this step as one function for autograd, its rewrites included."""
         return StepFunction(self, pattern, values is None, packed, given, whole)
 
     def spare(self, what: str) -> str:
-        """A letter that the einsum has not."""
+        """Return a letter that no term of the einsum has."""
         e = self.bound.einsum
         if not e.spare:
             raise EquationError(f'{what} of "{e.text}" needs one letter more than the 52 there are')
@@ -415,7 +415,7 @@ class StepFunction(Multilinear):
         ones: True if values are 1 at each nonzero, and not among the tensors.
         packed: values as the step stores them; `UNREAD` where the graph of the result is wanted and not the result.
         given: the operands of which the dense tensors were made, for the guard.
-        around: the contraction round the step, where the tensors are those of its calls; None where they are the step's
+        contraction: the one round the step, where the tensors are those of its calls; None where they are the step's
             own. Its gradients are einsums of these, which are rewritten by themselves; what is converted and put back
             is no part of torch's graph.
     """
@@ -425,7 +425,7 @@ class StepFunction(Multilinear):
     ones: bool
     packed: Values | None = None
     given: Tensors | None = None
-    around: Contraction | None = None
+    contraction: Contraction | None = None
 
     def _split(self, tensors: Tensors) -> tuple[Tensor | None, Tensors]:
         return (None, tensors) if self.ones else (tensors[0], tensors[1:])
@@ -433,22 +433,22 @@ class StepFunction(Multilinear):
     def rows(self, tensors: Tensors) -> Tensor:
         """The rows of the step's result, or the contraction's result, outside autograd."""
         values, dense = self._split(tensors)
-        if self.around is not None:
+        if self.contraction is not None:
             operands = [values], dense, self.packed, self.given
-            result = self.around.straight(*operands)
-            return self.around.run([self.pattern], *operands) if result is None else result
+            result = self.contraction.straight(*operands)
+            return self.contraction.run([self.pattern], *operands) if result is None else result
         if self.packed is UNREAD:
             return tensors[0].new_zeros(()).expand(self.step.executable.shape)
         return self.step.rows(values, dense, self.packed, self.given)
 
     def of_any(self) -> StepFunction:
         """The function without packed values."""
-        return StepFunction(self.step, self.pattern, self.ones, around=self.around)
+        return StepFunction(self.step, self.pattern, self.ones, contraction=self.contraction)
 
     def batched(self, tensors: Tensors, dims: Sequence[int | None], size: int) -> tuple[Tensor, int]:
         """Compute a batch: of a step's dense operands it is one more letter; else one call follows the other."""
         values, dense = self._split(tensors)
-        if self.around is not None or (not self.ones and dims[0] is not None):
+        if self.contraction is not None or (not self.ones and dims[0] is not None):
             return super().batched(tensors, dims, size)
         dense_dims = dims if self.ones else dims[1:]
         moved = [t if d is None else t.movedim(d, 0) for t, d in zip(dense, dense_dims, strict=True)]
@@ -477,7 +477,7 @@ class StepFunction(Multilinear):
 
     def gradients(self, wanted: Sequence[bool], tensors: Tensors, upstream: Tensor) -> list[Tensor | None]:
         """The gradient for each tensor where it is wanted: an einsum in which it and the result change places."""
-        e = self.step.raw if self.around is None else self.around.bound.einsum  # that gradients are made of
+        e = self.step.raw if self.contraction is None else self.contraction.bound.einsum  # that gradients are made of
         if upstream.ndim != len(e.output):
             upstream = self.step.output.letters_apart(upstream)
         positions = [*(() if self.ones else e.sparse), *e.dense]
@@ -488,8 +488,8 @@ class StepFunction(Multilinear):
         step, (values, dense) = self.step, self._split(tensors)
         pattern, order = self.pattern, None
         sizes: Sequence[int] = (pattern.nnz,)
-        if self.around is not None:
-            sizes = self.around.compiled_for[0][1]  # of the values of its one sparse operand
+        if self.contraction is not None:
+            sizes = self.contraction.compiled_for[0][1]  # of the values of its one sparse operand
         elif step.output.sparse:
             pattern, order = step.slotted, step.by_slot
         sampled = operand in e.sparse
@@ -500,14 +500,14 @@ class StepFunction(Multilinear):
         operands = [upstream if s == UPSTREAM else conjugate(dense[e.dense.index(s)]) for s in others]
         if weights is None and (not step.problem.backend.at_once or len(sizes) > 1):
             pattern = pattern.of_ones
-        key = "gradient", self.around and self.around.key, step.number, operand, *map(repeated_dims, operands)
+        key = "gradient", self.contraction and self.contraction.key, step.number, operand, *map(repeated_dims, operands)
         contraction: Contraction | None = pattern.cache.get(key)
         if contraction is None:
             x = SparseTensor._make(pattern, torch.zeros((), dtype=step.dtype, device=pattern.device).expand(sizes))
             rest = iter(operands)
             compiled_for = [x if p in einsum.sparse else next(rest) for p in range(len(einsum.inputs))]
             form = "sparse" if sampled else "dense"
-            # Or that of a thread that was first.
+            # `put` returns that of another thread, if it was first.
             contraction = pattern.cache.put(key, compiled(str(einsum), compiled_for, step.derived, form))
         # Values that an earlier call packed are taken again, except within a CUDA graph.
         repacked = weights is None or captured(weights) or followed([weights, *operands])

@@ -74,30 +74,30 @@ equation."""
 def tune(made: Step | Pair) -> None:
     """Choose a plan by time, as options ask for.
 
-    It stays where the caller gave it, and where programs do not run as they would elsewhere. Triton's interpreter
-    never times, and with ``deterministic=True`` only what was timed before counts.
+    The plan stays where the caller gave parts or options, where there are no nonzeros, and where Triton's programs
+    cannot run: without a GPU, or by its interpreter. With ``deterministic=True`` nothing is timed; a record counts.
     """
     request = requested(made.settings.plan)
     request = AUTO if request == ONE_PASS else request
-    interpreted = made.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1"
-    if made.empty or not request.is_request or request.options or (made.problem.backend.gpu and interpreted):
+    no_gpu = made.device.type == "cpu" or os.environ.get("TRITON_INTERPRET") == "1"
+    if made.empty or not request.is_request or request.options or (made.problem.backend.gpu and no_gpu):
         return
     with in_force_on(made.settings, made.device), lasting():
         candidates = _considered(made, request.name)
-        record, (leads, plans) = Known(_facts(made), request, device_name(made.device)), leader.get() or (True, None)
-        runs: dict[str, Run] = {}
+        known, (leads, plans) = Known(_facts(made), request, device_name(made.device)), leader.get() or (True, None)
         if plans is not None and not leads:
             if made.equation in plans:
                 with suppress(SparsetcError):  # it does not apply to this share
                     made.take(Choice(plans[made.equation]))
             return
-        if record.best(candidates) is None and not made.settings.deterministic:
+        runs: dict[str, Run] = {}
+        if known.best(candidates) is None and not made.settings.deterministic:
             try:
-                runs = _search(made, candidates, record, alone=plans is None)
+                runs = _search(made, candidates, known, alone=plans is None)
             except (OutOfMemoryError, torch.OutOfMemoryError) as error:
                 warn_once(f'"{made.equation}" is planned by the cost model, since plans cannot be timed: {error}')
-        if getattr(made, "trials", None) is None:
-            _decide(made, record, candidates, runs)
+        if getattr(made, "in_turns", None) is None:
+            _decide(made, known, candidates, runs)
         if plans is not None:
             plans[made.equation] = made.choice.plan
 
@@ -169,7 +169,7 @@ def _by(made: Step | Pair, cache: Cache, operands: Sequence[Tensor], plan: Plan)
             other.numeric.places()
         return Run(other, partial(other.product, "z", *operands))
     other.problem = replace(other.problem, counts=other.problem.counts.cached_in(cache))
-    other.trials = None
+    other.in_turns = None
     other.take(Choice(plan))
     values, *dense = operands
     return Run(other, partial(other.rows, values, dense, other.packed_values(values), dense))
@@ -190,7 +190,7 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
     in_calls = mode == "calls" and alone
     turns = in_calls and len(close) > 1 and isinstance(made, Step)
     if turns and isinstance(made, Step):  # by one clock: what a launch takes is no part of a search's times
-        made.trials = in_turns(made, list(dict.fromkeys((*close, search.trials[0]))), known, candidates)
+        made.in_turns = in_turns(made, list(dict.fromkeys((*close, search.trials[0]))), known, candidates)
     elif not in_calls and isinstance(made, Step) and (made.problem.backend.gpu or made.device.type == "cpu"):
         threads = 0 if made.problem.backend.gpu else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
@@ -259,7 +259,7 @@ def in_turns(
         taken[0].clear()  # one call decides
         with in_force_on(step.settings, step.device), lasting():
             _decide(step, known, candidates, runs_of(trials))
-        step.trials = None  # last: until then calls of other threads run what was timed
+        step.in_turns = None  # last: until then calls of other threads run what was timed
 
     def rows(values: Tensor | None, dense: Tensors, given: Tensors | None) -> Tensor:
         """The result of a call by the candidate whose turn it is, or the first."""

@@ -105,7 +105,7 @@ class Compiler:
     def choose(self, samples: Iterable[Nonzeros]) -> None:
         """Choose the plan of all chunks by the first nonzeros for which it applies.
 
-        A plan of long rows and short ones, for example, is none for a chunk whose rows are all long.
+        One that divides long rows from short ones, for example, does not apply to a chunk of long rows only.
 
         Raises:
             PlanError: it applies to none of them.
@@ -159,9 +159,9 @@ class Compiler:
                 return None
             plan, filled, bound = self._bound(inner)
             taking_part = pull.value(values)
-            wide = taking_part.to(accumulator(self.dtype)) if self.backend.widens else taking_part
+            widened = taking_part.to(accumulator(self.dtype)) if self.backend.widens else taking_part
             parts = [
-                (part.arrays, part.packed.pack_values(wide).to(stored_dtype(part.program, self.dtype, self.backend)))
+                (part.arrays, part.packed.pack_values(widened).to(stored_dtype(part.program, self.dtype, self.backend)))
                 for part in bound
             ]
         output, packed = inner.output, [part.packed for part in bound]

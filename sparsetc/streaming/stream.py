@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsetc.contraction.autograd import carry_derivatives
 from sparsetc.contraction.guard import finite
-from sparsetc.contraction.prepare import tables_of
+from sparsetc.contraction.prepare import dense_tables
 from sparsetc.contraction.request import Result, arranged, dense_of_call, is_sparse
 from sparsetc.errors import DeviceError, DtypeError, PlanError, ShapeError, TransformError
 from sparsetc.ir.plan import Plan
@@ -205,7 +205,7 @@ class Stream:
         whole = [d.expand(s) for d, s in zip(operands, compiler.bound.dense_shapes, strict=True)]
         with without_autocast(device):
             _, pulled = compiler.pull([None], whole, packed=True)
-            tables = [t.detach() for t in tables_of(pulled, compiler.problem)]
+            tables = [t.detach() for t in dense_tables(pulled, compiler.problem)]
             if compiler.backend.widens:
                 tables = [t.to(accumulator(compiler.dtype)) for t in tables]
         return tables, whole

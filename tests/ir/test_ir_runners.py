@@ -12,7 +12,7 @@ from interpret import run_plan, run_program
 
 import sparsetc as stc
 from sparsetc.contraction.kernel import Kernel
-from sparsetc.contraction.prepare import tables_of
+from sparsetc.contraction.prepare import dense_tables
 from sparsetc.errors import FormatError, PlanError, ShapeError
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.lower import Target, lower
@@ -173,7 +173,7 @@ def interpreted(kernel: Kernel, dense: list[torch.Tensor]) -> torch.Tensor:
     if kernel.step.executable.zeroes:
         out.zero_()
     _, pulled = kernel.contraction.pull([x.values for x in kernel.operands], dense)
-    tables = [t.contiguous() for t in tables_of(pulled, kernel.step.problem, contiguous=False)]
+    tables = [t.contiguous() for t in dense_tables(pulled, kernel.step.problem, contiguous=False)]
     for part, values in zip(kernel.step.parts, kernel._packed or kernel.step._ones, strict=True):
         arrays = part.packed.arrays | part.arrays.named(part.program)
         if part.packed.padded and part.packed.view.blocks:  # runs have no mask: they add the zeros of padding

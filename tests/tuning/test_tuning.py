@@ -169,7 +169,7 @@ def test_candidates_that_take_turns_are_timed_by_calls_alone(
     kernel, (_, b, c) = mttkrp("calls"), factors()
     ticks = itertools.count()
     monkeypatch.setattr(tuned.time, "perf_counter", lambda: float(next(ticks)))
-    while kernel.step.trials is not None:
+    while kernel.step.in_turns is not None:
         kernel(b, c)
     assert kernel.plan.name == first
     assert {seconds for _, seconds in kernel.step.choice.measured} == {1.0}
@@ -180,12 +180,12 @@ def test_a_plan_is_decided_once_and_calls_run_what_was_timed_until_then(monkeypa
     decided, decide = list[Any](), tuned._decide
 
     def within(step: Any, *about: Any) -> None:
-        assert step.trials is not None
+        assert step.in_turns is not None
         decided.append(kernel(b, c))  # as a thread that calls meanwhile
         decide(step, *about)
 
     monkeypatch.setattr(tuned, "_decide", within)
-    while kernel.step.trials is not None:
+    while kernel.step.in_turns is not None:
         expected = kernel(b, c)
     (found,) = decided
     torch.testing.assert_close(found, expected)
