@@ -119,6 +119,7 @@ class Compiler:
                 try:
                     self.plan = self._fitted(choose(self.settings.plan, inner.problem).plan)
                     verify_axes(self.plan, inner.bound.einsum, inner.written or inner.bound.einsum)
+                    self._verify_trees(self.plan)
                     if self.settings.timed:
                         self._tune(coords, values)
                     return
@@ -126,6 +127,14 @@ class Compiler:
                     refused = error  # the last says more of the whole tensor than what a first chunk lacks
         if refused is not None:
             raise refused
+
+    def _verify_trees(self, plan: Plan) -> None:
+        """Raise `PlanError` where a part's tree does not fit the einsum: `_bound` would take another plan for it."""
+        each = (False,) * len(plan.parts)
+        try:
+            self.lowered(Variant(plan.parts, each, each, plan.fused, False))
+        except PlanError as error:
+            raise PlanError(f'plan {plan.name!r} of "{self.bound.einsum.text}": {error}') from error
 
     def _tune(self, coords: Tensor, values: Tensor) -> None:
         """Take the plan that is fastest for some nonzeros as a tensor of their own, if chunks can have it."""

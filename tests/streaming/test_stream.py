@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
 import sparsetc as stc
+from sparsetc.ir.contraction_tree import parse_tree
 from sparsetc.streaming import Stream
 from sparsetc.streaming.budget import CHUNK, SMALLEST, Budget
 
@@ -303,12 +304,14 @@ def test_the_stream_for_infinities_has_the_options_that_were_in_force() -> None:
     assert (settings.precision, settings.deterministic) == ("high", True)
 
 
-def test_a_block_of_no_dense_axis_is_refused() -> None:
+def test_a_schedule_that_does_not_fit_is_refused() -> None:
     x, (b, c) = tensor(), operands("ijk,jr,kr->ir")
     plan = stc.compile("ijk,jr,kr->ir", x, b, c, plan="fiber").plan
-    wrong = plan.scheduled(lambda schedule: replace(schedule, blocks=(("z", 8),)))
-    with pytest.raises(stc.PlanError, match="a block of axis 'z'"):
-        stc.stream_kernel("ijk,jr,kr->ir", x, b, c, plan=wrong)
+    tree = parse_tree("sum[nonzero](X * B)")  # without C
+    for fault, message in (({"blocks": (("z", 8),)}, "a block of axis 'z'"), ({"tree": tree}, "plan 'fiber' of")):
+        wrong = plan.scheduled(lambda schedule, fault=fault: replace(schedule, **fault))
+        with pytest.raises(stc.PlanError, match=message):
+            stc.stream_kernel("ijk,jr,kr->ir", x, b, c, plan=wrong)
 
 
 def test_broadcast_operands() -> None:
