@@ -17,7 +17,7 @@ class SparsetcError(Exception):
     Examples:
         >>> stc.spmm(stc.eye(3), torch.ones(4, 2))
         Traceback (most recent call last):
-        sparsetc.errors.ShapeError: spmm: b must have 3 rows, as a has columns, found shape (4, 2)
+        sparsetc.errors.ShapeError: spmm: b must have 3 rows, as a has columns, found (4, 2)
     """
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class ShapeError(SparsetcError, ValueError):
     Examples:
         >>> stc.ttv(stc.eye(3), torch.ones(4), 1)
         Traceback (most recent call last):
-        sparsetc.errors.ShapeError: ttv: the vector of mode 1 must have shape (3,), found shape (4,)
+        sparsetc.errors.ShapeError: ttv: the vector of mode 1 must have shape (3,), found (4,)
     """
 
 

@@ -46,7 +46,7 @@ class Candidate:
         return sum(self.seconds) if self.seconds else inf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choice(Candidate):
     """The candidate whose plan is run, and the seconds expected of the others; of a given plan, the plan alone.
 
@@ -59,6 +59,10 @@ class Choice(Candidate):
     considered: tuple[tuple[str, float], ...] = ()
     measured: tuple[tuple[str, float], ...] = ()
     dismissed: tuple[tuple[str, float], ...] = ()
+
+    def __repr__(self) -> str:
+        expected = f"{1e6 * self.total:.1f} us expected, " if self.seconds else ""
+        return f"Choice({self.plan.name!r}, {expected}{len(self.considered)} considered)"
 
 
 @dataclass

@@ -296,7 +296,8 @@ def as_bytes(limit: Any, what: str = "memory_limit") -> int:
 
 def checked_number(value: Any, what: str) -> float:
     """Return a real number as a float. Raise `DtypeError`, which says `what` it is, for anything else."""
-    if not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
+    known = isinstance(value, int | float | torch.SymFloat)  # which Dynamo can be asked of a symbol, and not the rest
+    if not known and (not hasattr(value, "__float__") or getattr(value, "shape", ()) != ()):
         raise DtypeError(f"{what} must be a number, found {value!r:.80}")
     return float(value)
 

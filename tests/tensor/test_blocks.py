@@ -134,7 +134,7 @@ def test_values_that_are_the_callers_and_that_are_not() -> None:
         ({"blocks": torch.zeros(2, 0, 3)}, stc.FormatError, "a side of 1 or more for each of 2 modes"),
         ({"blocks": torch.zeros(2, 2, 3, dtype=torch.complex32)}, stc.DtypeError, "values must be one of"),
         ({"shape": (5, 6, 2)}, stc.ShapeError, "has 3 modes, but a block has 2"),
-        ({"shape": (5, -6)}, stc.ShapeError, "from 0 to"),
+        ({"shape": (5, -6)}, stc.ShapeError, "from 0 on"),
         ({"shape": None}, stc.ShapeError, "shape must be a sequence"),
         ({"blocks": torch.zeros(2, 2, 3, 4), "shape": (5, 6, 3)}, stc.ShapeError, "dense modes of blocks"),
     ],
