@@ -76,9 +76,12 @@ def storages(order: int) -> Iterator[tuple[str, str, stc.plans.Storage]]:
     tiles = stc.plans.Storage((order - 1,), tuple(range(order - 1)), (), max_item_nnz=8 * 4096)
     yield "dense_tile", "dense_tile", tiles
     yield "bitmap_tile", "bitmap_tile", tiles
-    for name in ("window", "vbr"):
-        sizes = (("height", 16), ("width", 8))
-        yield name, name, stc.plans.Storage((order - 1,), tuple(range(order - 1)), (), max_item_nnz=4096, params=sizes)
+    sizes: tuple[tuple[str, int], ...] = (("height", 16), ("width", 8))
+    yield (
+        "window",
+        "window",
+        stc.plans.Storage((order - 1,), tuple(range(order - 1)), (), max_item_nnz=4096, params=sizes),
+    )
     sizes = (("height", 16), ("width", 8), ("tau", 40), ("strip", 8))
     yield "window, by similarity", "window", stc.plans.Storage((0,), rest, (), max_item_nnz=4096, params=sizes)
 

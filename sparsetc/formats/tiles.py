@@ -1,4 +1,4 @@
-"""``dense_tile``, ``bitmap_tile``, ``window`` and ``vbr``: tiles of nonzeros, and how nonzeros are divided by them.
+"""``dense_tile``, ``bitmap_tile`` and ``window``: tiles of nonzeros, and how nonzeros are divided by them.
 
 ``dense_tile`` and ``bitmap_tile`` cut the tensor into tiles, of which those with nonzeros are stored (HLS-D; HLSTO).
 
@@ -17,12 +17,11 @@ position of a dense tile is multiplied like any other: an infinity or NaN of a d
 of its tiles. A word holds the positions that one column of a dot contracts, 32 at most, so that a value's place is the
 count of the bits before its word, and in its word.
 
-``window`` and ``vbr`` put groups of output rows in dense tiles over the columns that they have (1-SA, section 3).
+``window`` puts groups of output rows in dense tiles over the columns that they have (1-SA, section 3).
 
         rows       [ 7 12 40 . | 3 5 9 11 | …      the rows of each group, wherever they lie; . is no row
         item_ptr   [ 0       2          5 | …      the tiles of each work item, all of one group
-        window     columns [ 2 3 9 30 | 31 60 . . | …   the next columns that any row of the group has, compacted
-        vbr        tile_word [ 0 4 | 1 2 3 | …          strips of consecutive columns, from a multiple of the width on
+        columns    [ 2 3 9 30 | 31 60 . . | …      the next columns that any row of the group has, compacted
         values     [ tile 0 | tile 1 | …           height x width a tile, 0 where there is no nonzero
 
 A row of the dense operand is gathered once for all rows of a group. Parameters of the storage are ``height`` and
@@ -30,8 +29,7 @@ A row of the dense operand is gathered once for all rows of a group. Parameters 
 and ``strip``, the columns of a strip that patterns are compared by.
 
 Rows are fibers of the storage's item modes, and columns those of its lane modes; each mode has a list of its own, as
-``rows_1`` of mode 1. Strips are of the last lane mode, and a tile of strips has one coordinate of each other lane mode.
-A zero position is multiplied like any other.
+``rows_1`` of mode 1. A zero position is multiplied like any other.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from math import prod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -75,7 +72,6 @@ class TileFormat:
 
     name: str = "dense_tile"
     bitmap: bool = False
-    even: ClassVar[bool] = True
 
     def parameters(self, order: int) -> Names:
         """The side of a tile along each mode."""
@@ -240,31 +236,22 @@ def _ranks(coords: Tensor, shape: Ints, modes: Ints) -> tuple[Tensor, int]:
 @register_format
 @dataclass(eq=False)
 class Window:
-    """Tiles over the columns that any row of a group has.
-
-    Attributes:
-        compacted: whether a tile has the next columns, or a strip of consecutive ones (1-SA): variable block rows.
-    """
+    """Tiles over the columns that any row of a group has."""
 
     name: str = "window"
-    compacted: bool = True
 
     def parameters(self, order: int) -> Names:
         """The sides of a tile, and how rows are grouped."""
         return PARAMETERS
 
     def view(self, shape: Ints, storage: Storage) -> Nest:
-        """Rows are listed for each work item; columns are for each tile, or lie at a multiple of the width."""
+        """Rows are listed for each work item, columns for each tile."""
         height, width, *_ = sizes_of(storage)
         rows = storage.item
         columns = storage.lane
         sides = tuple([{rows[0]: height, columns[-1]: width}.get(m, 1) for m in range(len(shape))])
-        if self.compacted:
-            lane: tuple[Listed, ...] | tuple[words.Field, ...] = _listed("columns", columns, width)
-        else:
-            lane = words.fields(columns, tiles_along(shape, sides), "tile_word")
         sequence = (*rows[1:], *columns[:-1], rows[0], columns[-1])
-        return tiles(_listed("rows", rows, height), lane, Whole(sides, sequence))
+        return tiles(_listed("rows", rows, height), _listed("columns", columns, width), Whole(sides, sequence))
 
     def pack(self, coords: Tensor, shape: Ints, storage: Storage, cache: Cache | None = None) -> Packed:
         """Group the rows, number the tiles of each group, and put every nonzero into its tile."""
@@ -272,7 +259,7 @@ class Window:
         view = self.view(shape, storage)
         nnz = coords.shape[1]
         rank, rows = ranked_rows(coords, shape, storage, cache)
-        tile, along, group, first = tiled(coords, shape, storage, rank // height, self.compacted)
+        tile, along, group, first = tiled(coords, shape, storage, rank // height)
         place = tile.long().mul_(height).add_(rank % height).mul_(width).add_(along)
         positions = placed(place, first.numel() * view.values.volume)
         del place
@@ -281,12 +268,9 @@ class Window:
         for array, mode in _arrays("rows", storage.item):  # the last window is filled up
             lists = _filled(-(-rows // height) * height, rank, coords[mode], shape[mode])
             arrays[array] = lists.view(-1, height).index_select(0, group.index_select(0, of_items)).flatten()
-        if self.compacted:
-            at = tile.long().mul_(width).add_(along)
-            for array, mode in _arrays("columns", storage.lane):
-                arrays[array] = _filled(first.numel() * width, at, coords[mode], shape[mode])
-        else:
-            arrays |= words.encode(words.Nonzeros(coords, shape, first, view.values.sides), view.levels[1])
+        at = tile.long().mul_(width).add_(along)
+        for array, mode in _arrays("columns", storage.lane):
+            arrays[array] = _filled(first.numel() * width, at, coords[mode], shape[mode])
         return Packed(
             self.name,
             storage,
@@ -301,9 +285,6 @@ class Window:
             split_rows=split,
             padded=positions.numel() != nnz,
         )
-
-
-register_format(partial(Window, "vbr", compacted=False))
 
 
 def _filled(size: int, places: Tensor, coordinates: Tensor, none: int) -> Tensor:
@@ -326,22 +307,18 @@ def _listed(name: str, modes: Ints, side: int) -> tuple[Listed, ...]:
     )
 
 
-def tiled(
-    coords: Tensor, shape: Ints, storage: Storage, group: Tensor, compacted: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Number the tiles of each group: of its next columns, or of the strips that it touches.
+def tiled(coords: Tensor, shape: Ints, storage: Storage, group: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Number the tiles of each group, of its next columns.
 
     Returns:
         (nnz,) the tile of each nonzero, and (nnz,) its place along the tile's columns; (tiles,) the group of each tile,
         in order, and (tiles,) a nonzero of it.
     """
-    (*outer, last), (_, width, *_) = storage.lane, sizes_of(storage)
-    columns = chain((coords[m] for m in outer), (coords[last] if compacted else coords[last] // width for _ in "c"))
     sizes = [max(1, coords.shape[1]), *[shape[m] for m in storage.lane]]
-    # The different columns of each group, or its strips, and the first nonzero of each.
+    # The different columns of each group, and the first nonzero of each.
+    columns = (coords[m] for m in storage.lane)
     number, first = narrow_runs(chain((group.long() for _ in "g"), columns), sizes, coords[0])
-    if not compacted:
-        return number, coords[last] % width, group.index_select(0, first), first
+    width = storage.param("width")
     start, length, _ = cut_runs(starts_of_runs([group.index_select(0, first)]), width)
     tiles = torch.arange(start.numel(), dtype=start.dtype, device=start.device)
     tile = torch.repeat_interleave(tiles, length).index_select(0, number)

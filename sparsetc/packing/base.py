@@ -156,9 +156,6 @@ class Format(Protocol):
     `Cost` of its own.
 
     Where `pack` has a parameter ``cache``, it is given what is kept with a pattern when it packs all of its nonzeros.
-
-    With ``even = True`` tiles are those of a tensor cut evenly, by `sparsetc.packing.base.sides_of`: `explain` counts
-    those of all nonzeros, whichever part they went to, and of other formats the tiles that are stored.
     """
 
     name: str

@@ -21,13 +21,14 @@ from sparsetc.device.profile import NUMBERS, DeviceProfile
 from sparsetc.errors import PlanError
 from sparsetc.explain import OperandReport, PartReport, in_microseconds
 from sparsetc.ir.equation.einsum import Bound
+from sparsetc.ir.nest import Listed
 from sparsetc.ir.nest.axes import LANE
 from sparsetc.ir.plan import Plan, in_bf16
 from sparsetc.ir.program.cost import cost_of
 from sparsetc.ir.program.resources import Count, Statistics
 from sparsetc.ir.program.text import tile_einsum
 from sparsetc.ir.program.tile import Gather, Loop, Product, Statement, TileProgram
-from sparsetc.packing.base import FORMATS, Packed, tiles_of_nonzeros
+from sparsetc.packing.base import Packed, tiles_of_nonzeros
 from sparsetc.packing.stored import counts
 from sparsetc.planner.candidate import Choice
 from sparsetc.planner.pricing import named_levels, seconds_of
@@ -129,7 +130,8 @@ def statistics_of(
 def _populations(packed: Sequence[Packed], problem: Problem) -> Tensor:
     """(most + 1,) nonzeros in tiles of each population: in stored windows, or in all of a tensor cut evenly."""
     tiles = [p for p in packed if p.view.along]
-    if any(getattr(FORMATS.get(p.format), "even", False) for p in tiles):
+    listed = (any(isinstance(at, Listed) for level in p.view.levels for at in level) for p in tiles)
+    if not all(listed):
         return problem.counts.tiles()
     populations = [tiles_of_nonzeros(p)[0].bincount().cpu() for p in tiles if p.positions is not None]
     held = torch.cat([torch.zeros(1, dtype=torch.long, device="cpu"), *populations])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from cases import tile_plan, wrapped
-from extensions import as_before
 from interpret import run_program
 
 import sparsetc as stc
-from sparsetc.formats.tiles import TileFormat
 from sparsetc.ir.equation.parse import parse
 from sparsetc.ir.program.tile import Loop, walk
 from sparsetc.packing.base import VOLUME, pack, sides_of, tile_populations
@@ -236,17 +233,16 @@ def test_the_explanation_counts_tiles_by_population() -> None:
     assert not stc.explain(equation, *given, plan="coo").tiles
 
 
-@pytest.mark.parametrize("even", [True, False])
-def test_a_format_says_whether_its_tiles_are_cut_evenly(even: bool) -> None:
-    """Then tiles of all nonzeros are explained, and else those that are stored."""
+@pytest.mark.parametrize(
+    ("plan", "of_all"), [(stc.plans.plan_hls(40), True), (stc.plans.plan_window(16, 16, 17), False)]
+)
+def test_tiles_are_explained_of_all_nonzeros_where_the_tensor_is_cut_evenly(plan: stc.plans.Plan, of_all: bool) -> None:
+    """Else those that are stored."""
     equation, given = operands("mttkrp-0")
-    plan = stc.compile(equation, *given, plan=stc.plans.plan_hls(40)).plan
-    with as_before():
-        stc.plans.register_format(partial(type("Own", (TileFormat,), {"even": even}), "own_tile"))
-        own = replace(plan, parts=(replace(plan.parts[0], format="own_tile"), *plan.parts[1:]))
-        explained = stc.explain(equation, *given, plan=own)
-    assert 0 < plan.parts[0].nnz < given[0].nnz
-    assert sum(nnz for _, _, nnz in explained.tiles) == (given[0].nnz if even else plan.parts[0].nnz)
+    taken = stc.compile(equation, *given, plan=plan).plan
+    explained = stc.explain(equation, *given, plan=plan)
+    assert 0 < taken.parts[0].nnz < given[0].nnz
+    assert sum(nnz for _, _, nnz in explained.tiles) == (given[0].nnz if of_all else taken.parts[0].nnz)
 
 
 def test_auto_takes_tiles_where_they_are_well_filled() -> None:
