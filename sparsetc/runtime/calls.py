@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sparsetc.errors import DtypeError
 from sparsetc.support import among
-from sparsetc.support.checks import room
+from sparsetc.support.checks import LARGE, room
 from sparsetc.support.entry import matmul_precision as matmul_precision
 from sparsetc.tensor import dtypes
 from sparsetc.tensor.coords import set_bits
@@ -235,9 +235,14 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product of two matrices of one dtype."""
-    out = None if left.is_cuda else room(left.device, left.dtype, left.shape[0], right.shape[1])
-    return torch.mm(left, right, out=out)
+    """Return the product of two matrices of one dtype; a large one on a CPU in memory of its own.
+
+    Torch takes 5 to 10 us longer where it is given an output, and 8 ms for the first writes to 16 MB where it is not.
+    """
+    rows, columns = left.shape[0], right.shape[1]
+    if left.is_cuda or rows * columns < LARGE:
+        return torch.mm(left, right)
+    return torch.mm(left, right, out=room(left.device, left.dtype, rows, columns))
 
 
 # -- einsums of integers -----------------------------------------------------------------------------------------------
