@@ -235,9 +235,9 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product of two matrices of one dtype; a large one on a CPU in memory of its own.
+    """Return the product of two matrices of one dtype; a large one on a CPU in `room`.
 
-    Torch takes 5 to 10 us longer where it is given an output, and 8 ms for the first writes to 16 MB where it is not.
+    A small one is not: torch takes longer where it is given an output.
     """
     rows, columns = left.shape[0], right.shape[1]
     if left.is_cuda or rows * columns < LARGE:
