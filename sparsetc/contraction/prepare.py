@@ -228,7 +228,7 @@ def bound_part(
     return BoundPart(program, packed, PartArrays.of(program, packed, slot))
 
 
-def verify_axes(plan: Plan, e: Einsum, written: Einsum) -> None:
+def verify_axes(plan: Plan, e: Einsum, written: Einsum | None) -> None:
     """Raise `PlanError` where a schedule has blocks or vectors of a letter that no dense operand alone has.
 
     A letter that is summed before kernels run, or is broadcast, is one of the einsum as written.
@@ -236,9 +236,9 @@ def verify_axes(plan: Plan, e: Einsum, written: Einsum) -> None:
     Args:
         plan: with parts.
         e: the einsum that is run.
-        written: the einsum before rewrites.
+        written: the einsum before rewrites; None where there were none.
     """
-    axes = distinct(outside((*written.indices, *e.indices), e.sparse_indices))
+    axes = distinct(outside((*(written or e).indices, *e.indices), e.sparse_indices))
     for number, part in enumerate(plan.parts):
         for letter, _ in (*part.schedule.blocks, *part.schedule.vectors):
             if letter not in axes:
@@ -349,11 +349,11 @@ def _storing_all(part: BoundPart, problem: Problem, output: Output) -> BoundPart
     Left as they are: parts whose items are not rows, each with its number stored; parts with no such row; and parts
     of which most rows are such.
     """
-    packed, view, rows = part.packed, part.packed.view, output.rows
-    shared, ends = view.levels[0], view.items.arrays
+    packed, rows = part.packed, output.rows
+    shared, ends = packed.view.levels[0], packed.view.items.arrays
     named = [at.array for at in shared if isinstance(at, Field) and at.top and not at.shift]
     numbered = [at.mode for at in shared] == [*problem.kept] and len(named) == len(ends) == 1
-    fits = part.program.result.owned and not (output.sparse or view.values.sides)
+    fits = part.program.result.owned and not (output.sparse or packed.view.values.sides)
     if not (fits and numbered) or not packed.items < rows <= 2 * packed.items:
         return part
     empty = torch.ones(rows, dtype=torch.bool, device=problem.device)

@@ -187,14 +187,14 @@ def _search(made: Step | Pair, candidates: Sequence[Candidate], known: Known, al
     if not trials:  # results that are not finite, of random operands
         return {}
     close = [t for t in trials if t.timing.median <= CLOSE * trials[0].timing.median]
-    in_calls = mode == "calls" and alone
-    turns = in_calls and len(close) > 1 and isinstance(made, Step)
-    if turns and isinstance(made, Step):  # by one clock: what a launch takes is no part of a search's times
-        made.in_turns = in_turns(made, list(dict.fromkeys((*close, search.trials[0]))), known, candidates)
-    elif not in_calls and isinstance(made, Step) and (made.problem.backend.gpu or made.device.type == "cpu"):
+    if mode == "calls" and alone and isinstance(made, Step):
+        both = dict.fromkeys((*close, search.trials[0]))
+        made.in_turns = in_turns(made, [*both], known, candidates) if len(close) > 1 else None
+    elif isinstance(made, Step) and (made.problem.backend.gpu or made.device.type == "cpu"):
         threads = 0 if made.problem.backend.gpu else torch.get_num_threads()
         search.improved(trials[0], partial(_changed, made.problem), threads)
-    known.add([] if turns else search.trials)
+    if getattr(made, "in_turns", None) is None:  # else calls alone count: a search lacks what their launches take
+        known.add(search.trials)
     about = len(trials), made.equation, trials[0].candidate.name, 1e6 * trials[0].timing.median
     log_since(start, logging.INFO, 'timed %d plans of "%s", the fastest %s with %.1f us', *about)
     return runs_of(search.trials)

@@ -118,7 +118,7 @@ class Compiler:
                     continue
                 try:
                     self.plan = self._fitted(choose(self.settings.plan, inner.problem).plan)
-                    verify_axes(self.plan, inner.bound.einsum, inner.written or inner.bound.einsum)
+                    verify_axes(self.plan, inner.bound.einsum, inner.written)
                     self._verify_trees(self.plan)
                     if self.settings.timed:
                         self._tune(coords, values)

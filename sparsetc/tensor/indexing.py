@@ -314,8 +314,8 @@ def _runs(pattern: Pattern, index: Tensor) -> tuple[Tensor, Tensor]:
     """
     coords, size = pattern.coords, pattern.shape[0]
     row = index.remainder(size)
-    few = SEARCHED * len(index)
-    kinds = None if size > (max(few, coords.shape[1]) if coords.is_cuda else few) else row
+    few = max(SEARCHED * len(index), coords.shape[1] if coords.is_cuda else 0)
+    kinds = None if size > few else row
     if kinds is None:
         first, end = (torch.searchsorted(coords[0], row, right=right) for right in (False, True))
         lengths = end - first

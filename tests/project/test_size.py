@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import size  # noqa: E402
 
-MOST = {size.TOKENS: 397_297, size.COMPILER: 293_825, size.FILES: 230, size.CLASSES: 252, size.KNOT: 0, size.FOLDERS: 0}
+MOST = {size.TOKENS: 397_288, size.COMPILER: 293_824, size.FILES: 230, size.CLASSES: 252, size.KNOT: 0, size.FOLDERS: 0}
 """What no figure may pass. Lower them as they fall."""
 
 

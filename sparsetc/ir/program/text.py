@@ -222,7 +222,8 @@ def stored_tiles(operand: Stored) -> str:
 
 def sketch(p: TileProgram) -> list[str]:
     """Return a line for each array, with the bits of its words, most significant first; lines of a pair of tiles."""
-    view, letters, lines = p.view, p.letters, []
+    view, letters = p.view, p.letters
+    lines = []
     tiled = [o for o in p.sparse if o.letters]
     tiles = [*map(stored_tiles, tiled), *[line for o in tiled for line in o.values.scaling(o)]]
     if view.pairs:
