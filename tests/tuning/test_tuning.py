@@ -175,7 +175,9 @@ def test_candidates_that_take_turns_are_timed_by_calls_alone(
     assert {seconds for _, seconds in kernel.step.choice.measured} == {1.0}
 
 
-def test_a_plan_is_decided_once_and_calls_run_what_was_timed_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_decided_once_and_calls_run_what_was_timed_until_then(
+    clock: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel, (_, b, c) = mttkrp("calls"), factors()
     decided, decide = list[Any](), tuned._decide
 
